@@ -1,0 +1,25 @@
+"""The exceptions of svdq. Knows nothing else.
+
+    SvdqError                a sentence for the user: what was wrong, the value, what to do
+     ├── InputError          the user's input or settings are wrong; nothing was done (exit code 2)
+     ├── UnavailableError    Redis, storage or a program that is needed cannot be reached (exit code 2)
+     └── SampleError         this video failed while it was being made; others go on
+
+Messages are whole sentences, shown to users as they stand. Chain with `raise … from error`.
+"""
+
+
+class SvdqError(Exception):
+    """Base of every error that svdq raises on purpose; its text is one clear sentence."""
+
+
+class InputError(SvdqError):
+    """The user's input or settings are wrong; nothing was enqueued or written."""
+
+
+class UnavailableError(SvdqError):
+    """A server, storage or program that is needed cannot be reached."""
+
+
+class SampleError(SvdqError):
+    """One video failed while it was being made; the videos beside it are not affected."""

@@ -1,0 +1,66 @@
+"""What one video is made with: the arguments of diffusers' StableVideoDiffusionPipeline. Imports no torch.
+
+Names and defaults are diffusers' own wherever diffusers has the argument. Knows nothing of files, jobs or queues.
+"""
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+#: The side of a video must be a multiple of this many pixels: 8 for the VAE times 8 for the UNet's three halvings.
+SIZE_MULTIPLE = 64
+
+Side = Annotated[int, Field(ge=SIZE_MULTIPLE, le=4096, multiple_of=SIZE_MULTIPLE)]
+
+
+class VideoParameters(BaseModel):
+    """The parameters of one video; frozen, and unknown fields are refused.
+
+    Raises:
+        pydantic.ValidationError: a value is out of its range.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    #: Number of frames; None means the model's own (14 or 25), filled in when a worker takes the job.
+    frames: int | None = Field(None, ge=1, le=1024)
+    #: Denoising steps (diffusers: num_inference_steps).
+    steps: int = Field(25, ge=1, le=1000)
+    #: Pixels.
+    width: Side = 1024
+    #: Pixels.
+    height: Side = 576
+    #: Frames a second, of the file and of the model's conditioning.
+    fps: int = Field(7, ge=1, le=120)
+    #: How much motion; the model was trained with 1 to 255.
+    motion_bucket_id: int = Field(127, ge=0, le=1023)
+    #: Standard deviation of the noise added to the photo before it is encoded.
+    noise_aug_strength: float = Field(0.02, ge=0.0, le=10.0)
+    #: Guidance scale of the first frame.
+    min_guidance_scale: float = Field(1.0, ge=0.0, le=100.0)
+    #: Guidance scale of the last frame; guidance is off when it is 1 or less.
+    max_guidance_scale: float = Field(3.0, ge=0.0, le=100.0)
+    #: Frames decoded at a time; None means all at once. Changes pixels, so it is recorded.
+    decode_chunk_size: int | None = Field(None, ge=1, le=1024)
+    #: Seed of the one random generator of this video.
+    seed: int = Field(ge=0, le=2**63 - 1)
+
+    @model_validator(mode="after")
+    def _guidance_in_order(self) -> Self:
+        if self.min_guidance_scale > self.max_guidance_scale:
+            raise ValueError(
+                f"min_guidance_scale {self.min_guidance_scale} is larger than max_guidance_scale "
+                f"{self.max_guidance_scale}"
+            )
+        return self
+
+    @property
+    def num_frames(self) -> int:
+        """The number of frames, once it is known."""
+        assert self.frames is not None, "frames are filled in when a worker takes the job"
+        return self.frames
+
+    @property
+    def guided(self) -> bool:
+        """Whether classifier-free guidance is on (diffusers: do_classifier_free_guidance)."""
+        return self.max_guidance_scale > 1

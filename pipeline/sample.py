@@ -1,0 +1,54 @@
+"""What flows between ranks: one video on its way, its parameters and the tensors that are its whole state.
+
+After admission denoising draws no random number (Euler's method without churn), so a sample at a step boundary can be
+sent, stored and taken up again anywhere with the same bits. Knows nothing of how it travels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from torch import Tensor
+
+from svdq.pipeline.parameters import VideoParameters
+
+#: The tensors of a sample by name, all on one device:
+#: `latents` (1, F, C, H/8, W/8), what is denoised;
+#: `image_latents` (1, C, H/8, W/8), the encoded photo, not repeated over frames;
+#: `image_embedding` (1, 1, E), CLIP's view of the photo (absent from models that have none).
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One video in flight. Frozen: a step makes a new one."""
+
+    #: Id of the job that asked for it.
+    job_id: str
+    #: Its parameters, with `frames` filled in.
+    parameters: VideoParameters
+    #: K+1 step indices: rank r does the steps from boundaries[r] up to, not including, boundaries[r+1].
+    boundaries: tuple[int, ...]
+    #: The next denoising step; equals `parameters.steps` when denoising is done.
+    step: int
+    #: The state; empty for a sample that has failed or was cancelled and travels on as a header alone.
+    tensors: Tensors = field(default_factory=dict)
+    #: Why it failed, as a sentence; None while all is well.
+    failure: str | None = None
+    #: Whether the user cancelled it.
+    cancelled: bool = False
+    #: Seconds spent so far, by name: `encode`, `denoise`, `decode`.
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it travels on only to be reported."""
+        return self.cancelled or self.failure is not None
+
+    def with_seconds(self, name: str, seconds: float) -> Self:
+        """Add `seconds` to what has been spent on `name`."""
+        return replace(self, seconds={**self.seconds, name: self.seconds.get(name, 0.0) + seconds})
+
+    def failed(self, reason: str) -> Self:
+        """The same sample, ended with a reason and without its tensors."""
+        return replace(self, failure=reason, tensors={})
