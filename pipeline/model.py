@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
+from svdq.pipeline.costs import Guess
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
@@ -51,6 +52,8 @@ class ModelInfo:
     notice: str
     #: Frames of a job that does not say how many.
     default_frames: int
+    #: What encode and decode cost before they are measured; by default as on an H100 at 576x1024x25.
+    guess: Guess = Guess(encode_steps=0.18, decode_steps=4.4)
 
 
 class Denoiser(Protocol):
@@ -69,7 +72,11 @@ class VideoModel(Protocol):
         """What this model is."""
         ...
 
-    def encode(self, photo: Image, parameters: VideoParameters) -> dict[str, Tensor]:
+    def warm_up(self, parameters: VideoParameters) -> None:
+        """Do once, with made-up tensors, what the first sample of a shape would pay for."""
+        ...
+
+    def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
         """Encode a photo of exactly width x height and draw the initial noise; see `sample.Tensors`. ENCODER only.
 
         All random numbers of a video are drawn here, from one CPU generator seeded with `parameters.seed`:
@@ -90,6 +97,9 @@ class VideoModel(Protocol):
         ...
 
 
+def dtype_for(device: torch.device) -> torch.dtype:
+    """Give the dtype that models run in: float32 on CPUs, where results equal diffusers' bit by bit; else float16."""
+    return torch.float32 if device.type == "cpu" else torch.float16
 
 
 def open_model(name: str, parts: Part, device: torch.device, dtype: torch.dtype) -> VideoModel:
@@ -106,7 +116,7 @@ def open_model(name: str, parts: Part, device: torch.device, dtype: torch.dtype)
     if name == "simulated" or name.startswith("simulated:"):
         from svdq.pipeline.simulated import SimulatedModel
 
-        return SimulatedModel.from_name(name, parts, device, dtype)
+        return SimulatedModel.from_name(name, parts)
     from svdq.pipeline.svd import SvdModel
 
     return SvdModel(name, parts, device, dtype)

@@ -37,17 +37,15 @@ class Sample:
     failure: str | None = None
     #: Whether the user cancelled it.
     cancelled: bool = False
-    #: Seconds spent so far, by name: `encode`, `denoise`, `decode`.
+    #: (rank, number of steps, seconds of denoising) of each rank that did some, in order.
+    stages: tuple[tuple[int, int, float], ...] = ()
+    #: Seconds spent besides denoising: `encode`, `decode`.
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ended(self) -> bool:
         """Whether it travels on only to be reported."""
         return self.cancelled or self.failure is not None
-
-    def with_seconds(self, name: str, seconds: float) -> Self:
-        """Add `seconds` to what has been spent on `name`."""
-        return replace(self, seconds={**self.seconds, name: self.seconds.get(name, 0.0) + seconds})
 
     def failed(self, reason: str) -> Self:
         """The same sample, ended with a reason and without its tensors."""

@@ -1,0 +1,71 @@
+"""From the times at which videos were finished to the figures of `svdq bench`. Pure arithmetic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """The time between finished videos in steady state, in seconds.
+
+    A split of steps that is not whole takes turns over K videos, so single intervals differ by a step by design. What a
+    user waits for is the pace: the mean over K consecutive videos.
+    """
+
+    #: Wall time of the steady part over its number of videos: what throughput and efficiency are computed from.
+    mean_s: float
+    #: Median and 95th percentile of the pace over K consecutive videos.
+    pace_s: float
+    pace_p95_s: float
+    #: Median and 95th percentile of single intervals.
+    interval_s: float
+    interval_p95_s: float
+
+
+def percentile_95(values: Sequence[float]) -> float:
+    """Take the 95th percentile; of a single value that value."""
+    return values[0] if len(values) == 1 else quantiles(values, n=20, method="inclusive")[-1]
+
+
+def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int) -> Steady:
+    """Measure the steady part: what comes after the first `num_warmup` finished videos.
+
+    Args:
+        finished_s: when each video was finished, ascending.
+        num_ranks: K.
+        num_warmup: videos that fill the pipeline and let the shares settle; at least two must be left.
+    """
+    steady = finished_s[num_warmup:]
+    intervals = [later - earlier for earlier, later in zip(steady, steady[1:], strict=False)]
+    span = min(num_ranks, len(intervals))
+    paces = [(steady[n + span] - steady[n]) / span for n in range(len(steady) - span)]
+    return Steady(
+        mean_s=(steady[-1] - steady[0]) / len(intervals),
+        pace_s=median(paces),
+        pace_p95_s=percentile_95(paces),
+        interval_s=median(intervals),
+        interval_p95_s=percentile_95(intervals),
+    )
+
+
+def busy_share(spans: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float:
+    """Give the share of start_s..end_s in which one of the spans (start, end) was running; spans do not overlap."""
+    busy_s = sum(max(0.0, min(end, end_s) - max(start, start_s)) for start, end in spans)
+    return busy_s / (end_s - start_s)
+
+
+def batch_time_s(num_videos: int, first_s: float, per_sample_s: float) -> float:
+    """Give the time from start to end of a run of `num_videos`: the first one's latency, then the steady pace."""
+    return first_s + (num_videos - 1) * per_sample_s
+
+
+def break_even(first_s: float, per_sample_s: float, other_first_s: float, other_per_sample_s: float) -> float | None:
+    """Give the number of videos from which the first way is faster than the other; None when it never is.
+
+    Solves first_s + (n - 1) per_sample_s = other_first_s + (n - 1) other_per_sample_s for n.
+    """
+    gained_s = other_per_sample_s - per_sample_s
+    if gained_s <= 0:
+        return None if first_s >= other_first_s else 1.0
+    return max(1.0, 1 + (first_s - other_first_s) / gained_s)

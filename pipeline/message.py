@@ -1,0 +1,153 @@
+"""What ranks say to each other: a small JSON header, and for a sample one payload with its tensors side by side.
+
+Nothing executable travels: no pickle. A checkpoint is the same header and tensors in a safetensors file. Knows nothing
+of sockets.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Sample
+
+#: Bytes of a header on the wire, zero-padded: of one length, so that a receive can be posted before it is known what comes.
+HEADER_BYTES = 16 * 1024
+#: Tensors start at multiples of this in a payload, so that they can be viewed in place whatever their dtype.
+_ALIGNMENT = 16
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+
+class Kind(Enum):
+    """What a message is."""
+
+    #: A video on its way.
+    SAMPLE = "sample"
+    #: A shape of video that will come: be ready for it.
+    WARM = "warm"
+    #: Nothing to do, but alive.
+    TICK = "tick"
+    #: No more messages will come.
+    CLOSE = "close"
+    #: From the last rank to rank 0: how a video ended.
+    REPORT = "report"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A message of any kind."""
+
+    kind: Kind
+    #: JSON of what is said; empty for ticks and closes.
+    body: Mapping[str, Any] = field(default_factory=dict)
+    #: For a sample its tensors.
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+#: Name, dtype and shape of each tensor of a payload, in order.
+Layout = Sequence[tuple[str, str, Sequence[int]]]
+
+
+def sample_body(sample: Sample) -> dict[str, Any]:
+    """Write everything of a sample but its tensors as JSON."""
+    return {
+        "job_id": sample.job_id,
+        "parameters": sample.parameters.model_dump(mode="json"),
+        "boundaries": list(sample.boundaries),
+        "step": sample.step,
+        "failure": sample.failure,
+        "cancelled": sample.cancelled,
+        "stages": [list(stage) for stage in sample.stages],
+        "seconds": dict(sample.seconds),
+    }
+
+
+def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sample:
+    """Read a sample from its JSON and tensors; the opposite of `sample_body`.
+
+    Raises:
+        ValueError: the JSON is not a sample's (pydantic's ValidationError is one).
+    """
+    try:
+        return Sample(
+            job_id=body["job_id"],
+            parameters=VideoParameters.model_validate(body["parameters"]),
+            boundaries=tuple(body["boundaries"]),
+            step=body["step"],
+            tensors=tensors,
+            failure=body["failure"],
+            cancelled=body["cancelled"],
+            stages=tuple((rank, num_steps, seconds) for rank, num_steps, seconds in body["stages"]),
+            seconds=body["seconds"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is not a sample: {error!r}") from error
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """Describe the tensors of a payload."""
+    return [
+        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in tensors.items()
+    ]
+
+
+def _span(dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, int]:
+    """Bytes of a tensor, and bytes that it takes in a payload."""
+    num_bytes = dtype.itemsize
+    for size in shape:
+        num_bytes *= size
+    return num_bytes, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def payload_bytes(layout: Layout) -> int:
+    """Bytes of the payload that a layout describes."""
+    return sum(_span(_DTYPES[dtype], shape)[1] for _, dtype, shape in layout)
+
+
+def pack(tensors: Mapping[str, Tensor], out: Tensor) -> None:
+    """Lay tensors side by side into `out`, uint8 of payload_bytes."""
+    start = 0
+    for tensor in tensors.values():
+        num_bytes, span = _span(tensor.dtype, tensor.shape)
+        out[start : start + num_bytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        start += span
+
+
+def unpack(layout: Layout, payload: Tensor) -> dict[str, Tensor]:
+    """View the tensors of a payload in place."""
+    tensors: dict[str, Tensor] = {}
+    start = 0
+    for name, dtype_name, shape in layout:
+        dtype = _DTYPES[dtype_name]
+        num_bytes, span = _span(dtype, shape)
+        tensors[name] = payload[start : start + num_bytes].view(dtype).view(list(shape))
+        start += span
+    return tensors
+
+
+def encode_header(message: Message) -> Tensor:
+    """Write a message's header: (HEADER_BYTES,), uint8, on CPU.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    text = json.dumps(
+        {"kind": message.kind.value, "body": message.body, "layout": layout_of(message.tensors)},
+        separators=(",", ":"),
+        allow_nan=False,
+    ).encode()
+    if len(text) > HEADER_BYTES:
+        raise ValueError(f"a header of {len(text)} bytes does not fit into {HEADER_BYTES}")
+    return torch.frombuffer(bytearray(text.ljust(HEADER_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def decode_header(header: Tensor) -> tuple[Kind, Mapping[str, Any], Layout]:
+    """Read a header: its kind, its JSON, and the layout of the payload that follows (empty: none does)."""
+    document = json.loads(header.numpy().tobytes().rstrip(b"\0"))
+    return Kind(document["kind"]), document["body"], document["layout"]

@@ -1,0 +1,125 @@
+"""A photo as the model takes it: upright, RGB, of exactly the video's size. Knows nothing of models or files.
+
+What is done, in this order, so that a comparison can do the same to the photo that it hands to diffusers:
+
+ 1. the first frame of the file is decoded;
+ 2. it is turned upright by its EXIF orientation;
+ 3. it becomes 8-bit RGB: 16-bit gray is divided by 257, transparency is laid on black, everything else is Pillow's
+    `convert("RGB")`; embedded colour profiles are not applied (diffusers' `load_image` does not either);
+ 4. it is made to fit:
+    `crop`     the largest centred part with the video's shape is resized (Pillow's `ImageOps.fit`);
+    `pad`      the whole photo is resized to fit inside and centred on black;
+    `stretch`  the whole photo is resized, whatever its shape.
+
+Resizing is Pillow's LANCZOS. A photo that already has the video's size keeps its pixels.
+"""
+
+import struct
+import warnings
+from io import BytesIO
+from typing import Literal
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from svdq.pipeline.errors import SampleError
+
+#: How a photo of another shape is made to fit the video.
+Fit = Literal["crop", "pad", "stretch"]
+
+#: Pixels a photo may have before it is decoded: 3 bytes each, so half a gigabyte of memory.
+MAX_PIXELS = 178_000_000
+
+#: What Pillow raises for bytes that are not an image or are a broken one.
+_DECODING_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    Image.DecompressionBombError,
+)
+
+
+def load(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode the first frame of an image file.
+
+    Args:
+        data: the bytes of the file, in any format that Pillow reads.
+        max_pixels: the largest width times height; checked before anything is decoded.
+
+    Raises:
+        SampleError: the bytes are not a whole image, or it has too many pixels.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of large images; `max_pixels` is our limit.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(BytesIO(data))
+        width, height = image.size
+        if width * height > max_pixels:
+            raise SampleError(
+                f"The photo has {width} x {height} pixels, more than the {max_pixels:,} that are allowed; "
+                "make it smaller."
+            )
+        image.load()
+    except _DECODING_ERRORS as error:
+        raise SampleError(f"The photo cannot be decoded ({error}); give a whole image file.") from error
+    return image
+
+
+def prepare(photo: bytes | Image.Image, width: int, height: int, fit: Fit = "crop") -> Image.Image:
+    """Make a photo exactly `width` x `height` pixels, mode RGB; the module's docstring has the order of what is done.
+
+    Args:
+        photo: the bytes of an image file, or an opened image, which is not changed.
+        width: pixels.
+        height: pixels.
+        fit: what is done when the photo has another shape.
+
+    Raises:
+        SampleError: the bytes are not a whole image.
+    """
+    image = load(photo) if isinstance(photo, bytes) else photo
+    image = _rgb(_upright(image))
+    size = (width, height)
+    match fit:
+        case "crop":
+            return ImageOps.fit(image, size, Image.Resampling.LANCZOS)
+        case "pad":
+            return _pad(image, size)
+        case "stretch":
+            return image.resize(size, Image.Resampling.LANCZOS)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except _DECODING_ERRORS:
+        # The pixels are whole and only the EXIF block is broken: no reason to lose the video.
+        return image
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        # Pillow's own conversion clips at 255 where 16 bits need scaling.
+        gray = np.asarray(image).astype(np.float64) / 257
+        image = Image.fromarray(gray.round().clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        black = Image.new("RGBA", image.size, (0, 0, 0, 255))
+        image = Image.alpha_composite(black, image)
+    return image.convert("RGB")
+
+
+def _pad(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    scale = min(size[0] / image.width, size[1] / image.height)
+    # A very long and thin photo still has one pixel across.
+    inside = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    image = image.resize(inside, Image.Resampling.LANCZOS)
+    canvas = Image.new("RGB", size, (0, 0, 0))
+    canvas.paste(image, ((size[0] - inside[0]) // 2, (size[1] - inside[1]) // 2))
+    return canvas

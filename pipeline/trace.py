@@ -1,0 +1,83 @@
+"""Spans of work as a Chrome trace (chrome://tracing, Perfetto): who did what when. Costs next to nothing when off.
+
+Times are the wall clock's, so that the spans of several ranks of one host stand under each other.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One piece of work."""
+
+    #: What was done: `encode`, `steps 4-7`, `decode`, `write`.
+    name: str
+    #: The job it was done for, or "".
+    job_id: str
+    #: Seconds since the epoch.
+    start_s: float
+    #: Seconds since the epoch.
+    end_s: float
+    #: The thread that did it.
+    thread: str
+
+
+class Tracer:
+    """Collects the spans of one rank; `Tracer(rank, on=False)` collects nothing."""
+
+    def __init__(self, rank: int, *, on: bool) -> None:
+        self.rank = rank
+        self.on = on
+        self.spans: list[Span] = []
+
+    @contextlib.contextmanager
+    def span(self, name: str, job_id: str = "") -> Iterator[None]:
+        """Record the work done inside."""
+        if not self.on:
+            yield
+            return
+        start_s = time.time()
+        try:
+            yield
+        finally:
+            # list.append is atomic: no lock in the step loop.
+            self.spans.append(
+                Span(
+                    name=name,
+                    job_id=job_id,
+                    start_s=start_s,
+                    end_s=time.time(),
+                    thread=threading.current_thread().name,
+                )
+            )
+
+    def events(self) -> list[dict[str, Any]]:
+        """The spans in Chrome's trace event format; times in microseconds, one process a rank."""
+        named: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": self.rank, "tid": 0, "args": {"name": f"rank {self.rank}"}}
+        ]
+        return named + [
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": "svdq",
+                "pid": self.rank,
+                "tid": span.thread,
+                "ts": span.start_s * 1e6,
+                "dur": (span.end_s - span.start_s) * 1e6,
+                "args": {"job": span.job_id},
+            }
+            for span in self.spans
+        ]
+
+
+def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
+    """Write a trace file that chrome://tracing and Perfetto open."""
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
