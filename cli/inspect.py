@@ -1,0 +1,44 @@
+"""`svdq inspect`: how a video was made."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from svdq.cli.words import table
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON.")
+def inspect(file: Path, as_json: bool) -> None:
+    """Show how a video was made: an mp4, gif, webp or png, a folder of png frames, or the .json beside them."""
+    from svdq.producer.provenance import read_provenance
+
+    record = read_provenance(file)
+    if as_json:
+        click.echo(json.dumps(record))
+        return
+    for line in table(_rows(record)):
+        click.echo(line)
+    click.echo(f"\nsvdq submit --like {file} PHOTO   makes another with the same parameters and seed")
+
+
+def _rows(record: dict[str, Any]) -> list[tuple[str, object]]:
+    model = record.get("model") if isinstance(record.get("model"), dict) else {}
+    notice = (model or {}).get("notice")
+    rows: list[tuple[str, object]] = [("made by", f"svdq {record['svdq']}"), ("job", record.get("job_id", "?"))]
+    rows.append(("model", f"{(model or {}).get('name', '?')}{f', {notice}' if notice else ''}"))
+    rows += [(name, _words(value)) for name, value in record["job"].items()]
+    for title in ("seconds", "versions"):
+        values = record.get(title)
+        if isinstance(values, dict):
+            rows += [(f"{title} {name}", _words(value)) for name, value in values.items()]
+    return rows
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "all" if value is None else str(value)

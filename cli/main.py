@@ -1,0 +1,110 @@
+"""The `svdq` command: a table of commands, each imported only when it is called, and how errors end.
+
+Imports nothing but click, so that `svdq --help` and shell completion answer at once.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+
+#: name -> (module:attribute, one-line help)
+COMMANDS = {
+    "submit": ("svdq.cli.submit:submit", "Submit photos to be made into videos."),
+    "status": ("svdq.cli.jobs:status", "Show jobs, or a summary of the queues."),
+    "list": ("svdq.cli.jobs:list_jobs", "List the newest jobs."),
+    "wait": ("svdq.cli.wait:wait", "Wait for jobs and print where their videos are."),
+    "info": ("svdq.cli.jobs:info", "Show queues, workers and jobs in flight."),
+    "inspect": ("svdq.cli.inspect:inspect", "Show how a video was made."),
+    "worker": ("svdq.cli.worker:worker", "Start a group of ranks that renders queued jobs."),
+    "redis": ("svdq.cli.redis:redis", "Start or stop the embedded Redis server."),
+    "model": ("svdq.cli.model:model", "Make or inspect models."),
+    "bench": ("svdq.cli.bench:bench", "Measure the pipeline."),
+}
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+#: What a shell reports of a program that Ctrl-C ended.
+EXIT_INTERRUPTED = 130
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and help, and imports one only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table into `--help`; click's own way would import every command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="svdq", message="svdq %(version)s")
+def cli() -> None:
+    """Turn photos into short videos in bulk.
+
+    \b
+    svdq submit photo.jpg        put a photo in the queue
+    svdq worker                  start making videos of what is in the queue
+    svdq wait ID                 wait for one and print where it is
+    """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
+
+
+def redis_options(command: Command) -> Command:
+    """Add the flag of every command that talks to Redis."""
+    return click.option("--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL].")(
+        command
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; errors of ours become one sentence on stderr."""
+    try:
+        result = cli.main(list(arguments), prog_name="svdq", standalone_mode=False)
+        sys.stdout.flush()
+    except click.Abort:
+        return EXIT_INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)
+        return EXIT_BAD_INPUT
+    except click.ClickException as error:
+        return _complain(error.format_message(), error.exit_code)
+    except (InputError, UnavailableError) as error:
+        return _complain(str(error), EXIT_BAD_INPUT)
+    except SvdqError as error:
+        return _complain(str(error), EXIT_FAILED)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `svdq list | head` does; what is still buffered has nowhere to go.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Be the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _complain(sentence: str, exit_code: int) -> int:
+    click.echo(f"Error: {' '.join(sentence.split())}", err=True)
+    return exit_code

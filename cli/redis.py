@@ -1,0 +1,40 @@
+"""`svdq redis`: the embedded Redis server."""
+
+import click
+
+
+@click.group()
+def redis() -> None:
+    """Start or stop the embedded Redis server, or show its URL.
+
+    Commands that need it start it by themselves. It goes on when they end, and keeps its data when it is stopped.
+    """
+
+
+@redis.command()
+def start() -> None:
+    """Start the server of this home, if it does not run, and print its URL."""
+    from svdq.producer.redis_server import ensure_server
+    from svdq.producer.settings import Settings
+
+    click.echo(ensure_server(Settings.load().home))
+
+
+@redis.command()
+def stop() -> None:
+    """Stop the server of this home; queued jobs are kept."""
+    from svdq.producer.redis_server import stop_server
+    from svdq.producer.settings import Settings
+
+    click.echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "It was not running.")
+
+
+@redis.command()
+def url() -> int:
+    """Print the URL of the server of this home; exit code 1 when it does not run."""
+    from svdq.producer.redis_server import running_url
+    from svdq.producer.settings import Settings
+
+    found = running_url(Settings.load().home)
+    click.echo(found or "It is not running; start it with `svdq redis start`.", err=not found)
+    return 0 if found else 1

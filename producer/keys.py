@@ -1,0 +1,20 @@
+"""Every Redis key, channel and time to live that is ours; RQ's own keys (`rq:…`) are RQ's. Knows nothing else."""
+
+from typing import Final
+
+#: The queues, in the order in which workers look at them.
+QUEUE_NAMES: Final = ("svdq-high", "svdq-default", "svdq-low")
+#: Start of every key that is ours and not RQ's.
+PREFIX: Final = "svdq:"
+
+DAY_S: Final = 24 * 60 * 60
+
+#: Seconds that a finished job can be asked about; after it the same submission renders anew. Its files stay.
+RESULT_TTL_S: Final = 7 * DAY_S
+#: Seconds that a failed job can be asked about and retried.
+FAILURE_TTL_S: Final = 30 * DAY_S
+#: Seconds a job may run, as RQ has it: without end, since RQ's alarm signal cannot tell several jobs in flight apart
+#: and the worker keeps deadlines of its own.
+JOB_TIMEOUT_S: Final = -1
+#: Times a job is tried again after its group died under it.
+MAX_RETRIES: Final = 3

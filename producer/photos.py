@@ -1,0 +1,177 @@
+"""Checking the photos that a user submits, before anything is stored. Knows no storage and no queue.
+
+Orientation, cropping and resizing happen when the video is made; what is stored is the user's file, byte for byte.
+"""
+
+import contextlib
+import hashlib
+import io
+import stat
+import unicodedata
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from svdq.pipeline.errors import InputError
+
+#: Formats of photos by Pillow's name, and the extension they are stored with. Left out are documents and formats whose
+#: decoder starts another program, such as EPS.
+EXTENSIONS = {
+    "JPEG": "jpg",
+    "MPO": "jpg",
+    "PNG": "png",
+    "WEBP": "webp",
+    "AVIF": "avif",
+    "TIFF": "tif",
+    "GIF": "gif",
+    "BMP": "bmp",
+    "JPEG2000": "jp2",
+    "PPM": "ppm",
+}
+#: Those that Pillow reads without loading more plugins.
+COMMON = ("JPEG", "PNG")
+ACCEPTED = "JPEG, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
+
+#: No photo takes more bytes a pixel in a file (four channels of 32-bit floats); a larger file is not even read.
+MAX_BYTES_PER_PIXEL = 16
+#: Kinds of HEIF, what phones of one maker write, as they stand in bytes 8 to 12 of the file.
+HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"mif1", b"msf1")
+#: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
+MAX_NAME_BYTES = 180
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photo:
+    """A photo that was checked. Holds no pixels, so that ten thousand of them fit in memory."""
+
+    #: Where the user has it.
+    path: Path
+    #: Hex digest of its bytes.
+    sha256: str
+    #: Of its real format, without the dot, whatever the file is called.
+    extension: str
+    #: Stem of the file's name, made safe for `Job.name`.
+    name: str
+
+    @property
+    def key(self) -> str:
+        """Its key in storage."""
+        return f"inputs/{self.sha256}.{self.extension}"
+
+    def read(self) -> bytes:
+        """Read the bytes that were checked.
+
+        Raises:
+            InputError: the file has changed since.
+        """
+        with _plain_errors(self.path):
+            data = self.path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise InputError(f"The photo {str(self.path)!r} changed while it was being submitted; submit it again.")
+        return data
+
+
+def check_photo(path: Path, max_pixels: int) -> Photo:
+    """Read a photo and decode its first frame in full.
+
+    Raises:
+        InputError: it is no photo, is damaged, or has more than `max_pixels` pixels (found before it is decoded).
+    """
+    data = _read(path, max_pixels)
+    with _pillow_without_limits():
+        image = _open(path, data)
+        if image.width * image.height > max_pixels:
+            raise InputError(
+                f"The photo {str(path)!r} has {image.width}x{image.height} pixels, more than the {max_pixels:,} "
+                "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
+            )
+        try:
+            # A JPEG is decoded at an eighth of its size: every byte is read, and most of the arithmetic is saved.
+            image.draft("RGB", (max(image.width // 8, 1), max(image.height // 8, 1)))
+            image.load()
+        except Exception as error:
+            # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError and more.
+            raise InputError(
+                f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({_reason(error)}); "
+                "give a whole copy of it."
+            ) from error
+    return Photo(
+        path=path,
+        sha256=hashlib.sha256(data).hexdigest(),
+        extension=EXTENSIONS[image.format or ""],
+        name=safe_name(path.stem),
+    )
+
+
+def safe_name(stem: str) -> str:
+    """Make a name that any file system takes and `Job.name` allows out of the stem of a file's name."""
+    stem = unicodedata.normalize("NFC", stem)
+    stem = "".join(char if char.isprintable() and char not in '/\\:*?"<>|' else "_" for char in stem)
+    stem = stem.strip().lstrip(".")
+    return stem.encode()[:MAX_NAME_BYTES].decode(errors="ignore").strip() or "photo"
+
+
+def _read(path: Path, max_pixels: int) -> bytes:
+    with _plain_errors(path):
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise InputError(f"{str(path)!r} is a folder; give the photos in it, such as {str(path / '*.jpg')!r}.")
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device might never end
+            raise InputError(f"{str(path)!r} is not a file; give a photo ({ACCEPTED}).")
+        if status.st_size == 0:
+            raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
+        if status.st_size > max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20):
+            raise InputError(
+                f"The file {str(path)!r} has {status.st_size:,} bytes, more than a photo of {max_pixels:,} pixels can; "
+                "give a photo or raise SVDQ_MAX_PIXELS."
+            )
+        return path.read_bytes()
+
+
+def _open(path: Path, data: bytes) -> Image.Image:
+    """Read the header only."""
+    try:
+        try:
+            return Image.open(io.BytesIO(data), formats=COMMON)
+        except UnidentifiedImageError:
+            Image.init()  # loads all of Pillow's plugins, which takes longer than most photos
+            return Image.open(io.BytesIO(data), formats=[name for name in EXTENSIONS if name in Image.OPEN])
+    except UnidentifiedImageError as error:
+        if data[4:8] == b"ftyp" and data[8:12] in HEIF_BRANDS:
+            raise InputError(f"The photo {str(path)!r} is HEIC; convert it to JPEG first.") from error
+        raise InputError(f"The file {str(path)!r} is not a photo that can be read; give {ACCEPTED}.") from error
+    except Exception as error:
+        raise InputError(
+            f"The photo {str(path)!r} is damaged and cannot be opened ({_reason(error)}); give a whole copy of it."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+@contextlib.contextmanager
+def _plain_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"There is no file {str(path)!r}; check its path.") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"The file {str(path)!r} cannot be read ({reason}); check its path and rights.") from error
+
+
+@contextlib.contextmanager
+def _pillow_without_limits() -> Iterator[None]:
+    """Set aside Pillow's own limit on pixels, for ours is stricter and says more, and its warnings about metadata."""
+    limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit

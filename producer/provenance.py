@@ -1,0 +1,84 @@
+"""How a video was made, read back from the file itself or from the JSON beside it. Knows no queue and no storage.
+
+The same JSON document stands in an mp4's comment tag, a gif's comment, a webp's EXIF image description, a `comment`
+text of every png frame, and the sidecar: `{"svdq": version, "job": {…}, "job_id": …, "model": {…}, …}`.
+"""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+
+#: EXIF tag ImageDescription, which is where webp has room for it.
+EXIF_IMAGE_DESCRIPTION = 0x010E
+#: Bytes; a sidecar is a few thousand.
+MAX_SIDECAR_BYTES = 1 << 24
+
+#: What stands in an mp4 at bytes 4 to 8.
+MP4_MARK = b"ftyp"
+#: The name of the comment tag in iTunes' metadata, which is where ffmpeg writes it.
+MP4_COMMENT = "\xa9cmt"
+
+
+def read_provenance(path: Path) -> dict[str, Any]:
+    """Read how a video was made from an mp4, gif, webp or png, a folder of png frames, or a sidecar.
+
+    Raises:
+        InputError: there is no such file, or svdq did not make it.
+    """
+    try:
+        text = _read_comment(_first_frame(path) if path.is_dir() else path)
+        document = json.loads(text) if text else None
+    except FileNotFoundError as error:
+        raise InputError(f"There is no file {str(path)!r}; check its path.") from error
+    except InputError:
+        raise
+    except Exception as error:
+        # Parsers of foreign files raise much more than they document; whatever it is, the file is not ours.
+        raise _not_ours(path) from error
+    if not isinstance(document, dict) or "svdq" not in document or not isinstance(document.get("job"), dict):
+        raise _not_ours(path)
+    return document
+
+
+def _not_ours(path: Path) -> InputError:
+    return InputError(
+        f"{str(path)!r} does not say how it was made; give a video that svdq made, or the .json beside it, unchanged."
+    )
+
+
+def _first_frame(folder: Path) -> Path:
+    frames = sorted(folder.glob("*.png"))
+    if not frames:
+        raise InputError(f"There are no png frames in the folder {str(folder)!r}; give a video that svdq made.")
+    return frames[0]
+
+
+def _read_comment(path: Path) -> str | None:
+    if path.suffix.lower() == ".json":
+        if path.stat().st_size > MAX_SIDECAR_BYTES:
+            raise _not_ours(path)
+        return path.read_text(encoding="utf-8")
+    with path.open("rb") as file:
+        head = file.read(12)
+    return _read_mp4(path) if head[4:8] == MP4_MARK else _read_image(path)
+
+
+def _read_mp4(path: Path) -> str | None:
+    from mutagen.mp4 import MP4  # imported on demand: only this function needs it
+
+    tags: Any = MP4(path).tags  # type: ignore[no-untyped-call]
+    comments = (tags or {}).get(MP4_COMMENT)
+    return str(comments[0]) if comments else None
+
+
+def _read_image(path: Path) -> str | None:
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the metadata of whatever was given
+        with Image.open(path, formats=("GIF", "WEBP", "PNG")) as image:
+            comment = image.info.get("comment") or image.getexif().get(EXIF_IMAGE_DESCRIPTION)
+    return comment.decode("utf-8") if isinstance(comment, bytes) else comment

@@ -1,0 +1,161 @@
+"""The connection to Redis and the RQ queues: how a job gets in and is found again. Knows no photos and no storage."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import redis
+import rq
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+from rq.exceptions import DuplicateJobError, NoSuchJobError
+from rq.serializers import JSONSerializer
+
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.producer import keys
+from svdq.producer.job import Job
+from svdq.producer.redis_server import ensure_server
+from svdq.producer.settings import Settings, without_secrets
+
+Priority = Literal["high", "default", "low"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+
+#: The only function that jobs of ours name. It exists so that RQ's tools can show it; our worker never calls it.
+RENDER = "svdq.producer.queue.render"
+
+#: Seconds to wait for a connection and for an answer: a person is waiting.
+CONNECT_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = 4.5
+
+
+class SvdqQueue(rq.Queue):
+    """An RQ queue that reads and writes JSON unless told otherwise, so that RQ's tools never unpickle our jobs.
+
+    For `rq info --queue-class svdq.producer.queue.SvdqQueue`: the plain class rewrites what it finds as pickle.
+    """
+
+    def __init__(self, name: str = "svdq-default", connection: redis.Redis | None = None, **options: Any) -> None:
+        options["serializer"] = options.get("serializer") or JSONSerializer
+        super().__init__(name, connection, **options)
+
+
+def render(**parameters: Any) -> None:
+    """Refuse to render: this is what a stock RQ worker finds when it takes a job of ours."""
+    raise SvdqError("Only svdq's own worker renders videos; start one with `svdq worker`.")
+
+
+def queues(connection: redis.Redis) -> list[SvdqQueue]:
+    """All our queues, most urgent first."""
+    return [SvdqQueue(name, connection=connection) for name in keys.QUEUE_NAMES]
+
+
+def server_url(settings: Settings) -> str:
+    """Return the URL of the Redis server; the embedded one is started when none is set."""
+    return settings.redis_url or ensure_server(settings.home)
+
+
+def connect(settings: Settings) -> redis.Redis:
+    """Connect for a person who waits: within about five seconds there is a connection or an error.
+
+    Raises:
+        UnavailableError: the server cannot be reached, or the URL is not one.
+    """
+    url = server_url(settings)
+    # redis-py's own ten retries keep a person waiting for a minute; who can wait, such as `svdq wait`, asks again.
+    retry = Retry(NoBackoff(), 0)
+    try:
+        connection = redis.Redis.from_url(
+            url, retry=retry, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S
+        )
+    except ValueError as error:
+        raise UnavailableError(
+            f"The Redis URL {without_secrets(url)!r} cannot be understood; "
+            "write it as redis://host:6379/0, rediss://… or unix:///path, or leave it out for the embedded server."
+        ) from error
+    with plain_errors(settings):
+        try:
+            connection.ping()
+        except RedisError:
+            connection.close()
+            raise
+    return connection
+
+
+@contextlib.contextmanager
+def plain_errors(settings: Settings) -> Iterator[None]:
+    """Turn every error of redis-py in the block into an UnavailableError that names the server."""
+    try:
+        yield
+    except RedisError as error:
+        where = without_secrets(settings.redis_url) if settings.redis_url else "embedded in " + str(settings.home)
+        raise UnavailableError(
+            f"The Redis server {where} cannot be used ({_reason(error)}); "
+            "check that it runs and that SVDQ_REDIS_URL or --redis-url is right."
+        ) from error
+
+
+def _reason(error: RedisError) -> str:
+    """Put what redis-py says on one line; servers never repeat passwords in what they answer."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+@contextlib.contextmanager
+def session(settings: Settings) -> Iterator[redis.Redis]:
+    """Connect for the length of a block, with plain errors, and close."""
+    connection = connect(settings)
+    try:
+        with plain_errors(settings):
+            yield connection
+    finally:
+        connection.close()
+
+
+def enqueue(connection: redis.Redis, job: Job, job_id: str, priority: str = "default") -> rq.job.Job:
+    """Enqueue a job under its id; a job that has this id already is returned as it is."""
+    return enqueue_once(connection, job, job_id, priority)[0]
+
+
+def enqueue_once(connection: redis.Redis, job: Job, job_id: str, priority: str) -> tuple[rq.job.Job, bool]:
+    """Enqueue a job unless its id is taken, in one atomic step; return the job under that id and whether it is new."""
+    queue = SvdqQueue(f"svdq-{priority}", connection=connection)
+    while True:
+        try:
+            new = queue.enqueue_call(
+                RENDER,
+                kwargs={"job": job.model_dump(mode="json")},
+                job_id=job_id,
+                unique=True,
+                timeout=keys.JOB_TIMEOUT_S,
+                retry=rq.Retry(max=keys.MAX_RETRIES),
+                result_ttl=keys.RESULT_TTL_S,
+                failure_ttl=keys.FAILURE_TTL_S,
+                description=f"svdq {job.name} {job.width}x{job.height}",
+            )
+            return new, True
+        except DuplicateJobError:
+            with contextlib.suppress(NoSuchJobError):  # it expired between the two: enqueue after all
+                return rq.job.Job.fetch(job_id, connection=connection, serializer=JSONSerializer), False
+
+
+def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
+    """Find a job by its id.
+
+    Raises:
+        InputError: there is no such job.
+    """
+    try:
+        return rq.job.Job.fetch(job_id, connection=connection, serializer=JSONSerializer)
+    except (NoSuchJobError, ValueError) as error:  # ValueError: not even the shape of an id
+        days = keys.RESULT_TTL_S // keys.DAY_S
+        raise InputError(
+            f"There is no job {job_id!r}; `svdq list` shows the jobs there are (finished ones for {days} days)."
+        ) from error
+
+
+def read_job(rq_job: rq.job.Job) -> Job | None:
+    """Read the job of ours in an RQ job, or None when it is something else; nothing is imported or called."""
+    try:
+        return Job.model_validate(rq_job.kwargs["job"]) if rq_job.func_name == RENDER else None
+    except Exception:  # noqa: BLE001 - anyone can write to Redis; whatever is wrong, it is not ours
+        return None

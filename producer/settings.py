@@ -1,0 +1,128 @@
+"""Where svdq keeps things and whom it talks to. The only reader of the environment; knows no Redis and no storage.
+
+A setting is looked for in this order: command-line flags, `SVDQ_*` environment variables, `./svdq.toml`,
+`<home>/svdq.toml`, the default.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
+
+import platformdirs
+from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from svdq.pipeline.errors import InputError
+
+ENV_PREFIX = "SVDQ_"
+FILE_NAME = "svdq.toml"
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+def _default_home() -> Path:
+    return platformdirs.user_data_path("svdq")
+
+
+class Settings(BaseSettings):
+    """The settings of one process; frozen. Made by `Settings.load`."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
+
+    #: Folder of the embedded Redis server and, unless set otherwise, of storage.
+    home: Annotated[Path, AfterValidator(_absolute)] = Field(default_factory=_default_home, validate_default=True)
+    #: Redis server, or None for the embedded one. Not in repr: it may hold a password.
+    redis_url: str | None = Field(None, repr=False)
+    #: An absolute folder or an fsspec URL. Not in repr: it may hold a password.
+    storage: str = Field(default_factory=lambda data: str(data["home"] / "storage"), min_length=1, repr=False)
+    #: `preview`, or a diffusers folder or hub id of StableVideoDiffusionPipeline.
+    model: str = Field("preview", min_length=1)
+    #: Photos with more pixels are refused.
+    max_pixels: int = Field(100_000_000, ge=1)
+
+    @field_validator("storage")
+    @classmethod
+    def _folders_are_absolute(cls, storage: str) -> str:
+        """Jobs outlive the process and its working folder, so a relative folder is made absolute at once."""
+        return storage if "://" in storage else str(_absolute(Path(storage)))
+
+    @classmethod
+    def load(cls, **flags: Any) -> Self:
+        """Read all sources; a flag that is None was not given.
+
+        Raises:
+            InputError: a value is not allowed, or a file cannot be read.
+        """
+        given = {name: value for name, value in flags.items() if value is not None}
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise InputError(_sentence(error)) from error
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the two files behind flags and environment; the first three decide where the home is."""
+        here = _read_file(Path(FILE_NAME))
+        homes = (source["home"] for source in (init_settings(), env_settings(), here) if "home" in source)
+        home = _absolute(Path(str(next(homes, _default_home()))))
+        there = _read_file(home / FILE_NAME)
+        return (
+            init_settings,
+            env_settings,
+            InitSettingsSource(settings_cls, here),
+            InitSettingsSource(settings_cls, there),
+        )
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Read one svdq.toml; relative folders in it are meant from where it lies."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"The settings file {str(path)!r} cannot be read: {error}; mend or remove it.") from error
+    folder = path.absolute().parent
+    for name in ("home", "storage"):
+        value = values.get(name)
+        if isinstance(value, str) and value and "://" not in value:
+            values[name] = str(folder / Path(value).expanduser())
+    return values
+
+
+def _sentence(error: ValidationError) -> str:
+    """Say the first thing that is wrong, for someone who set it as a flag, a variable or a line of svdq.toml."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else "?"
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(Settings.model_fields)
+        return f"There is no setting {name!r}; the settings are {known}."
+    value = without_secrets(str(first["input"]))
+    return (
+        f"The setting {ENV_PREFIX}{name.upper()} (or {name} in {FILE_NAME}) is {value!r}: "
+        f"{first['msg'][0].lower()}{first['msg'][1:]}; correct or unset it."
+    )
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL fit for messages: the password masked, and the query, where tokens live, left out."""
+    try:
+        parts = urlsplit(url)
+        if not parts.scheme or not (parts.netloc or parts.query):
+            return url
+        user, at, host = parts.netloc.rpartition("@")
+        name, colon, _ = user.partition(":")
+        return parts._replace(netloc=f"{name}{colon and ':***'}{at}{host}", query="", fragment="").geturl()
+    except ValueError:  # such as an IPv6 address without its bracket
+        scheme, _, rest = url.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}"

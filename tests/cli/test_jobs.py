@@ -1,0 +1,167 @@
+"""The commands that look at jobs, as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+import rq
+from rq.job import JobStatus
+from rq.results import Result
+
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue, enqueue
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
+NOTICE = "preview (no diffusion model)"
+
+
+def add(connection: redis.Redis, number: int) -> rq.job.Job:
+    return enqueue(connection, JOB, f"{number:020x}", "default")
+
+
+def finish(job: rq.job.Job) -> None:
+    queue = SvdqQueue(job.origin, connection=job.connection)
+    queue.remove(job)
+    Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value={"outputs": ["/a b.mp4"], "notice": NOTICE})
+    job.set_status(JobStatus.FINISHED)
+    queue.finished_job_registry.add(job, 100)
+
+
+def fail(job: rq.job.Job) -> None:
+    queue = SvdqQueue(job.origin, connection=job.connection)
+    queue.remove(job)
+    Result.create_failure(job, ttl=100, exc_string="x.SampleError: The frames are black.")
+    queue.failed_job_registry.add(job, ttl=100)
+    job.set_status(JobStatus.FAILED)
+
+
+def test_wait(svdq: Cli, connection: redis.Redis) -> None:
+    good, bad, late = add(connection, 1), add(connection, 2), add(connection, 3)
+    finish(good)
+    done = svdq("wait", good.id)
+    assert (done.returncode, done.stdout) == (0, f"{good.id}  photo  finished, {NOTICE}: /a b.mp4\n")
+    fail(bad)
+    timer = threading.Timer(0.7, finish, [late])
+    timer.start()
+    done = svdq("wait", late.id, bad.id, good.id, "--json")
+    timer.join()
+    assert done.returncode == 1
+    seen = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [view["id"] for view in seen] == [late.id, bad.id, good.id]
+    assert seen[1]["error"] == "The frames are black."
+    assert seen[2]["outputs"] == ["/a b.mp4"]
+
+
+def test_wait_for_what_is_not_there(svdq: Cli, connection: redis.Redis) -> None:
+    done = svdq("wait", "f" * 20)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_wait_says_that_no_worker_runs(svdq: Cli, connection: redis.Redis) -> None:
+    job = add(connection, 1)
+    timer = threading.Timer(3.0, finish, [job])
+    timer.start()
+    done = svdq("wait", job.id)
+    timer.join()
+    assert "svdq worker" in done.stderr
+    assert done.returncode == 0
+
+
+def test_bars_on_a_terminal(home: Path, connection: redis.Redis) -> None:
+    job = add(connection, 1)
+    job.meta = {"step": 2, "notice": NOTICE}
+    job.save_meta()
+    job.set_status(JobStatus.STARTED)
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "wait", job.id]
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "120"}
+    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE, env=environment) as process:
+        os.close(theirs)
+        shown = ""
+        while "2/4" not in shown:
+            shown += os.read(ours, 4096).decode()
+        finish(job)
+        assert process.stdout is not None
+        assert process.stdout.read().decode().endswith(": /a b.mp4\n")
+    os.close(ours)
+    assert NOTICE in shown
+    assert process.returncode == 0
+
+
+def test_submit_and_wait(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+    def render() -> None:
+        queue = SvdqQueue("svdq-default", connection=connection)
+        while not (jobs := queue.get_jobs()):
+            time.sleep(0.05)
+        finish(jobs[0])
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    done = svdq("submit", photo, "--wait", "--json")
+    thread.join()
+    answer = json.loads(done.stdout)
+    assert (answer["status"], answer["outputs"]) == ("finished", ["/a b.mp4"])
+    assert done.returncode == 0
+
+
+def test_status_list_info(svdq: Cli, connection: redis.Redis) -> None:
+    finish(add(connection, 1))
+    job = add(connection, 2)
+    queue = SvdqQueue("svdq-default", connection=connection)
+    queue.remove(job)
+    job.meta = {"step": 2, "rank": 1, "notice": NOTICE}
+    job.save_meta()
+    job.set_status(JobStatus.STARTED)
+    connection.zadd(queue.started_job_registry.key, {f"{job.id}:execution": time.time() + 60})
+    listed = svdq("list").stdout.splitlines()
+    assert listed[0] == f"{job.id}  photo  started, step 2 of 4, {NOTICE}"
+    assert listed[1].endswith(f"finished, {NOTICE}: /a b.mp4")
+    (in_flight,) = json.loads(svdq("info", "--json").stdout)["jobs"]
+    assert (in_flight["id"], in_flight["step"], in_flight["rank"]) == (job.id, 2, 1)
+    info = svdq("info").stdout
+    assert "step 2/4  rank 1  preview (no diffusion model)" in info
+    assert "svdq-default" in svdq("status").stdout
+    assert json.loads(svdq("status", "--json").stdout)["queues"][1]["finished"] == 1
+    assert svdq("status", job.id).stdout == listed[0] + "\n"
+
+
+def test_nothing_yet(svdq: Cli) -> None:
+    done = svdq("list")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "svdq submit" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "list", "info", "wait"])
+def test_redis_away(svdq: Cli, home: Path, command: str) -> None:
+    done = svdq(command, *(["0" * 20] if command == "wait" else []), "--redis-url", "redis://:secret@127.0.0.1:1")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "secret" not in done.stderr
+    assert not home.exists()
+
+
+def test_redis(svdq: Cli, home: Path) -> None:
+    assert svdq("redis", "url").returncode == 1
+    url = svdq("redis", "start").stdout.strip()
+    assert url.startswith("unix://")
+    assert svdq("redis", "url").stdout.strip() == url
+    assert "Stopped" in svdq("redis", "stop").stdout
+    assert "not running" in svdq("redis", "stop").stdout
+
+
+def test_inspect(svdq: Cli, home: Path, tmp_path: Path, photo: Path) -> None:
+    record = {"svdq": "0.1.0", "job_id": "1", "job": {"seed": 5}, "model": {"name": "preview", "notice": NOTICE}}
+    sidecar = tmp_path / "a.json"
+    sidecar.write_text(json.dumps(record))
+    assert json.loads(svdq("inspect", sidecar, "--json").stdout) == record
+    shown = svdq("inspect", sidecar).stdout
+    assert NOTICE in shown
+    assert "--like" in shown
+    assert svdq("inspect", photo).returncode == 2

@@ -1,0 +1,88 @@
+"""The entry point: what is imported when, and how commands end."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from svdq.cli import main
+from svdq.pipeline.errors import InputError, SampleError, SvdqError, UnavailableError
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def modules_after(*arguments: object) -> set[str]:
+    """The top-level modules that a command has imported by its end."""
+    code = (
+        "import sys; from svdq.cli.main import run; code = run(sys.argv[1:]);"
+        "print('MODULES', *{name.partition('.')[0] for name in sys.modules}); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("MODULES ")[2].split())
+
+
+HEAVY = {"torch", "diffusers", "transformers", "numpy"}
+
+
+def test_help_imports_nothing_but_click() -> None:
+    assert not modules_after("--help") & (HEAVY | {"redis", "rq", "pydantic", "PIL", "rich", "fsspec"})
+    assert not modules_after("submit", "--help") & (HEAVY | {"redis", "rq", "pydantic", "PIL", "rich", "fsspec"})
+
+
+def test_submit_imports_no_torch(home: Path, photo: Path) -> None:
+    assert not modules_after("submit", photo) & (HEAVY | {"rich", "fsspec", "mutagen"})
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_table(name: str) -> None:
+    module, _, attribute = main.COMMANDS[name][0].partition(":")
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not written yet")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    assert command.name == name
+
+
+def test_version_and_unknown_command(svdq: Cli) -> None:
+    assert svdq("--version").stdout.startswith("svdq 0.")
+    done = svdq("bogus")
+    assert (done.returncode, done.stderr) == (2, "Error: No such command 'bogus'.\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (InputError("A.\nB"), 2),
+        (UnavailableError("A."), 2),
+        (SvdqError("A."), 1),
+        (SampleError("A."), 1),
+        (KeyboardInterrupt(), 130),
+        (click.UsageError("A."), 2),
+    ],
+)
+def test_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, exit_code: int
+) -> None:
+    @click.command()
+    def command() -> None:
+        raise error
+
+    monkeypatch.setattr(main.LazyGroup, "get_command", lambda *_: command)
+    assert main.run(["info"]) == exit_code
+    assert capsys.readouterr().err.strip() in ("Error: A.", "Error: A. B", "")
+
+
+def test_a_reader_that_goes_away(home: Path) -> None:
+    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""

@@ -1,0 +1,89 @@
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import redis
+import rq
+from rq.serializers import JSONSerializer
+
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.producer import queue
+from svdq.producer.job import Job
+from svdq.producer.queue import RENDER, SvdqQueue, connect, enqueue, enqueue_once, fetch, read_job, render, server_url
+from svdq.producer.settings import Settings
+
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+ID = "0" * 20
+
+
+def test_enqueues_json_once(connection: redis.Redis) -> None:
+    first, is_new = enqueue_once(connection, JOB, ID, "high")
+    assert is_new
+    again, is_new = enqueue_once(connection, JOB.model_copy(update={"seed": 2}), ID, "low")
+    assert not is_new
+    assert read_job(again) == JOB
+    assert again.origin == "svdq-high"
+    assert again.func_name == RENDER
+    assert again.timeout == -1
+    assert again.retries_left == 3
+    assert again.meta == {}
+    assert SvdqQueue("svdq-high", connection=connection).get_job_ids() == [ID]
+    assert SvdqQueue("svdq-low", connection=connection).count == 0
+    assert enqueue(connection, JOB, ID).id == first.id == fetch(connection, ID).id
+
+
+@pytest.mark.parametrize("job_id", ["f" * 20, "no id at all", ""])
+def test_unknown_id(connection: redis.Redis, job_id: str) -> None:
+    with pytest.raises(InputError, match="no job"):
+        fetch(connection, job_id)
+
+
+def test_a_stock_worker_runs_nothing_of_ours(connection: redis.Redis) -> None:
+    enqueue(connection, JOB, ID)
+    ours = SvdqQueue("svdq-default", connection=connection)
+    rq.SimpleWorker([ours], connection=connection, serializer=JSONSerializer).work(burst=True)
+    result = fetch(connection, ID).latest_result()
+    assert result is not None
+    assert "svdq worker" in str(result.exc_string)
+    with pytest.raises(SvdqError, match="svdq worker"):
+        render()
+
+
+def test_what_is_not_ours_is_not_read(connection: redis.Redis) -> None:
+    ours = SvdqQueue("svdq-default", connection=connection)
+    assert read_job(ours.enqueue("os.system", "true")) is None
+    assert read_job(ours.enqueue(RENDER, job={"image": "/etc/passwd"})) is None
+    pickled = rq.Queue("svdq-default", connection=connection).enqueue("os.system", "true", job_id="pickled")
+    assert read_job(fetch(connection, pickled.id)) is None
+
+
+def test_rq_info_with_our_queue_class(connection: redis.Redis, settings: Settings) -> None:
+    enqueue(connection, JOB, ID)
+    command = [sys.executable, "-m", "rq.cli", "info", "--url", server_url(settings), "--raw"]
+    done = subprocess.run(
+        [*command, "--queue-class", "svdq.producer.queue.SvdqQueue"], capture_output=True, text=True, timeout=60
+    )
+    assert "queue svdq-default 1" in done.stdout, done.stderr
+    assert read_job(fetch(connection, ID)) == JOB
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://u:secret@127.0.0.1:1", "unix:///nowhere/secret.sock", "http://u:secret@h", "redis://:secret@h:p"]
+)
+def test_unreachable(home: object, url: str) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        connect(Settings.load(redis_url=url))
+    assert ":secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_never_answers(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert queue.CONNECT_TIMEOUT_S + queue.ANSWER_TIMEOUT_S < 8
+    monkeypatch.setattr(queue, "ANSWER_TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        begin = time.monotonic()
+        with pytest.raises(UnavailableError):
+            connect(Settings.load(redis_url=f"redis://127.0.0.1:{listener.getsockname()[1]}"))
+    assert time.monotonic() - begin < 2

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.settings import Settings, without_secrets
+
+
+def test_defaults(home: Path) -> None:
+    settings = Settings.load()
+    assert settings.home == home
+    assert settings.storage == str(home / "storage")
+    assert settings.redis_url is None
+    assert settings.model == "preview"
+
+
+def test_order_of_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.mkdir()
+    (home / "svdq.toml").write_text('model = "home"\nstorage = "videos"\nmax_pixels = 5')
+    assert Settings.load().model == "home"
+    assert Settings.load().storage == str(home / "videos"), "relative to the file"
+    Path("svdq.toml").write_text('model = "here"')
+    assert Settings.load().model == "here"
+    monkeypatch.setenv("SVDQ_MODEL", "env")
+    assert Settings.load(model=None).model == "env"
+    assert Settings.load(model="flag").model == "flag"
+    assert Settings.load().max_pixels == 5
+
+
+def test_home_of_a_file_decides_the_next_file(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SVDQ_HOME")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "svdq.toml").write_text("max_pixels = 7")
+    Path("svdq.toml").write_text('home = "../other"')
+    assert Settings.load().max_pixels == 7
+
+
+@pytest.mark.parametrize(("name", "value"), [("MAX_PIXELS", "many"), ("MAX_PIXELS", "0")])
+def test_bad_value(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"SVDQ_{name}", value)
+    with pytest.raises(InputError, match=f"SVDQ_{name}.*'{value}'"):
+        Settings.load()
+
+
+@pytest.mark.parametrize("text", ["modle = 'x'", "not toml"])
+def test_bad_file(home: Path, text: str) -> None:
+    Path("svdq.toml").write_text(text)
+    with pytest.raises(InputError):
+        Settings.load()
+
+
+def test_repr_has_no_password(home: Path) -> None:
+    assert "secret" not in repr(Settings.load(redis_url="redis://:secret@h", storage="ftp://u:secret@h/x"))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://u:secret@h:1/0", "redis://u:***@h:1/0"),
+        ("redis://:secret@h", "redis://:***@h"),
+        ("redis://h?password=secret", "redis://h"),
+        ("redis://:sec@ret@[::1", "redis://[::1"),
+        ("/a/path", "/a/path"),
+    ],
+)
+def test_without_secrets(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
