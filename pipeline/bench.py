@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from PIL import Image
 
-from svdq.pipeline.group import Place, choose_device, run_rank
+from svdq.pipeline.group import Place, build_stage, choose_device, leave
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.message import sample_body
 from svdq.pipeline.model import Frames, Part, dtype_for, open_model
@@ -79,7 +79,7 @@ def _rank_main(place: Place, wire: Wire | None, workload: Workload, folder: str)
     drain = _Drain() if place.last else None
     monitor = _MemoryMonitor()
     tracer = Tracer(place.rank, on=True)
-    run_rank(
+    stage = build_stage(
         place=place,
         wire=wire,
         model=model,
@@ -88,8 +88,11 @@ def _rank_main(place: Place, wire: Wire | None, workload: Workload, folder: str)
         source=feed,
         sink=drain,
         on_lost=exit_when_lost,
-        warm=[workload.parameters] if workload.warm else [],
     )
+    if workload.warm:
+        stage.warm_up(workload.parameters)
+    stage.run()
+    leave(wire)
     monitor.note()
     log = RankLog(
         spans=[(span.name, span.job_id, span.start_s, span.end_s) for span in tracer.spans],

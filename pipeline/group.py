@@ -4,8 +4,6 @@ Samples go from rank to rank down a chain; reports go back from the last rank to
 """
 
 import os
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from svdq.pipeline.model import VideoModel
-from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.stage import Monitor, Sink, Source, Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport import NO_TIMEOUT, OnLost, Receiver, Sender, Wire
@@ -80,7 +77,7 @@ def join(place: Place, device: torch.device, *, init_method: str = "env://") -> 
     return Wire(device, payload_backend="nccl" if own_gpu_each else "gloo")
 
 
-def run_rank(
+def build_stage(
     *,
     place: Place,
     wire: Wire | None,
@@ -90,9 +87,8 @@ def run_rank(
     source: Source | None,
     sink: Sink | None,
     on_lost: OnLost,
-    warm: Sequence[VideoParameters] = (),
-) -> None:
-    """Be one rank until the source of rank 0 has no more work and everything is written and reported.
+) -> Stage:
+    """Make a rank's stage and wire it to its neighbours.
 
     Args:
         place: which rank this is.
@@ -103,14 +99,14 @@ def run_rank(
         source: on rank 0 only.
         sink: on the last rank only.
         on_lost: called from a thread when a neighbour is gone; should end the process, since the group is broken.
-        warm: parameters of videos to be ready for before the first one comes; the same on every rank.
     """
-    upstream = downstream = returns = None
+    upstream = downstream = returns = reports = None
     if wire is not None:
         upstream = None if place.first else Receiver(wire, place.rank - 1, on_lost)
         downstream = None if place.last else Sender(wire, place.rank + 1, on_lost)
         returns = Sender(wire, 0, on_lost) if place.last else None
-    stage = Stage(
+        reports = Receiver(wire, place.num_ranks - 1, on_lost) if place.first else None
+    return Stage(
         rank=place.rank,
         num_ranks=place.num_ranks,
         model=model,
@@ -121,18 +117,12 @@ def run_rank(
         upstream=upstream,
         downstream=downstream,
         returns=returns,
+        reports=reports,
     )
-    for parameters in warm:
-        stage.warm_up(parameters)
-    follower = None
-    if wire is not None and place.first:
-        reports = Receiver(wire, place.num_ranks - 1, on_lost)
-        follower = threading.Thread(target=stage.follow_returns, args=(reports,), name="reports", daemon=True)
-        follower.start()
-    stage.run()
-    if follower is not None:
-        follower.join()
+
+
+def leave(wire: Wire | None) -> None:
+    """Part from the other ranks after a complete run: nobody goes while a neighbour may still read a last message."""
     if wire is not None:
-        # Nobody leaves while a neighbour may still be reading the last message.
         dist.barrier()
         dist.destroy_process_group()

@@ -3,6 +3,7 @@
 They meet through a file and talk over the loopback interface; one process that fails ends the others.
 """
 
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -36,7 +37,11 @@ def spawn_ranks(num_ranks: int, main: RankMain, *args: Any, device: str = "cpu")
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
         meeting = f"file://{folder}/rendezvous"
-        torch.multiprocessing.spawn(_enter, (num_ranks, meeting, device, main, args), nprocs=num_ranks)  # type: ignore[no-untyped-call]
+        # A fork server imports torch once for all ranks; it never touches CUDA, so that its children may.
+        multiprocessing.set_forkserver_preload([__name__, main.__module__])
+        torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
+            _enter, (num_ranks, meeting, device, main, args), nprocs=num_ranks, start_method="forkserver"
+        )
 
 
 def _enter(rank: int, num_ranks: int, meeting: str, device: str, main: RankMain, args: tuple[Any, ...]) -> None:

@@ -1,5 +1,6 @@
 """From the times at which videos were finished to the figures of `svdq bench`. Pure arithmetic."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -37,7 +38,7 @@ def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int
         num_warmup: videos that fill the pipeline and let the shares settle; at least two must be left.
     """
     steady = finished_s[num_warmup:]
-    intervals = [later - earlier for earlier, later in zip(steady, steady[1:], strict=False)]
+    intervals = [later - earlier for earlier, later in itertools.pairwise(steady)]
     span = min(num_ranks, len(intervals))
     paces = [(steady[n + span] - steady[n]) / span for n in range(len(steady) - span)]
     return Steady(

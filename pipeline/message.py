@@ -16,7 +16,7 @@ from torch import Tensor
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 
-#: Bytes of a header on the wire, zero-padded: of one length, so that a receive can be posted before it is known what comes.
+#: Bytes of a header on the wire, zero-padded: of one length, so that a receive can be posted ahead.
 HEADER_BYTES = 16 * 1024
 #: Tensors start at multiples of this in a payload, so that they can be viewed in place whatever their dtype.
 _ALIGNMENT = 16
@@ -61,6 +61,7 @@ def sample_body(sample: Sample) -> dict[str, Any]:
         "parameters": sample.parameters.model_dump(mode="json"),
         "boundaries": list(sample.boundaries),
         "step": sample.step,
+        "ticket": dict(sample.ticket),
         "failure": sample.failure,
         "cancelled": sample.cancelled,
         "stages": [list(stage) for stage in sample.stages],
@@ -81,6 +82,7 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
             boundaries=tuple(body["boundaries"]),
             step=body["step"],
             tensors=tensors,
+            ticket=body["ticket"],
             failure=body["failure"],
             cancelled=body["cancelled"],
             stages=tuple((rank, num_steps, seconds) for rank, num_steps, seconds in body["stages"]),
@@ -92,9 +94,7 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     """Describe the tensors of a payload."""
-    return [
-        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in tensors.items()
-    ]
+    return [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in tensors.items()]
 
 
 def _span(dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 A rank asks for the parts it needs and nothing else is loaded. Knows nothing of ranks, transport or files of jobs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Protocol
 
@@ -33,7 +33,7 @@ class Part(Flag):
 
     @classmethod
     def of_rank(cls, rank: int, num_ranks: int) -> "Part":
-        """The parts that `rank` of `num_ranks` needs."""
+        """Give the parts that `rank` of `num_ranks` needs."""
         part = cls.DENOISER
         if rank == 0:
             part |= cls.ENCODER
@@ -53,7 +53,7 @@ class ModelInfo:
     #: Frames of a job that does not say how many.
     default_frames: int
     #: What encode and decode cost before they are measured; by default as on an H100 at 576x1024x25.
-    guess: Guess = Guess(encode_steps=0.18, decode_steps=4.4)
+    guess: Guess = field(default_factory=lambda: Guess(encode_steps=0.18, decode_steps=4.4))
 
 
 class Denoiser(Protocol):

@@ -55,7 +55,7 @@ def fair_shares(num_steps: int, costs: Costs) -> list[float]:
 
 
 def fair_time_s(num_steps: int, costs: Costs) -> float:
-    """Give the time between finished samples when every rank carries exactly its share: the ideal to measure against."""
+    """Give the time between finished samples when every rank carries exactly its share."""
     shares = fair_shares(num_steps, costs)
     return max(
         fixed_s + share * step_s for fixed_s, share, step_s in zip(costs.fixed_s, shares, costs.step_s, strict=True)

@@ -6,7 +6,7 @@ sent, stored and taken up again anywhere with the same bits. Knows nothing of ho
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -33,6 +33,8 @@ class Sample:
     step: int
     #: The state; empty for a sample that has failed or was cancelled and travels on as a header alone.
     tensors: Tensors = field(default_factory=dict)
+    #: What the source wants the sink to know, JSON; carried along unread.
+    ticket: Mapping[str, Any] = field(default_factory=dict)
     #: Why it failed, as a sentence; None while all is well.
     failure: str | None = None
     #: Whether the user cancelled it.
@@ -48,5 +50,5 @@ class Sample:
         return self.cancelled or self.failure is not None
 
     def failed(self, reason: str) -> Self:
-        """The same sample, ended with a reason and without its tensors."""
+        """End the sample with a reason, without its tensors."""
         return replace(self, failure=reason, tensors={})

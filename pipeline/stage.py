@@ -5,9 +5,10 @@ who is told of progress and knows what is cancelled (every rank).
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +37,8 @@ class Request:
     parameters: VideoParameters
     #: The photo, exactly width x height; None where the model needs none.
     photo: Image | None
+    #: What the source wants the sink to know, JSON; carried along unread.
+    ticket: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,7 @@ class Source(Protocol):
         ...
 
     def ended(self, report: Report) -> None:
-        """A sample has ended. Called from another thread, in the order of the ends."""
+        """Take note that a sample has ended. Called from another thread, in the order of the ends."""
         ...
 
 
@@ -117,6 +120,7 @@ class Stage:
         upstream: Receiver | None = None,
         downstream: Sender | None = None,
         returns: Sender | None = None,
+        reports: Receiver | None = None,
     ) -> None:
         assert (source is None) == (upstream is not None)
         assert (sink is None) == (downstream is not None)
@@ -129,16 +133,35 @@ class Stage:
         self._upstream = upstream
         self._downstream = downstream
         self._returns = returns
+        self._reports = reports
         self._partitioner = Partitioner(num_ranks)
         self.costs = CostBook(num_ranks, model.info.guess)
         self._warm: set[Shape] = set()
+        self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Receive, denoise, pass on, until no more samples come."""
+        """Receive, denoise, pass on, until no more samples come or `stop` is called."""
+        follower = threading.Thread(target=self._follow_reports, name="reports", daemon=True)
+        follower.start()
         while (sample := self._receive()) is not None:
             sample = self._denoise(sample)
-            self._pass_on(sample)
-        self._close()
+            if not self._stopping.is_set():
+                self._pass_on(sample)
+        if not self._stopping.is_set():
+            self._close()
+            follower.join()
+
+    def stop(self) -> None:
+        """Have `run` return after the step that is being computed, leaving what is in flight; from any thread."""
+        self._stopping.set()
+        for link in (self._upstream, self._downstream):
+            if link is not None:
+                link.release()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
 
     def warm_up(self, parameters: VideoParameters) -> None:
         """Do once what the first sample of a shape would pay for (kernels chosen, memory reserved)."""
@@ -148,22 +171,18 @@ class Stage:
             with self._tracer.span("warm-up"):
                 self._model.warm_up(parameters)
 
-    def record(self, report: Report) -> None:
-        """Learn from a sample that has ended what its shape costs. Rank 0 only."""
-        if report.failure is None and not report.cancelled:
-            parameters = VideoParameters.model_validate(report.body["parameters"])
-            self.costs.record(Shape.of(parameters), report.body["stages"], report.body["seconds"])
-
     # Receiving: from the source on rank 0, from the neighbour elsewhere.
 
     def _receive(self) -> Sample | None:
         self._monitor.idle()
         if self._source is not None:
             request = self._source.take()
-            return None if request is None else self._admit(request)
+            return None if request is None or self.stopped else self._admit(request)
         assert self._upstream is not None
         while True:
             message = self._upstream.receive()
+            if self.stopped:
+                return None
             if message.kind is Kind.SAMPLE:
                 return sample_from(message.body, message.tensors)
             if message.kind is Kind.CLOSE:
@@ -185,6 +204,7 @@ class Stage:
             parameters=parameters,
             boundaries=self._partitioner.split(0, parameters.steps, self.costs.estimate(shape)),
             step=0,
+            ticket=request.ticket,
         )
         self._monitor.step(sample, 0)
         started = time.perf_counter()
@@ -209,6 +229,8 @@ class Stage:
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
                 latents = sample.tensors["latents"]
                 for index in range(first, stop):
+                    if self.stopped:
+                        return sample
                     if self._monitor.cancelled(sample.job_id):
                         return replace(sample, step=index, cancelled=True, tensors={})
                     self._monitor.step(sample, index)
@@ -293,10 +315,10 @@ class Stage:
 
     def _report(self, report: Report) -> None:
         if self._returns is not None:
-            self._returns.send(Message(kind=Kind.REPORT, body=_report_body(report)))
+            self._returns.send(Message(kind=Kind.REPORT, body=asdict(report)))
         else:
             assert self._source is not None
-            self.record(report)
+            self._record(report)
             self._source.ended(report)
 
     def _close(self) -> None:
@@ -307,27 +329,25 @@ class Stage:
         if self._returns is not None:
             self._returns.close()
 
-    def follow_returns(self, returns: Receiver) -> None:
+    def _record(self, report: Report) -> None:
+        """Learn from a sample that has ended what its shape costs."""
+        if report.failure is None and not report.cancelled:
+            parameters = VideoParameters.model_validate(report.body["parameters"])
+            self.costs.record(Shape.of(parameters), report.body["stages"], report.body["seconds"])
+
+    def _follow_reports(self) -> None:
         """Take in the reports of the last rank until it closes. Runs in a thread of rank 0."""
+        if self._reports is None:
+            return
         assert self._source is not None
-        while (message := returns.receive()).kind is Kind.REPORT:
+        while (message := self._reports.receive()).kind is Kind.REPORT:
             report = Report(**message.body)
-            self.record(report)
+            self._record(report)
             self._source.ended(report)
 
 
-def _report_body(report: Report) -> dict[str, Any]:
-    return {
-        "job_id": report.job_id,
-        "body": report.body,
-        "result": report.result,
-        "failure": report.failure,
-        "cancelled": report.cancelled,
-    }
-
-
 def _sentence(error: Exception, where: str) -> str:
-    """Say why a sample failed. What we raise ourselves is a sentence already; anything else gets its traceback logged."""
+    """Say why a sample failed. What we raise is a sentence already; the rest is logged with its traceback."""
     if isinstance(error, SampleError):
         return str(error)
     if isinstance(error, SvdqError):

@@ -59,7 +59,7 @@ class Tracer:
             )
 
     def events(self) -> list[dict[str, Any]]:
-        """The spans in Chrome's trace event format; times in microseconds, one process a rank."""
+        """Give the spans in Chrome's trace event format; times in microseconds, one process a rank."""
         named: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": self.rank, "tid": 0, "args": {"name": f"rank {self.rank}"}}
         ]

@@ -25,6 +25,7 @@ from svdq.pipeline.message import (
     Message,
     decode_header,
     encode_header,
+    layout_of,
     pack,
     payload_bytes,
     unpack,
@@ -58,11 +59,8 @@ class Wire:
         """Send a message and wait until it has left."""
         dist.send(encode_header(message), rank)
         if message.tensors:
-            payload = torch.empty(
-                payload_bytes([(n, str(t.dtype).removeprefix("torch."), t.shape) for n, t in message.tensors.items()]),
-                dtype=torch.uint8,
-                device=self._payload_device,
-            )
+            num_bytes = payload_bytes(layout_of(message.tensors))
+            payload = torch.empty(num_bytes, dtype=torch.uint8, device=self._payload_device)
             pack(message.tensors, payload)
             dist.send(payload, rank)
 
@@ -81,7 +79,7 @@ class Wire:
     def stream(self) -> "torch.cuda.StreamContext | _NoStream":
         """Give a link's thread a CUDA stream of its own, so that transfers overlap the computation."""
         if self.device.type == "cuda":
-            return torch.cuda.stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call,no-any-return]
+            return torch.cuda.stream(torch.cuda.Stream(self.device))
         return _NoStream()
 
 
@@ -115,6 +113,10 @@ class Sender:
             ready = torch.cuda.Event()
             ready.record()
         self._outbox.put((message, ready))
+
+    def release(self) -> None:
+        """Let a `send` that waits go on; for a rank that stops in the middle of its work."""
+        self._room.release()
 
     def close(self) -> None:
         """Say that no more will come, and wait until that is said."""
@@ -167,6 +169,10 @@ class Receiver:
                     # Made on the receiving thread's stream: its memory must not be taken again while we compute on it.
                     tensor.record_stream(torch.cuda.current_stream(self._wire.device))
         return message
+
+    def release(self) -> None:
+        """Let a `receive` that waits return CLOSE; for a rank that stops in the middle of its work."""
+        self._inbox.put(Message(kind=Kind.CLOSE))
 
     def _run(self) -> None:
         try:

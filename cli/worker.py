@@ -1,0 +1,37 @@
+"""`svdq worker`: start a group of ranks."""
+
+import sys
+
+import click
+
+
+@click.command()
+@click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the group; default: one a GPU, or 7 without GPUs.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
+)
+@click.option("--burst", is_flag=True, help="End when the queue is empty.")
+@click.option("--model", help="preview, or a StableVideoDiffusionPipeline folder or hub id (SVDQ_MODEL).")
+@click.option("--redis-url", help="Redis server (SVDQ_REDIS_URL); default: the embedded one.")
+@click.option("--storage", help="Folder or URL for photos and videos (SVDQ_STORAGE).")
+def worker(
+    ranks: int | None, device: str, burst: bool, model: str | None, redis_url: str | None, storage: str | None
+) -> None:
+    r"""Start a group of ranks that renders queued jobs.
+
+    Ctrl-C once takes no more jobs and finishes those in flight; twice stops now.
+
+    \b
+    Examples:
+      svdq worker                          a rank for every GPU
+      svdq worker --ranks 7 --device cpu   seven ranks on the processor
+      svdq worker --burst                  render what is queued, then end
+    """
+    from svdq.producer.queue import connect
+    from svdq.producer.settings import Settings
+    from svdq.worker.launch import LaunchOptions, check_model, launch
+
+    settings = Settings.load(model=model, redis_url=redis_url, storage=storage)
+    check_model(settings.model)
+    connect(settings).close()
+    sys.exit(launch(settings, LaunchOptions(ranks=ranks, device=device, burst=burst)))

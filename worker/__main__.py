@@ -1,0 +1,130 @@
+"""One rank of a group: `torchrun --nproc-per-node 7 -m svdq.worker`. Joins pipeline and producer for the daemon.
+
+`svdq worker` starts torchrun with this module; both ways take the same options and settings.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+import torch
+
+from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.group import Place, build_stage, choose_device, join, leave
+from svdq.pipeline.model import ModelInfo, Part, dtype_for, open_model
+from svdq.pipeline.stage import Stage
+from svdq.pipeline.trace import Tracer
+from svdq.producer.queue import server_url
+from svdq.producer.settings import Settings
+from svdq.producer.storage import Storage
+from svdq.worker import rundir
+from svdq.worker.intake import Intake, IntakeOptions
+from svdq.worker.outlet import Outlet
+from svdq.worker.progress import ProgressMonitor
+from svdq.worker.redis_link import connect
+
+logger = logging.getLogger("svdq.worker")
+
+#: What a worker listens to: SIGINT drains, SIGTERM stops, both through `_listen`.
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+@click.command()
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@click.option("--burst", is_flag=True)
+@click.option("--run-dir", type=click.Path(path_type=Path))
+def main(device: str, burst: bool, run_dir: Path | None) -> None:
+    """Be one rank of a group; normally started by `svdq worker`."""
+    # Blocked in every thread and taken by one that does nothing else: a rank deep in a step must hear them at once.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    place = Place.from_torchrun()
+    logging.basicConfig(level=logging.INFO, format=f"[rank {place.rank}] %(message)s", stream=sys.stderr)
+    logging.getLogger("rq.worker").setLevel(logging.WARNING)
+    try:
+        _run(place, device, IntakeOptions(burst=burst), run_dir)
+    except SvdqError as error:
+        # Every rank fails the same way; the launcher shows the sentence once.
+        if run_dir is not None:
+            rundir.write_error(run_dir, str(error))
+        else:
+            click.echo(f"Error: {error}", err=True)
+        sys.exit(2 if isinstance(error, InputError) else 1)
+
+
+def _run(place: Place, wanted_device: str, options: IntakeOptions, run_dir: Path | None) -> None:
+    settings = Settings.load()
+    device = choose_device(wanted_device, place)
+    if device.type == "cpu":
+        # Ranks share the cores, and one thread each gives the same bits on every machine.
+        torch.set_num_threads(1)
+    url = server_url(settings)
+    storage = Storage(settings.storage)
+    tracer = Tracer(place.rank, on=False)
+    model = open_model(settings.model, Part.of_rank(place.rank, place.num_ranks), device, dtype_for(device))
+    wire = join(place, device)
+    stopping = threading.Event()
+    monitor = ProgressMonitor(connect(url), place.rank, model.info.notice)
+    intake = None
+    if place.first:
+        _announce(place, device, model.info, storage)
+        intake = Intake(connect(url), storage, model.info, options)
+    stage = build_stage(
+        place=place,
+        wire=wire,
+        model=model,
+        monitor=monitor,
+        tracer=tracer,
+        source=intake,
+        sink=Outlet(storage, model.info, tracer) if place.last else None,
+        on_lost=lambda reason: _lost(reason, stopping),
+    )
+    threading.Thread(target=_listen, args=(stopping, stage, intake), name="signals", daemon=True).start()
+    if run_dir is not None:
+        rundir.write_pid(run_dir, place.rank)
+    if intake is not None:
+        intake.start()
+    stage.run()
+    if intake is not None:
+        intake.close(put_back=stage.stopped)
+    if stage.stopped:
+        # The neighbours stop wherever they are, too: there is nobody to say goodbye to.
+        logging.shutdown()
+        os._exit(0)
+    leave(wire)
+    monitor.close()
+
+
+def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Storage) -> None:
+    ranks = "1 rank" if place.num_ranks == 1 else f"{place.num_ranks} ranks"
+    notice = f": {info.notice}" if info.notice else ""
+    logger.info("Ready with %s on %s, model %s%s.", ranks, device.type, info.name, notice)
+    if info.name == "preview":
+        logger.info("For diffusion set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id.")
+    logger.info("Videos go to %s.", storage.location("outputs"))
+
+
+def _listen(stopping: threading.Event, stage: Stage, intake: Intake | None) -> None:
+    """Wait for signals: SIGINT takes no more jobs, SIGTERM stops after the step that is being computed."""
+    while True:
+        if signal.sigwait(SIGNALS) == signal.SIGTERM:
+            stopping.set()
+            stage.stop()
+            if intake is not None:
+                intake.drain()
+        elif intake is not None:
+            intake.drain()
+
+
+def _lost(reason: str, stopping: threading.Event) -> None:
+    """End the process when a neighbour is gone: torchrun then restarts the group, and its jobs are taken again."""
+    if not stopping.is_set():
+        logger.error("%s", reason)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

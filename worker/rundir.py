@@ -1,0 +1,31 @@
+"""The folder through which a launcher and its ranks know each other: process ids and what went wrong. Knows no jobs."""
+
+import os
+from pathlib import Path
+
+
+def write_pid(folder: Path, rank: int) -> None:
+    """Leave this process's id for the launcher: from now on the rank listens to signals."""
+    _write(folder / f"rank{rank}.pid", str(os.getpid()))
+
+
+def read_pids(folder: Path) -> dict[int, int]:
+    """Return the process ids of the ranks that listen, by rank."""
+    return {int(path.stem.removeprefix("rank")): int(path.read_text()) for path in folder.glob("rank*.pid")}
+
+
+def write_error(folder: Path, sentence: str) -> None:
+    """Leave the sentence why the group cannot run, for the launcher to show once."""
+    _write(folder / "error", sentence)
+
+
+def read_error(folder: Path) -> str | None:
+    """Return the sentence that a rank left, if one did."""
+    path = folder / "error"
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
