@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from PIL import Image
 
-from svdq.pipeline.group import Place, build_stage, choose_device, leave
+from svdq.pipeline.group import Links, Place, build_stage, choose_device
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.message import sample_body
 from svdq.pipeline.model import Frames, Part, dtype_for, open_model
@@ -24,7 +24,6 @@ from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Report, Request
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport import Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,7 @@ def run_loop(workload: Workload) -> list[RankLog]:
         ]
 
 
-def _rank_main(place: Place, wire: Wire | None, workload: Workload, folder: str) -> None:
+def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> None:
     device = choose_device(workload.device, place)
     parts = Part.of_rank(place.rank, place.num_ranks)
     model = open_model(workload.models[place.rank], parts, device, dtype_for(device))
@@ -81,7 +80,7 @@ def _rank_main(place: Place, wire: Wire | None, workload: Workload, folder: str)
     tracer = Tracer(place.rank, on=True)
     stage = build_stage(
         place=place,
-        wire=wire,
+        links=links,
         model=model,
         monitor=monitor,
         tracer=tracer,
@@ -92,7 +91,6 @@ def _rank_main(place: Place, wire: Wire | None, workload: Workload, folder: str)
     if workload.warm:
         stage.warm_up(workload.parameters)
     stage.run()
-    leave(wire)
     monitor.note()
     log = RankLog(
         spans=[(span.name, span.job_id, span.start_s, span.end_s) for span in tracer.spans],

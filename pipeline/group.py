@@ -4,16 +4,20 @@ Samples go from rank to rank down a chain; reports go back from the last rank to
 """
 
 import os
+import socket
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
+from svdq.pipeline.channel import Channel, Listener, connect
 from svdq.pipeline.model import VideoModel
 from svdq.pipeline.stage import Monitor, Sink, Source, Stage
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport import NO_TIMEOUT, OnLost, Receiver, Sender, Wire
+from svdq.pipeline.transport import OnLost, Receiver, Sender
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,28 +63,61 @@ def choose_device(wanted: str, place: Place) -> torch.device:
     return device
 
 
-def join(place: Place, device: torch.device, *, init_method: str = "env://") -> Wire | None:
-    """Meet the other ranks; None for a rank alone.
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """A rank's channels to its neighbours, None where it has no such neighbour; a rank alone has none at all."""
 
-    Several ranks on one GPU move tensors through gloo, since NCCL refuses two ranks on one device.
+    #: From the rank before.
+    upstream: Channel | None = None
+    #: To the rank after.
+    downstream: Channel | None = None
+    #: From the last rank to rank 0: here on the last rank, ...
+    returns: Channel | None = None
+    #: ... and here on rank 0.
+    reports: Channel | None = None
+
+
+def join(place: Place, device: torch.device, *, init_method: str = "env://") -> Links:
+    """Meet the other ranks and connect to the neighbours.
+
+    Tensors go through NCCL when every rank has a GPU of its own. Several ranks on one GPU go through the host, since
+    NCCL refuses two ranks on one device.
     """
     if place.num_ranks == 1:
-        return None
-    own_gpu_each = device.type == "cuda" and place.local_num_ranks <= torch.cuda.device_count()
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if own_gpu_each else "gloo",
-        init_method=init_method,
-        rank=place.rank,
-        world_size=place.num_ranks,
-        timeout=NO_TIMEOUT,
+        return Links()
+    store, _, _ = next(iter(rendezvous(init_method, place.rank, place.num_ranks)))
+    # Other users of the store (torchrun itself, NCCL) have keys of their own.
+    store = PrefixStore("svdq", store)
+    nccl = device.type == "cuda" and place.local_num_ranks <= torch.cuda.device_count()
+    if nccl:
+        dist.init_process_group("nccl", store=store, rank=place.rank, world_size=place.num_ranks, device_id=device)
+    # Who is connected to: every rank but 0 by the one before, rank 0 by the last for its reports.
+    listener = Listener(store, f"rank{place.rank}", _address(place))
+    following = (place.rank + 1) % place.num_ranks
+    preceding = (place.rank - 1) % place.num_ranks
+    outgoing = Channel(connect(store, f"rank{following}"), device, following if nccl and not place.last else None)
+    incoming = Channel(listener.accept(), device, preceding if nccl and not place.first else None)
+    return Links(
+        upstream=None if place.first else incoming,
+        downstream=None if place.last else outgoing,
+        returns=outgoing if place.last else None,
+        reports=incoming if place.first else None,
     )
-    return Wire(device, payload_backend="nccl" if own_gpu_each else "gloo")
+
+
+def _address(place: Place) -> str:
+    """Find the address for the other ranks to reach: loopback on one host, else the one that faces the master."""
+    if place.local_num_ranks == place.num_ranks:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def build_stage(
     *,
     place: Place,
-    wire: Wire | None,
+    links: Links,
     model: VideoModel,
     monitor: Monitor,
     tracer: Tracer,
@@ -92,7 +129,7 @@ def build_stage(
 
     Args:
         place: which rank this is.
-        wire: what `join` returned.
+        links: what `join` returned.
         model: with the parts that this rank needs.
         monitor: told of progress.
         tracer: records spans.
@@ -100,12 +137,6 @@ def build_stage(
         sink: on the last rank only.
         on_lost: called from a thread when a neighbour is gone; should end the process, since the group is broken.
     """
-    upstream = downstream = returns = reports = None
-    if wire is not None:
-        upstream = None if place.first else Receiver(wire, place.rank - 1, on_lost)
-        downstream = None if place.last else Sender(wire, place.rank + 1, on_lost)
-        returns = Sender(wire, 0, on_lost) if place.last else None
-        reports = Receiver(wire, place.num_ranks - 1, on_lost) if place.first else None
     return Stage(
         rank=place.rank,
         num_ranks=place.num_ranks,
@@ -114,15 +145,8 @@ def build_stage(
         tracer=tracer,
         source=source,
         sink=sink,
-        upstream=upstream,
-        downstream=downstream,
-        returns=returns,
-        reports=reports,
+        upstream=Receiver(links.upstream, place.rank - 1, on_lost) if links.upstream else None,
+        downstream=Sender(links.downstream, place.rank + 1, on_lost) if links.downstream else None,
+        returns=Sender(links.returns, 0, on_lost) if links.returns else None,
+        reports=Receiver(links.reports, place.num_ranks - 1, on_lost) if links.reports else None,
     )
-
-
-def leave(wire: Wire | None) -> None:
-    """Part from the other ranks after a complete run: nobody goes while a neighbour may still read a last message."""
-    if wire is not None:
-        dist.barrier()
-        dist.destroy_process_group()

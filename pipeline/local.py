@@ -14,17 +14,13 @@ import torch
 import torch.multiprocessing
 
 from svdq.pipeline.group import Place, choose_device, join
-from svdq.pipeline.transport import Wire
 
-#: The network interface that ranks of one host talk over, by platform.
-LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-
-#: What a rank does: its place, its wire (None when it is alone), and whatever else was passed to `spawn_ranks`.
+#: What a rank does: its place, its links, and whatever else was passed to `spawn_ranks`.
 RankMain = Callable[..., None]
 
 
 def spawn_ranks(num_ranks: int, main: RankMain, *args: Any, device: str = "cpu") -> None:
-    """Run `main(place, wire, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
+    """Run `main(place, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
 
     Args:
         num_ranks: K.
@@ -46,10 +42,8 @@ def spawn_ranks(num_ranks: int, main: RankMain, *args: Any, device: str = "cpu")
 
 def _enter(rank: int, num_ranks: int, meeting: str, device: str, main: RankMain, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     place = Place(rank=rank, num_ranks=num_ranks, local_rank=rank, local_num_ranks=num_ranks)
-    wire: Wire | None = join(place, choose_device(device, place), init_method=meeting)
-    main(place, wire, *args)
+    main(place, join(place, choose_device(device, place), init_method=meeting), *args)
 
 
 def exit_when_lost(reason: str) -> None:

@@ -1,10 +1,9 @@
-"""What ranks say to each other: a small JSON header, and for a sample one payload with its tensors side by side.
+"""What ranks say to each other: a small JSON header, and for a sample a payload with its tensors side by side.
 
 Nothing executable travels: no pickle. A checkpoint is the same header and tensors in a safetensors file. Knows nothing
 of sockets.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,8 +15,6 @@ from torch import Tensor
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 
-#: Bytes of a header on the wire, zero-padded: of one length, so that a receive can be posted ahead.
-HEADER_BYTES = 16 * 1024
 #: Tensors start at multiples of this in a payload, so that they can be viewed in place whatever their dtype.
 _ALIGNMENT = 16
 
@@ -31,8 +28,6 @@ class Kind(Enum):
     SAMPLE = "sample"
     #: A shape of video that will come: be ready for it.
     WARM = "warm"
-    #: Nothing to do, but alive.
-    TICK = "tick"
     #: No more messages will come.
     CLOSE = "close"
     #: From the last rank to rank 0: how a video ended.
@@ -44,7 +39,7 @@ class Message:
     """A message of any kind."""
 
     kind: Kind
-    #: JSON of what is said; empty for ticks and closes.
+    #: JSON of what is said; empty for a close.
     body: Mapping[str, Any] = field(default_factory=dict)
     #: For a sample its tensors.
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -110,13 +105,13 @@ def payload_bytes(layout: Layout) -> int:
     return sum(_span(_DTYPES[dtype], shape)[1] for _, dtype, shape in layout)
 
 
-def pack(tensors: Mapping[str, Tensor], out: Tensor) -> None:
-    """Lay tensors side by side into `out`, uint8 of payload_bytes."""
-    start = 0
-    for tensor in tensors.values():
-        num_bytes, span = _span(tensor.dtype, tensor.shape)
-        out[start : start + num_bytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        start += span
+def byte_views(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+    """View the bytes of tensors, on the host and in order; a tensor that is not contiguous is copied first."""
+    return [
+        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        for tensor in tensors.values()
+        if tensor.numel()
+    ]
 
 
 def unpack(layout: Layout, payload: Tensor) -> dict[str, Tensor]:
@@ -129,25 +124,3 @@ def unpack(layout: Layout, payload: Tensor) -> dict[str, Tensor]:
         tensors[name] = payload[start : start + num_bytes].view(dtype).view(list(shape))
         start += span
     return tensors
-
-
-def encode_header(message: Message) -> Tensor:
-    """Write a message's header: (HEADER_BYTES,), uint8, on CPU.
-
-    Raises:
-        ValueError: it does not fit.
-    """
-    text = json.dumps(
-        {"kind": message.kind.value, "body": message.body, "layout": layout_of(message.tensors)},
-        separators=(",", ":"),
-        allow_nan=False,
-    ).encode()
-    if len(text) > HEADER_BYTES:
-        raise ValueError(f"a header of {len(text)} bytes does not fit into {HEADER_BYTES}")
-    return torch.frombuffer(bytearray(text.ljust(HEADER_BYTES, b"\0")), dtype=torch.uint8)
-
-
-def decode_header(header: Tensor) -> tuple[Kind, Mapping[str, Any], Layout]:
-    """Read a header: its kind, its JSON, and the layout of the payload that follows (empty: none does)."""
-    document = json.loads(header.numpy().tobytes().rstrip(b"\0"))
-    return Kind(document["kind"]), document["body"], document["layout"]

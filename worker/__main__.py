@@ -14,7 +14,7 @@ import click
 import torch
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.group import Place, build_stage, choose_device, join, leave
+from svdq.pipeline.group import Place, build_stage, choose_device, join
 from svdq.pipeline.model import ModelInfo, Part, dtype_for, open_model
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
@@ -65,7 +65,7 @@ def _run(place: Place, wanted_device: str, options: IntakeOptions, run_dir: Path
     storage = Storage(settings.storage)
     tracer = Tracer(place.rank, on=False)
     model = open_model(settings.model, Part.of_rank(place.rank, place.num_ranks), device, dtype_for(device))
-    wire = join(place, device)
+    links = join(place, device)
     stopping = threading.Event()
     monitor = ProgressMonitor(connect(url), place.rank, model.info.notice)
     intake = None
@@ -74,7 +74,7 @@ def _run(place: Place, wanted_device: str, options: IntakeOptions, run_dir: Path
         intake = Intake(connect(url), storage, model.info, options)
     stage = build_stage(
         place=place,
-        wire=wire,
+        links=links,
         model=model,
         monitor=monitor,
         tracer=tracer,
@@ -94,7 +94,6 @@ def _run(place: Place, wanted_device: str, options: IntakeOptions, run_dir: Path
         # The neighbours stop wherever they are, too: there is nobody to say goodbye to.
         logging.shutdown()
         os._exit(0)
-    leave(wire)
     monitor.close()
 
 

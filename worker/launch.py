@@ -167,8 +167,6 @@ def _environment(settings: Settings) -> dict[str, str]:
     }
     if settings.redis_url is not None:
         environment["SVDQ_REDIS_URL"] = settings.redis_url
-    if sys.platform == "linux":
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment
 
 
