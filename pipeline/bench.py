@@ -56,6 +56,8 @@ class RankLog:
     started_s: float | None
     #: Why videos failed; on rank 0 only.
     failures: list[str]
+    #: Processor time of the run, seconds.
+    cpu_s: float
     #: Resident memory after each hundredth video and at the end, MiB.
     rss_mb: list[float]
 
@@ -90,7 +92,9 @@ def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> N
     )
     if workload.warm:
         stage.warm_up(workload.parameters)
+    cpu_before_s = time.process_time()
     stage.run()
+    cpu_s = time.process_time() - cpu_before_s
     monitor.note()
     log = RankLog(
         spans=[(span.name, span.job_id, span.start_s, span.end_s) for span in tracer.spans],
@@ -98,6 +102,7 @@ def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> N
         finished_s=drain.finished_s if drain else [],
         started_s=feed.started_s if feed else None,
         failures=feed.failures if feed else [],
+        cpu_s=cpu_s,
         rss_mb=monitor.rss_mb,
     )
     Path(folder, f"rank{place.rank}.json").write_text(json.dumps(asdict(log)), encoding="utf-8")

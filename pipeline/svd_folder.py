@@ -49,10 +49,10 @@ class SvdFolder:
             InputError: there is no such model, or it is not a whole StableVideoDiffusionPipeline.
         """
         path = Path(name).expanduser()
-        if not path.is_dir():
+        if not name or not path.is_dir():
             if not _HUB_ID.fullmatch(name):
                 raise InputError(
-                    f"There is no model folder {name}; give a diffusers folder, a hub id such as "
+                    f"There is no model folder {name!r}; give a diffusers folder, a hub id such as "
                     "stabilityai/stable-video-diffusion-img2vid-xt, or preview."
                 )
             path = _fetch(name, dtype)
@@ -115,7 +115,8 @@ def _check(path: Path, name: str) -> None:
             "stabilityai/stable-video-diffusion-img2vid-xt."
         )
     for component, expected in COMPONENTS.items():
-        _, found = index.get(component) or (None, None)
+        entry = index.get(component)  # [library, class], or null for what the pipeline does without
+        found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
         if found is None or not (path / component).is_dir():
             raise InputError(f"The model {name} has no {component}; it must be a whole StableVideoDiffusionPipeline.")
         accepted = _IMAGE_PROCESSORS if component == "feature_extractor" else {expected}

@@ -1,0 +1,155 @@
+"""Writing frames as mp4, gif, webp or png into a local folder. Knows nothing of storage, and uses no torch.
+
+It runs in a thread beside the GPU's work, so everything heavy happens in ffmpeg or inside Pillow, without Python's
+lock, and on one thread, so that it takes no core from the other ranks. The same frames give the same bytes.
+"""
+
+import errno
+import os
+import subprocess
+from io import BytesIO
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, PngImagePlugin
+
+from svdq.pipeline.animation import finish_gif, join_webp, spread
+from svdq.pipeline.errors import SampleError, UnavailableError
+
+#: The files that can be written for a video.
+Format = Literal["mp4", "gif", "webp", "png"]
+
+#: Conditions of the machine rather than of the video: told from ffmpeg's message, raised as OSError, worth a retry.
+_MACHINE_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.EFBIG,
+)
+
+
+def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int, comment: str) -> None:  # noqa: A002
+    """Write a video to `path`, replacing what is there; a failure may leave part of a file.
+
+    mp4: H.264 in yuv420p, BT.709, the index in front (faststart); `comment` in the comment tag.
+    gif: 256 colours chosen for this video, endless; `comment` in a comment block. Delays are whole hundredths of a
+    second whose sum is right.
+    webp: lossy, endless; `comment` in EXIF's ImageDescription, as UTF-8.
+    png: `path` is a folder of frame_0001.png and so on, lossless; `comment` in an iTXt chunk of that name in each.
+
+    Args:
+        frames: (F, H, W, 3), uint8, RGB; H and W even.
+        path: the file, or for png the folder, in a folder that exists.
+        format: what to write.
+        fps: frames a second.
+        comment: any text without NUL, usually JSON; mp4 takes up to 100 kB.
+
+    Raises:
+        SampleError: the frames cannot be a video, or ffmpeg refuses them.
+        UnavailableError: there is no ffmpeg.
+        OSError: the disk is full or the like; the same call may succeed later.
+    """
+    if frames.ndim != 4 or not len(frames) or frames.shape[3] != 3 or frames.dtype != np.uint8:
+        raise SampleError(
+            f"Frames of shape {frames.shape} and type {frames.dtype} cannot be a video; "
+            "they must be (F, H, W, 3) of uint8 with at least one frame."
+        )
+    match format:
+        case "mp4":
+            _write_mp4(frames, path, fps, comment)
+        case "gif":
+            _write_gif(frames, path, fps, comment)
+        case "webp":
+            _write_webp(frames, path, fps, comment)
+        case "png":
+            _write_png(frames, path, comment)
+
+
+def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
+    # The RGB to YUV matrix is named in the conversion and in the file: otherwise players guess it from the size.
+    filters = [
+        "scale=out_color_matrix=bt709:out_range=tv:flags=lanczos+accurate_rnd+full_chroma_int",
+        "format=yuv420p",
+        "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709",
+    ]
+    arguments = ["-vf", ",".join(filters), "-c:v", "libx264", "-preset", "medium", "-crf", "17"]
+    # Bit-exact: no version strings, so that the same frames give the same bytes.
+    arguments += ["-flags:v", "+bitexact", "-fflags", "+bitexact", "-metadata", f"comment={comment}"]
+    _ffmpeg(frames, fps, [*arguments, "-movflags", "+faststart", "-f", "mp4", f"file:{path}"])
+
+
+def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
+    # Ordered dither stands still from frame to frame, where error diffusion would flicker.
+    palette = (
+        "split[a][b];[a]palettegen=stats_mode=full[p];[b][p]paletteuse=dither=bayer:bayer_scale=4:diff_mode=rectangle"
+    )
+    arguments = ["-filter_complex", palette, "-fflags", "+bitexact", "-loop", "0", "-f", "gif", "pipe:1"]
+    path.write_bytes(finish_gif(_ffmpeg(frames, fps, arguments), fps, comment))
+
+
+def _write_webp(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
+    _, height, width, _ = frames.shape
+    images = (_encode_webp(frame) for frame in frames)
+    path.write_bytes(join_webp(images, width, height, spread(len(frames), fps, 1000), comment))
+
+
+def _encode_webp(frame: NDArray[np.uint8]) -> bytes:
+    buffer = BytesIO()
+    Image.fromarray(frame).save(buffer, "WEBP", quality=90, method=4)
+    return buffer.getvalue()
+
+
+def _write_png(frames: NDArray[np.uint8], path: Path, comment: str) -> None:
+    path.mkdir(exist_ok=True)
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("comment", comment)
+    for number, frame in enumerate(frames, start=1):
+        Image.fromarray(frame).save(path / f"frame_{number:04}.png", pnginfo=info, compress_level=4)
+
+
+def _ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: list[str]) -> bytes:
+    """Run ffmpeg with the frames as its input and return its standard output."""
+    _, height, width, _ = frames.shape
+    command = [_ffmpeg_program(), "-hide_banner", "-loglevel", "error", "-y", "-threads", "1", "-filter_threads", "1"]
+    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{width}x{height}", "-framerate", f"{fps}"]
+    command += ["-i", "pipe:0", "-threads", "1", *arguments]
+    # A session of its own: Ctrl-C at the terminal means the worker, which finishes what is in flight.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        output, messages = process.communicate(frames.tobytes())
+    if process.returncode:
+        _raise_for(process.returncode, messages.decode(errors="replace").strip())
+    return output
+
+
+def _ffmpeg_program() -> str:
+    # Imported on demand: webp and png need no ffmpeg.
+    import imageio_ffmpeg
+
+    try:
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
+    except RuntimeError as error:
+        raise UnavailableError(
+            "There is no ffmpeg on this machine; reinstall imageio-ffmpeg or set IMAGEIO_FFMPEG_EXE to one."
+        ) from error
+
+
+def _raise_for(status: int, messages: str) -> None:
+    """Raise what ffmpeg's exit status and messages mean."""
+    for code in _MACHINE_ERRORS:
+        if os.strerror(code) in messages:
+            raise OSError(code, f"ffmpeg could not write the video: {os.strerror(code)}")
+    if status < 0:
+        # Killed from outside, for memory or by a person; the video itself may well be fine.
+        raise OSError(errno.ECANCELED, f"ffmpeg was stopped by signal {-status}")
+    last_line = messages.splitlines()[-1] if messages else f"exit status {status}"
+    raise SampleError(f"ffmpeg could not encode the video ({last_line}).")

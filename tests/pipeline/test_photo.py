@@ -1,0 +1,159 @@
+import struct
+import zlib
+from contextlib import suppress
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from svdq.pipeline.errors import SampleError
+from svdq.pipeline.photo import load, prepare
+
+
+def encoded(image: Image.Image, file_format: str = "PNG", **options) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, file_format, **options)
+    return buffer.getvalue()
+
+
+def gradient(width: int, height: int) -> Image.Image:
+    """Red grows to the right, green downwards."""
+    x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return Image.fromarray(np.stack([x, y, np.full_like(x, 90)], axis=-1).astype(np.uint8))
+
+
+@given(
+    st.integers(1, 300),
+    st.integers(1, 300),
+    st.sampled_from([64, 128, 192]),
+    st.sampled_from([64, 128]),
+    st.sampled_from(["crop", "pad", "stretch"]),
+    st.sampled_from(["RGB", "L", "1", "P", "RGBA", "LA", "CMYK", "YCbCr", "I", "F", "I;16"]),
+)
+def test_any_photo_gets_the_size(width, height, out_width, out_height, fit, mode):
+    if mode == "I;16":
+        photo = Image.fromarray(np.zeros((height, width), np.uint16))
+    else:
+        photo = Image.new(mode, (width, height))
+    prepared = prepare(photo, out_width, out_height, fit)
+    assert prepared.size == (out_width, out_height)
+    assert prepared.mode == "RGB"
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+def test_photo_of_the_right_size_keeps_its_pixels(fit):
+    photo = gradient(128, 64)
+    assert np.array_equal(prepare(encoded(photo), 128, 64, fit), photo)
+
+
+def test_crop_takes_the_centre():
+    pixels = np.asarray(prepare(gradient(400, 100), 100, 100, "crop"))
+    assert pixels[50, 0, 0] == pytest.approx(255 * 0.375, abs=3)
+    assert pixels[50, -1, 0] == pytest.approx(255 * 0.625, abs=3)
+    assert pixels[0, 50, 1] <= 3
+
+
+def test_pad_puts_black_beside_the_whole_photo():
+    pixels = np.asarray(prepare(gradient(100, 100), 192, 64, "pad"))
+    assert (pixels[:, :64] == 0).all()
+    assert (pixels[:, 128:] == 0).all()
+    assert pixels[32, 127, 0] > 245
+    assert pixels[32, 64, 0] < 10
+
+
+def test_stretch_shows_everything():
+    pixels = np.asarray(prepare(gradient(400, 100), 64, 64, "stretch"))
+    assert pixels[32, 0, 0] < 10
+    assert pixels[32, -1, 0] > 245
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_honoured(orientation):
+    upright = gradient(96, 64)
+    stored = {
+        1: upright,
+        2: upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        3: upright.transpose(Image.Transpose.ROTATE_180),
+        4: upright.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+        5: upright.transpose(Image.Transpose.TRANSPOSE),
+        6: upright.transpose(Image.Transpose.ROTATE_90),
+        7: upright.transpose(Image.Transpose.TRANSVERSE),
+        8: upright.transpose(Image.Transpose.ROTATE_270),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert np.array_equal(prepare(encoded(stored, exif=exif), 96, 64), upright)
+
+
+def test_transparency_is_laid_on_black():
+    photo = Image.new("RGBA", (64, 64), (200, 100, 50, 0))
+    photo.paste((200, 100, 50, 255), (0, 0, 32, 64))
+    pixels = np.asarray(prepare(encoded(photo), 64, 64))
+    assert tuple(pixels[0, 0]) == (200, 100, 50)
+    assert tuple(pixels[0, 63]) == (0, 0, 0)
+
+
+def test_palette_transparency_is_laid_on_black():
+    photo = Image.new("P", (64, 64), 1)
+    photo.putpalette([10, 20, 30, 200, 100, 50])
+    assert tuple(np.asarray(prepare(encoded(photo, transparency=1), 64, 64))[0, 0]) == (0, 0, 0)
+
+
+def test_16_bit_gray_is_scaled_not_clipped():
+    gray = np.full((64, 64), 128 * 257, np.uint16)
+    assert (np.asarray(prepare(encoded(Image.fromarray(gray)), 64, 64)) == 128).all()
+
+
+def test_first_frame_of_an_animation():
+    frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert tuple(np.asarray(prepare(data, 64, 64))[0, 0]) == (255, 0, 0)
+
+
+def test_the_photo_itself_is_not_changed():
+    photo = gradient(64, 64)
+    before = photo.copy()
+    prepare(photo, 128, 64, "pad")
+    assert np.array_equal(photo, before)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"hello, not an image", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\0\0\0\0WEBPVP8 "]
+)
+def test_bytes_that_are_no_image(data):
+    with pytest.raises(SampleError, match="cannot be decoded"):
+        prepare(data, 64, 64)
+
+
+@given(st.data())
+def test_damaged_files_fail_with_a_sentence_or_decode(photo_bytes, data):
+    end = data.draw(st.integers(0, len(photo_bytes)))
+    place = data.draw(st.integers(0, 2000))
+    damaged = photo_bytes[:place] + data.draw(st.binary(max_size=4)) + photo_bytes[place + 4 : end]
+    with suppress(SampleError):  # a sentence, not whatever Pillow raises
+        assert prepare(damaged, 64, 64).size == (64, 64)
+
+
+def test_truncated_photo(photo_bytes):
+    with pytest.raises(SampleError, match="truncated"):
+        load(photo_bytes[:5000])
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG file that says how large it is and has no pixels."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def test_too_many_pixels():
+    with pytest.raises(SampleError, match="12000 x 10000 pixels, more than the 1,000,000"):
+        load(png_header(12000, 10000), max_pixels=1_000_000)
+    with pytest.raises(SampleError, match="The photo"):
+        load(png_header(60000, 60000))

@@ -1,0 +1,164 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from svdq.pipeline import preview
+from svdq.pipeline.errors import SampleError
+from svdq.pipeline.model import Part, open_model
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.photo import prepare
+from svdq.pipeline.tiny import SCHEDULER_CONFIG
+
+ALL = Part.ENCODER | Part.DENOISER | Part.DECODER
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return open_model("preview", ALL, CPU, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def photo(photo_bytes):
+    return prepare(photo_bytes, 192, 128)
+
+
+def parameters(**changes):
+    return VideoParameters(**({"frames": 5, "steps": 6, "width": 192, "height": 128, "seed": 4} | changes))
+
+
+def render(model, photo, values):
+    tensors = model.encode(photo, values)
+    denoiser = model.denoiser(tensors, values)
+    latents = tensors["latents"]
+    for index in range(values.steps):
+        latents = denoiser.step(latents, index)
+    return model.decode({"latents": latents}, values, values.num_frames)
+
+
+def test_says_what_it_is(model):
+    assert model.info.notice == "preview (no diffusion model)"
+    assert model.info.default_frames == 25
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("steps", [1, 2, 25])
+def test_frames_are_clean_and_begin_with_the_photo(photo, dtype, steps):
+    model = open_model("preview", ALL, CPU, dtype)
+    values = parameters(steps=steps)
+    frames = render(model, photo, values)
+    assert frames.shape == (5, 128, 192, 3)
+    assert frames.dtype == np.uint8
+    assert np.array_equal(frames[0], np.asarray(photo))
+    for frame, box in zip(frames, preview.camera_move(values), strict=True):
+        assert np.array_equal(frame, np.asarray(photo.resize(photo.size, preview.Image.Resampling.BICUBIC, box=box)))
+
+
+def test_it_moves_evenly_and_more_in_a_larger_bucket(model, photo):
+    def differences(**changes):
+        frames = render(model, photo, parameters(frames=8, **changes)).astype(int)
+        return np.abs(np.diff(frames, axis=0)).mean(axis=(1, 2, 3)), np.abs(frames[-1] - frames[0]).mean()
+
+    between, total = differences(motion_bucket_id=127)
+    assert between.min() > 0
+    assert between.max() < total
+    assert differences(motion_bucket_id=10)[1] < total < differences(motion_bucket_id=255)[1]
+    assert differences(motion_bucket_id=0)[1] == 0
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 200), st.integers(0, 1023), st.sampled_from([64, 576, 4096]))
+def test_the_camera_stays_within_the_photo(seed, frames, motion_bucket_id, width):
+    values = parameters(seed=seed, frames=frames, motion_bucket_id=motion_bucket_id, width=width)
+    boxes = preview.camera_move(values)
+    assert len(boxes) == frames
+    assert boxes[0] == (0, 0, width, 128)
+    for left, upper, right, lower in boxes:
+        assert 0 <= left < right <= width
+        assert 0 <= upper < lower <= 128
+        assert (right - left) / (lower - upper) == pytest.approx(width / 128)
+
+
+def test_direction_comes_from_the_seed():
+    ends = {tuple(round(side, 3) for side in preview.camera_move(parameters(seed=seed))[-1]) for seed in range(20)}
+    assert len(ends) == 20
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 25])
+def test_sigmas_are_those_of_diffusers(steps):
+    from diffusers import EulerDiscreteScheduler
+
+    scheduler = EulerDiscreteScheduler(**SCHEDULER_CONFIG)
+    scheduler.set_timesteps(steps)
+    assert preview.sigmas(steps) == scheduler.sigmas.tolist()
+
+
+def test_steps_are_those_of_diffusers_scheduler_with_a_perfect_v(model, photo):
+    from diffusers import EulerDiscreteScheduler
+
+    values = parameters(steps=9)
+    scheduler = EulerDiscreteScheduler(**SCHEDULER_CONFIG)
+    scheduler.set_timesteps(values.steps)
+    tensors = model.encode(photo, values)
+    denoiser = model.denoiser(tensors, values)
+    ours = theirs = tensors["latents"]
+    assert ours.std().item() == pytest.approx(float(scheduler.init_noise_sigma), rel=0.01)
+    answer = preview._to_values(denoiser._work_out(), torch.float32)
+    for index, timestep in enumerate(scheduler.timesteps):
+        sigma = scheduler.sigmas[index].double()
+        scheduler.scale_model_input(theirs, timestep)
+        # In double precision: at the largest sigma v hides x0 behind the seventh digit of float32.
+        x = theirs.double()
+        v = (x / (sigma**2 + 1) - answer) * (sigma**2 + 1).sqrt() / sigma
+        theirs = scheduler.step(v, timestep, theirs).prev_sample
+        ours = denoiser.step(ours, index)
+        scale = float(scheduler.sigmas[index + 1]) + 1
+        assert (ours - theirs).abs().max() < 5e-6 * scale + 1e-6 * float(sigma)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**40), st.integers(0, 6), st.integers(1, 2))
+def test_bits_depend_neither_on_who_does_a_step_nor_on_threads(photo, model, seed, cut, threads):
+    values = parameters(seed=seed, frames=3, steps=6)
+    expected = render(model, photo, values)
+    tensors = model.encode(photo, values)
+    latents = tensors["latents"]
+    first, second = model.denoiser(tensors, values), model.denoiser(tensors, values)
+    torch.set_num_threads(threads)
+    for index in range(values.steps):
+        latents = (first if index < cut else second).step(latents, index)
+    assert np.array_equal(model.decode({"latents": latents}, values, 1), expected)
+
+
+def test_same_bits_at_every_step_with_two_threads(model, photo):
+    values = parameters()
+    tensors = model.encode(photo, values)
+    one = model.denoiser(tensors, values).step(tensors["latents"], 2)
+    torch.set_num_threads(2)
+    assert torch.equal(model.encode(photo, values)["latents"], tensors["latents"])
+    assert torch.equal(model.denoiser(tensors, values).step(tensors["latents"], 2), one)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_are_checked(model, bad):
+    latents = torch.zeros(1, 5, 192, 16, 24)
+    latents[0, 3, 7, 2, 2] = bad
+    with pytest.raises(SampleError, match="not numbers"):
+        model.decode({"latents": latents}, parameters(), 5)
+
+
+def test_space_to_depth_is_torchs():
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 128, 3), np.uint8)
+    expected = torch.nn.functional.pixel_unshuffle(torch.from_numpy(pixels).permute(2, 0, 1), 8)
+    blocks = preview._space_to_depth(pixels)
+    assert np.array_equal(blocks, expected.numpy())
+    assert np.array_equal(preview._depth_to_space(blocks), pixels)
+
+
+def test_needs_no_diffusers():
+    code = "import sys, svdq.pipeline.preview; sys.exit('diffusers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

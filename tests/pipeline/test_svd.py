@@ -1,0 +1,276 @@
+import json
+import shutil
+import socket
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from svdq.pipeline.errors import InputError, SampleError
+from svdq.pipeline.model import Part, open_model
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.photo import prepare
+from svdq.pipeline.svd import SvdModel
+
+CPU = torch.device("cpu")
+#: Guidance on, off, and both scales high.
+GUIDANCE = {"on": (1.0, 3.0), "off": (1.0, 1.0), "high": (2.0, 4.5)}
+
+
+def parameters(guidance="on", **changes):
+    low, high = GUIDANCE[guidance]
+    defaults = {"frames": 3, "steps": 4, "width": 128, "height": 64, "seed": 11, "noise_aug_strength": 0.1}
+    return VideoParameters(**(defaults | {"min_guidance_scale": low, "max_guidance_scale": high} | changes))
+
+
+@pytest.fixture(scope="module")
+def open_parts(tiny_model):
+    """Open the tiny model with some parts; each call with the same parts gives the same instance."""
+    return cache(lambda parts: open_model(str(tiny_model), parts, CPU, torch.float32))
+
+
+@pytest.fixture(scope="module")
+def ranks(open_parts):
+    """Three ranks' models, each with its parts only."""
+    return [open_parts(Part.of_rank(rank, 3)) for rank in range(3)]
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model):
+    """What diffusers itself makes of a photo, called with the arguments that users give."""
+    from diffusers import StableVideoDiffusionPipeline
+
+    pipeline = StableVideoDiffusionPipeline.from_pretrained(tiny_model)
+    pipeline.set_progress_bar_config(disable=True)
+
+    def render(photo, values, decode_chunk_size):
+        frames = pipeline(
+            photo,
+            height=values.height,
+            width=values.width,
+            num_frames=values.frames,
+            num_inference_steps=values.steps,
+            min_guidance_scale=values.min_guidance_scale,
+            max_guidance_scale=values.max_guidance_scale,
+            fps=values.fps,
+            motion_bucket_id=values.motion_bucket_id,
+            noise_aug_strength=values.noise_aug_strength,
+            decode_chunk_size=decode_chunk_size,
+            generator=torch.Generator("cpu").manual_seed(values.seed),
+        ).frames[0]
+        return np.stack([np.asarray(frame) for frame in frames])
+
+    return render
+
+
+@pytest.fixture(scope="module")
+def photo(photo_bytes):
+    return prepare(photo_bytes, 128, 64)
+
+
+def render(ranks, photo, values, boundaries, decode_chunk_size):
+    """Carry one video through ranks that share nothing but its tensors."""
+    tensors = ranks[0].encode(photo, values)
+    for rank, (first, end) in zip(ranks, pairwise(boundaries), strict=True):
+        denoiser = rank.denoiser(tensors, values)
+        for index in range(first, end):
+            tensors = {**tensors, "latents": denoiser.step(tensors["latents"], index)}
+    return ranks[-1].decode(tensors, values, decode_chunk_size)
+
+
+@pytest.mark.parametrize("guidance", GUIDANCE)
+@pytest.mark.parametrize(
+    ("steps", "boundaries"),
+    [(1, (0, 1, 1, 1)), (1, (0, 0, 0, 1)), (4, (0, 1, 2, 4)), (4, (0, 0, 4, 4)), (7, (0, 3, 4, 7)), (7, (0, 2, 2, 7))],
+)
+def test_same_bits_as_diffusers_wherever_the_steps_are_split(ranks, reference, photo, guidance, steps, boundaries):
+    values = parameters(guidance, steps=steps)
+    ours = render(ranks, photo, values, boundaries, 3)
+    assert np.array_equal(ours, reference(photo, values, 3))
+    assert ours.std() > 20
+
+
+@pytest.mark.parametrize("decode_chunk_size", [1, 2, 14])
+def test_same_bits_as_diffusers_for_any_decode_chunk_size(ranks, reference, photo, decode_chunk_size):
+    values = parameters()
+    ours = render(ranks, photo, values, (0, 1, 2, 4), decode_chunk_size)
+    assert np.array_equal(ours, reference(photo, values, decode_chunk_size))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"frames": 1, "min_guidance_scale": 2.0},
+        {"fps": 1, "motion_bucket_id": 5},
+        {"noise_aug_strength": 0.0},
+        {"seed": 2**63 - 1},
+        {"width": 64},
+    ],
+    ids=str,
+)
+def test_same_bits_as_diffusers_for_other_parameters(ranks, reference, photo_bytes, changes):
+    values = parameters(steps=2, **changes)
+    photo = prepare(photo_bytes, values.width, values.height, "pad")
+    assert np.array_equal(render(ranks, photo, values, (0, 1, 1, 2), 2), reference(photo, values, 2))
+
+
+def test_one_frame_with_the_default_guidance_works(ranks, photo):
+    # diffusers 0.42 stops here: its linspace has only the smallest scale, 1, and it takes guidance for off half way.
+    frames = render(ranks, photo, parameters(frames=1), (0, 1, 2, 4), 1)
+    assert frames.shape == (1, 64, 128, 3)
+    assert frames.std() > 20
+
+
+def test_interleaved_samples_do_not_disturb_each_other(ranks, reference, photo_bytes):
+    jobs = [parameters("on"), parameters("off", steps=7, frames=2, seed=12), parameters("high", width=64, fps=20)]
+    photos = [prepare(photo_bytes, values.width, values.height) for values in jobs]
+    tensors = [ranks[0].encode(photo, values) for photo, values in zip(photos, jobs, strict=True)]
+    denoisers = [ranks[1].denoiser(*pair) for pair in zip(tensors, jobs, strict=True)]
+    for index in range(7):
+        for number, values in enumerate(jobs):
+            if index < values.steps:
+                latents = denoisers[number].step(tensors[number]["latents"], index)
+                tensors[number] = {**tensors[number], "latents": latents}
+    for number, values in enumerate(jobs):
+        ours = ranks[2].decode(tensors[number], values, 2)
+        assert np.array_equal(ours, reference(photos[number], values, 2))
+
+
+def test_a_step_can_be_done_again(ranks, photo):
+    values = parameters()
+    tensors = ranks[0].encode(photo, values)
+    denoiser = ranks[0].denoiser(tensors, values)
+    first = denoiser.step(tensors["latents"], 0)
+    second = denoiser.step(first, 1)
+    assert torch.equal(denoiser.step(tensors["latents"], 0), first)
+    assert torch.equal(denoiser.step(first, 1), second)
+
+
+def test_shapes_and_memory_of_each_part(ranks, open_parts, photo):
+    encoder = open_parts(Part.ENCODER)
+    tensors = encoder.encode(photo, parameters())
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "image_embedding": (1, 1, 32),
+        "image_latents": (1, 4, 8, 16),
+        "latents": (1, 3, 4, 8, 16),
+    }
+    assert encoder._pipeline.unet is None
+    assert encoder._pipeline.vae.decoder is None
+    first, middle, last = (rank._pipeline for rank in ranks)
+    assert first.vae.decoder is None
+    assert first.unet is not None
+    assert (middle.vae, middle.image_encoder, middle.feature_extractor) == (None, None, None)
+    assert last.vae.encoder is None
+    assert last.image_encoder is None
+
+
+def test_info(ranks, tiny_model):
+    for rank in ranks:
+        assert rank.info.name == str(tiny_model)
+        assert rank.info.notice == "tiny (untrained: shows noise)"
+        assert rank.info.default_frames == 14
+
+
+def test_nan_is_a_failure_with_a_reason(ranks):
+    latents = torch.zeros(1, 3, 4, 8, 16)
+    latents[0, 1, 0, 0, 0] = float("nan")
+    with pytest.raises(SampleError, match="not numbers"):
+        ranks[2].decode({"latents": latents}, parameters(), 3)
+
+
+@pytest.mark.parametrize("guidance", ["on", "off"])
+def test_bfloat16_keeps_its_type_between_ranks(tiny_model, photo, guidance):
+    model = SvdModel(str(tiny_model), Part.of_rank(0, 1), CPU, torch.bfloat16)
+    values = parameters(guidance, steps=2)
+    tensors = model.encode(photo, values)
+    latents = model.denoiser(tensors, values).step(tensors["latents"], 0)
+    assert {tensor.dtype for tensor in [*tensors.values(), latents]} == {torch.bfloat16}
+
+
+def test_half_precision_weights_are_preferred_for_float16(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    unet = folder / "unet"
+    name = "diffusion_pytorch_model"
+    (unet / f"{name}.safetensors").rename(unet / f"{name}.fp16.safetensors")
+    model = open_model(str(folder), Part.DENOISER, CPU, torch.float16)
+    assert model._pipeline.unet.dtype == torch.float16
+    with pytest.raises(InputError, match="cannot be loaded"):
+        open_model(str(folder), Part.DENOISER, CPU, torch.float32)
+
+
+def test_a_local_folder_needs_no_network(tiny_model, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a local folder must not cause network traffic")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert open_model(str(tiny_model), Part.of_rank(0, 1), CPU, torch.float32).info.default_frames == 14
+
+
+def edit_index(folder, component, value):
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {component: value}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder / "unet"), "has no unet"),
+        (lambda folder: edit_index(folder, "unet", [None, None]), "has no unet"),
+        (lambda folder: edit_index(folder, "unet", ["diffusers", "UNet2DConditionModel"]), "is a UNet2DConditionModel"),
+        (lambda folder: edit_index(folder, "unet", "nonsense"), "has no unet"),
+        (lambda folder: edit_index(folder, "scheduler", ["diffusers", "DDIMScheduler"]), "EulerDiscreteScheduler only"),
+        (lambda folder: edit_index(folder, "_class_name", "StableDiffusionPipeline"), "is a StableDiffusionPipeline"),
+        (lambda folder: (folder / "model_index.json").write_text("[]"), "not a JSON object"),
+        (lambda folder: (folder / "model_index.json").unlink(), "no readable"),
+        (lambda folder: (folder / "unet" / "config.json").write_text("{"), "no readable unet/config.json"),
+        (lambda folder: next((folder / "unet").glob("*.safetensors")).write_bytes(b"x" * 99), "cannot be loaded"),
+        (lambda folder: next((folder / "unet").glob("*.safetensors")).unlink(), "cannot be loaded"),
+        (lambda folder: shutil.rmtree(folder / "vae"), "has no vae"),
+    ],
+)
+def test_a_broken_folder_gives_one_sentence(tiny_model, tmp_path, damage, message):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    damage(folder)
+    with pytest.raises(InputError, match=message) as caught:
+        open_model(str(folder), Part.DENOISER, CPU, torch.float32)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "/no/such/folder", "previw", "", "http://example.org/model"])
+def test_a_name_that_is_no_model(name):
+    with pytest.raises(InputError, match="There is no model folder"):
+        open_model(name, Part.DENOISER, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_hub_id_that_cannot_be_fetched(monkeypatch, dtype):
+    from diffusers import StableVideoDiffusionPipeline
+
+    def fail(name, **_):
+        raise OSError("We couldn't connect\nand so on")
+
+    monkeypatch.setattr(StableVideoDiffusionPipeline, "download", fail)
+    with pytest.raises(InputError, match="neither a folder nor can it be fetched") as caught:
+        open_model("someone/some-model", Part.DENOISER, CPU, dtype)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_id_is_fetched_with_half_precision_weights_where_there_are_some(tiny_model, monkeypatch):
+    from diffusers import StableVideoDiffusionPipeline
+
+    asked = []
+
+    def download(name, *, variant, use_safetensors):
+        asked.append((name, variant, use_safetensors))
+        if variant:
+            raise ValueError("no such variant")
+        return str(tiny_model)
+
+    monkeypatch.setattr(StableVideoDiffusionPipeline, "download", download)
+    model = open_model("someone/some-model", Part.DENOISER, CPU, torch.float16)
+    assert model.info.name == "someone/some-model"
+    assert asked == [("someone/some-model", "fp16", True), ("someone/some-model", None, True)]
