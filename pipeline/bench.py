@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
@@ -62,10 +61,15 @@ class RankLog:
     rss_mb: list[float]
 
 
-def run_loop(workload: Workload) -> list[RankLog]:
-    """Run the workload on a rank a model and return what each saw, by rank."""
+def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
+    """Run the workload on a rank a model and return what each saw, by rank.
+
+    Args:
+        workload: what to do.
+        replicas: give each rank whole videos, every K-th one, in place of a range of steps of each.
+    """
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
-        spawn_ranks(len(workload.models), _rank_main, workload, folder, device=workload.device)
+        spawn_ranks(len(workload.models), _rank_main, workload, folder, device=workload.device, replicas=replicas)
         return [
             RankLog(**json.loads(Path(folder, f"rank{rank}.json").read_text(encoding="utf-8")))
             for rank in range(len(workload.models))
@@ -75,8 +79,11 @@ def run_loop(workload: Workload) -> list[RankLog]:
 def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> None:
     device = choose_device(workload.device, place)
     parts = Part.of_rank(place.rank, place.num_ranks)
-    model = open_model(workload.models[place.rank], parts, device, dtype_for(device))
-    feed = _Feed(workload) if place.first else None
+    number = place.local_rank
+    model = open_model(workload.models[number], parts, device, dtype_for(device))
+    replicas = place.num_ranks < len(workload.models)
+    numbers = range(number, workload.num_samples, len(workload.models)) if replicas else range(workload.num_samples)
+    feed = _Feed(workload, numbers) if place.first else None
     drain = _Drain() if place.last else None
     monitor = _MemoryMonitor()
     tracer = Tracer(place.rank, on=True)
@@ -105,26 +112,25 @@ def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> N
         cpu_s=cpu_s,
         rss_mb=monitor.rss_mb,
     )
-    Path(folder, f"rank{place.rank}.json").write_text(json.dumps(asdict(log)), encoding="utf-8")
+    Path(folder, f"rank{number}.json").write_text(json.dumps(asdict(log)), encoding="utf-8")
 
 
 class _Feed:
     """A source that always has the next video."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, numbers: range) -> None:
         self._workload = workload
+        self._numbers = iter(numbers)
         self._photo = Image.effect_noise((workload.parameters.width, workload.parameters.height), 64).convert("RGB")
-        self._num_taken = 0
         self.started_s: float | None = None
         self.failures: list[str] = []
 
     def take(self) -> Request | None:
-        if self._num_taken == self._workload.num_samples:
-            return None
         if self.started_s is None:
             self.started_s = time.time()
-        number = self._num_taken
-        self._num_taken += 1
+        number = next(self._numbers, None)
+        if number is None:
+            return None
         parameters = self._workload.parameters.model_copy(update={"seed": number})
         return Request(job_id=f"sample-{number}", parameters=parameters, photo=self._photo)
 
@@ -174,17 +180,3 @@ class _MemoryMonitor:
 
     def cancelled(self, job_id: str) -> bool:
         return False
-
-
-def measured_seconds(logs: list[RankLog]) -> tuple[float, float, float]:
-    """Give the median seconds of a step, an encode and a decode over all ranks: t, E and D of a real model."""
-    step_s: list[float] = []
-    other_s: dict[str, list[float]] = {"encode": [], "decode": []}
-    for log in logs:
-        for name, _, start_s, end_s in log.spans:
-            if name.startswith("steps "):
-                first, last = name.removeprefix("steps ").split("-")
-                step_s.append((end_s - start_s) / (int(last) - int(first) + 1))
-            elif name in other_s:
-                other_s[name].append(end_s - start_s)
-    return median(step_s), median(other_s["encode"]), median(other_s["decode"])

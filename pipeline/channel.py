@@ -8,6 +8,7 @@ A neighbour that dies closes its socket, and the kernel's keep-alive probes noti
 and at no cost: an idle channel has no time-out and wakes nobody.
 """
 
+import contextlib
 import hmac
 import json
 import secrets
@@ -60,32 +61,42 @@ class Channel:
         self.device = device
         self._nccl_peer = nccl_peer
 
-    def send(self, message: Message) -> None:
-        """Send a message and wait until it is on its way.
+    def begin(self, message: Message) -> list[memoryview]:
+        """Begin to send a message: give the kernel what it takes at once, and return what is left.
 
-        Raises:
-            OSError: the neighbour is gone.
+        Spares waking a thread for what fits into the socket's buffer. Tensors for NCCL are left to `finish`.
         """
         header = json.dumps(
             {"kind": message.kind.value, "body": message.body, "layout": layout_of(message.tensors)},
             separators=(",", ":"),
             allow_nan=False,
         ).encode()
-        start = memoryview(_LENGTH.pack(len(header)) + header)
-        if not message.tensors or self._nccl_peer is not None:
-            self._send_all([start])
+        buffers = [memoryview(_LENGTH.pack(len(header)) + header)]
+        if self._nccl_peer is None:
+            buffers += byte_views(message.tensors)
+        with contextlib.suppress(BlockingIOError):
+            return self._send_some(buffers, socket.MSG_DONTWAIT)
+        return buffers
+
+    def finish(self, message: Message, buffers: list[memoryview]) -> None:
+        """Send what `begin` left, and the tensors that go through NCCL, and wait until all is on its way.
+
+        Raises:
+            OSError: the neighbour is gone.
+        """
+        while buffers:
+            buffers = self._send_some(buffers, 0)
+        if self._nccl_peer is not None:
             for tensor in message.tensors.values():
                 dist.send(tensor.contiguous(), self._nccl_peer)
-        else:
-            self._send_all([start, *byte_views(message.tensors)])
 
-    def _send_all(self, buffers: list[memoryview]) -> None:
-        while buffers:
-            num_sent = self._connection.sendmsg(buffers[:_MAX_BUFFERS])
-            while buffers and num_sent >= len(buffers[0]):
-                num_sent -= len(buffers.pop(0))
-            if num_sent:
-                buffers[0] = buffers[0][num_sent:]
+    def _send_some(self, buffers: list[memoryview], flags: int) -> list[memoryview]:
+        num_sent = self._connection.sendmsg(buffers[:_MAX_BUFFERS], (), flags)
+        for position, buffer in enumerate(buffers):
+            if num_sent < len(buffer):
+                return [buffer[num_sent:], *buffers[position + 1 :]]
+            num_sent -= len(buffer)
+        return []
 
     def receive_header(self) -> Announcement:
         """Wait for the next header, for days if need be.

@@ -1,19 +1,22 @@
 """Running estimates of what steps, encodes and decodes cost, per rank and per shape of video. Pure, no clock.
 
-Measured while real samples run: nothing is benchmarked ahead. Medians of the last measurements, so that one slow step
-(a page fault, another process) moves nothing.
+Measured while real samples run: nothing is benchmarked ahead. What disturbs a measurement (a page fault, another
+process) only ever makes it longer, so an estimate is the lower quartile of the last measurements; and ranks whose
+speeds are nearly equal count as equal, since shares that follow noise cost more than they gain.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Costs
 
-#: Measurements that an estimate is the median of: enough to shrug off outliers, few enough to follow a change.
+#: Measurements that an estimate is made from: enough to shrug off outliers, few enough to follow a change.
 WINDOW = 15
+#: Ranks whose step time is within this share of the typical one count as equally fast.
+EQUAL_WITHIN = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +90,20 @@ class CostBook:
     def estimate(self, shape: Shape) -> Costs:
         """Estimate the costs of a sample; in units of one step as long as nothing of its shape is measured."""
         measured = self._measured[shape] if shape in self._measured else _Measured()
-        known = {rank: median(times) for rank, times in measured.step_s.items()}
+        known = {rank: _undisturbed(times) for rank, times in measured.step_s.items()}
         # A rank that has no steps of this shape yet (it only decodes, say) is taken to be as fast as the others.
-        typical = median(known.values()) if known else 1.0
+        typical = max(median(known.values()), 1e-9) if known else 1.0
+        known = {
+            rank: typical if abs(step_s / typical - 1) < EQUAL_WITHIN else step_s for rank, step_s in known.items()
+        }
         return Costs(
             # A measured zero would make a rank infinitely fast.
             step_s=tuple(max(known.get(rank, typical), 1e-9) for rank in range(self._num_ranks)),
-            encode_s=median(measured.encode_s) if measured.encode_s else self._guess.encode_steps * typical,
-            decode_s=median(measured.decode_s) if measured.decode_s else self._guess.decode_steps * typical,
+            encode_s=_undisturbed(measured.encode_s) if measured.encode_s else self._guess.encode_steps * typical,
+            decode_s=_undisturbed(measured.decode_s) if measured.decode_s else self._guess.decode_steps * typical,
         )
+
+
+def _undisturbed(times: Sequence[float]) -> float:
+    """Take the lower quartile; of a single measurement that one."""
+    return times[0] if len(times) == 1 else quantiles(times, n=4, method="inclusive")[0]

@@ -8,18 +8,22 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.group import Place, choose_device, join
 
 #: What a rank does: its place, its links, and whatever else was passed to `spawn_ranks`.
 RankMain = Callable[..., None]
 
 
-def spawn_ranks(num_ranks: int, main: RankMain, *args: Any, device: str = "cpu") -> None:
+def spawn_ranks(num_ranks: int, main: RankMain, *args: Any, device: str = "cpu", replicas: bool = False) -> None:
     """Run `main(place, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
 
     Args:
@@ -27,23 +31,38 @@ def spawn_ranks(num_ranks: int, main: RankMain, *args: Any, device: str = "cpu")
         main: a module-level function, since it is looked up by name in the new processes.
         args: passed on.
         device: cpu, cuda or auto.
+        replicas: each process is a group of one, without links; its `local_rank` tells which.
 
     Raises:
-        torch.multiprocessing.ProcessRaisedException: a rank raised; the text holds its traceback.
+        SvdqError: a rank raised one; the first one's sentence.
+        torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text holds its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
         meeting = f"file://{folder}/rendezvous"
         # A fork server imports torch once for all ranks; it never touches CUDA, so that its children may.
         multiprocessing.set_forkserver_preload([__name__, main.__module__])
-        torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
-            _enter, (num_ranks, meeting, device, main, args), nprocs=num_ranks, start_method="forkserver"
-        )
+        try:
+            torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
+                _enter, (num_ranks, meeting, device, replicas, main, args), nprocs=num_ranks, start_method="forkserver"
+            )
+        except (ProcessExitedException, ProcessRaisedException):
+            for sentence in Path(folder).glob("error*"):
+                raise SvdqError(sentence.read_text(encoding="utf-8")) from None
+            raise
 
 
-def _enter(rank: int, num_ranks: int, meeting: str, device: str, main: RankMain, args: tuple[Any, ...]) -> None:
+def _enter(
+    rank: int, num_ranks: int, meeting: str, device: str, replicas: bool, main: RankMain, args: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
     place = Place(rank=rank, num_ranks=num_ranks, local_rank=rank, local_num_ranks=num_ranks)
-    main(place, join(place, choose_device(device, place), init_method=meeting), *args)
+    if replicas:
+        place = replace(place, rank=0, num_ranks=1)
+    try:
+        main(place, join(place, choose_device(device, place), init_method=meeting), *args)
+    except SvdqError as error:
+        Path(meeting.removeprefix("file://")).with_name(f"error{rank}").write_text(str(error), encoding="utf-8")
+        sys.exit(1)
 
 
 def exit_when_lost(reason: str) -> None:

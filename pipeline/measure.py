@@ -50,6 +50,19 @@ def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int
     )
 
 
+def replicas_state(finished_s: Sequence[Sequence[float]]) -> Steady:
+    """Measure replicas, each of which makes whole videos: their common pace is that of one over their number."""
+    intervals = [later - earlier for times in finished_s for earlier, later in itertools.pairwise(times)]
+    paces = [interval / len(finished_s) for interval in intervals]
+    return Steady(
+        mean_s=sum(paces) / len(paces),
+        pace_s=median(paces),
+        pace_p95_s=percentile_95(paces),
+        interval_s=median(intervals),
+        interval_p95_s=percentile_95(intervals),
+    )
+
+
 def busy_share(spans: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float:
     """Give the share of start_s..end_s in which one of the spans (start, end) was running; spans do not overlap."""
     busy_s = sum(max(0.0, min(end, end_s) - max(start, start_s)) for start, end in spans)

@@ -23,25 +23,25 @@ class VideoParameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     #: Number of frames; None means the model's own (14 or 25), filled in when a worker takes the job.
-    frames: int | None = Field(None, ge=1, le=1024)
+    frames: int | None = Field(default=None, ge=1, le=1024)
     #: Denoising steps (diffusers: num_inference_steps).
-    steps: int = Field(25, ge=1, le=1000)
+    steps: int = Field(default=25, ge=1, le=1000)
     #: Pixels.
     width: Side = 1024
     #: Pixels.
     height: Side = 576
     #: Frames a second, of the file and of the model's conditioning.
-    fps: int = Field(7, ge=1, le=120)
+    fps: int = Field(default=7, ge=1, le=120)
     #: How much motion; the model was trained with 1 to 255.
-    motion_bucket_id: int = Field(127, ge=0, le=1023)
+    motion_bucket_id: int = Field(default=127, ge=0, le=1023)
     #: Standard deviation of the noise added to the photo before it is encoded.
-    noise_aug_strength: float = Field(0.02, ge=0.0, le=10.0)
+    noise_aug_strength: float = Field(default=0.02, ge=0.0, le=10.0)
     #: Guidance scale of the first frame.
-    min_guidance_scale: float = Field(1.0, ge=0.0, le=100.0)
+    min_guidance_scale: float = Field(default=1.0, ge=0.0, le=100.0)
     #: Guidance scale of the last frame; guidance is off when it is 1 or less.
-    max_guidance_scale: float = Field(3.0, ge=0.0, le=100.0)
+    max_guidance_scale: float = Field(default=3.0, ge=0.0, le=100.0)
     #: Frames decoded at a time; None means all at once. Changes pixels, so it is recorded.
-    decode_chunk_size: int | None = Field(None, ge=1, le=1024)
+    decode_chunk_size: int | None = Field(default=None, ge=1, le=1024)
     #: Seed of the one random generator of this video.
     seed: int = Field(ge=0, le=2**63 - 1)
 

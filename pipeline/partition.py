@@ -66,8 +66,9 @@ class Partitioner:
     """Hands out whole steps so that successive samples together give every rank its fair share."""
 
     def __init__(self, num_ranks: int) -> None:
-        #: Seconds of work that each rank has been spared so far (negative: done ahead of its share).
-        self._owed_s = [0.0] * num_ranks
+        #: Steps that each rank has been spared so far (negative: done ahead of its share). In steps and not in seconds,
+        #: since the estimate of a step's seconds changes while it settles.
+        self._owed = [0.0] * num_ranks
 
     def split(self, first_step: int, num_steps: int, costs: Costs) -> tuple[int, ...]:
         """Split the steps first_step..num_steps of the next sample.
@@ -80,13 +81,13 @@ class Partitioner:
         fractions = [max(0.0, share - whole) for share, whole in zip(shares, steps, strict=True)]
         left_over = num_steps - first_step - sum(steps)
         for rank, fraction in enumerate(fractions):
-            self._owed_s[rank] += fraction * costs.step_s[rank]
+            self._owed[rank] += fraction
         # The steps left over go to the ranks that are owed most, at most one each, and none to a rank without a share.
         takers = [rank for rank, fraction in enumerate(fractions) if fraction > _EPSILON]
-        takers.sort(key=lambda rank: (-round(self._owed_s[rank] / costs.step_s[rank], 6), rank))
+        takers.sort(key=lambda rank: (-round(self._owed[rank], 6), rank))
         for rank in takers[:left_over]:
             steps[rank] += 1
-            self._owed_s[rank] -= costs.step_s[rank]
+            self._owed[rank] -= 1
         return boundaries_of(first_step, steps)
 
 

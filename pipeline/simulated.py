@@ -91,7 +91,7 @@ class SimulatedModel:
         """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. The photo is not looked at."""
         self._start_clock()
         latents = self._plain_latents(parameters).clone()
-        latents[0, 0, 0, 0, 0] = parameters.seed % _MODULUS
+        latents.view(-1)[0] = parameters.seed % _MODULUS
         self._sleep(self._timings.encode_ms)
         return {"latents": latents}
 
@@ -101,9 +101,9 @@ class SimulatedModel:
         return self
 
     def step(self, latents: Tensor, index: int) -> Tensor:
-        """Sleep, and move the first row of latents by the step's number."""
-        row = latents[0, 0, 0, 0]
-        row.copy_((row.to(torch.int32) * 3 + index + 1).remainder_(_MODULUS))
+        """Sleep, and move the first latent by the step's number."""
+        flat = latents.view(-1)
+        flat[0] = _moved(int(flat[0]), index)
         self._sleep(self._timings.step_ms * self._timings.slowdown)
         return latents
 
@@ -111,17 +111,16 @@ class SimulatedModel:
         """Sleep, and check that every step was done once and in order; gray frames (F, H, W, 3)."""
         self._start_clock()
         expected = self._plain_latents(parameters).clone()
-        row = expected[0, 0, 0, 0]
-        row[0] = parameters.seed % _MODULUS
-        moved = row.to(torch.int32)
+        first = parameters.seed % _MODULUS
         for index in range(parameters.steps):
-            moved = (moved * 3 + index + 1).remainder_(_MODULUS)
-        row.copy_(moved)
-        if not torch.equal(expected, tensors["latents"]):
+            first = _moved(first, index)
+        expected.view(-1)[0] = first
+        # Compared as integers, which is several times faster than comparing halves.
+        if not torch.equal(expected.view(torch.int16), tensors["latents"].view(torch.int16)):
             raise SampleError("The simulated latents are not what every step, once and in order, makes of them.")
         self._sleep(self._timings.decode_ms)
-        frame = np.full((1, parameters.height, parameters.width, 3), parameters.seed % 256, dtype=np.uint8)
-        return np.broadcast_to(frame, (parameters.num_frames, *frame.shape[1:]))
+        shape = (parameters.num_frames, parameters.height, parameters.width, 3)
+        return np.broadcast_to(np.uint8(parameters.seed % 256), shape)
 
     def _plain_latents(self, parameters: VideoParameters) -> Tensor:
         shape = (1, parameters.num_frames, 4, parameters.height // 8, parameters.width // 8)
@@ -129,3 +128,8 @@ class SimulatedModel:
             numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.int32) % _MODULUS
             self._plain = {shape: numbers.view(shape).to(torch.float16)}
         return self._plain[shape]
+
+
+def _moved(number: int, index: int) -> int:
+    """Do step `index` to a number below the modulus: neither commutes with other steps nor repeats."""
+    return (number * 3 + index + 1) % _MODULUS

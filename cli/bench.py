@@ -1,0 +1,131 @@
+"""`svdq bench`: words around the measurements of pipeline and worker."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from svdq.pipeline.figures import Run
+
+
+def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    kind = int if parameter.name == "ranks" else float
+    try:
+        numbers = tuple(kind(item) for item in value.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) <= 0:
+        raise click.BadParameter(f"{value!r} is not a list of numbers above 0 such as 1,2,4,7")
+    return numbers
+
+
+@click.command()
+@click.option("--model", default="simulated", show_default=True, help="simulated, tiny, preview, or a model folder.")
+@click.option("--ranks", callback=_numbers, default="7", show_default=True, help="Ranks, one run each: 1,2,4,7.")
+@click.option("--steps", type=click.IntRange(1, 1000), default=25, show_default=True, help="Denoising steps.")
+@click.option("--step-ms", type=click.FloatRange(0), default=50.0, show_default=True, help="Simulated step.")
+@click.option("--encode-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Simulated encode.")
+@click.option("--decode-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Simulated decode.")
+@click.option("--rank-speed", callback=_numbers, help="Slowdown of each simulated rank: 1,1,1,1.5,1,1,1.")
+@click.option("--samples", type=click.IntRange(1), default=80, show_default=True, help="Videos of a run.")
+@click.option("--warmup-samples", type=click.IntRange(0), help="Videos left out of the steady figures; default: 2 K.")
+@click.option("--frames", type=click.IntRange(1, 1024), default=14, show_default=True)
+@click.option("--size", default="576x320", show_default=True, help="WIDTHxHEIGHT.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--through", type=click.Choice(["loop", "daemon"]), default="loop", show_default=True)
+@click.option("--compare", type=click.Choice(["replicas"]), help="Also run K ranks that do whole videos each.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures.")
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a timeline PNG.")
+@click.option("--trace", "trace_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace.")
+def bench(
+    model: str,
+    ranks: tuple[int, ...],
+    json_path: Path | None,
+    plot_path: Path | None,
+    trace_path: Path | None,
+    compare: str | None,
+    **options: Any,
+) -> None:
+    r"""Measure the pipeline: pace, efficiency, busy shares and memory.
+
+    Efficiency is the fair time a video, (steps x step + encode + decode) / ranks for equal ranks, over the measured
+    time between finished videos in steady state.
+
+    \b
+    Examples:
+      svdq bench                                  seven simulated ranks, 25 steps of 50 ms
+      svdq bench --ranks 1,2,4,7 --json out.json
+      svdq bench --through daemon                 with real Redis and real files
+      svdq bench --compare replicas               against a whole video a rank
+    """
+    from svdq.worker.bench import BenchOptions, run_bench, write_results
+
+    report = run_bench(BenchOptions(model=model, ranks=ranks, compare_replicas=compare == "replicas", **options))
+    for line in _table(report.runs):
+        click.echo(line)
+    for line in _comparisons(report.runs):
+        click.echo(line)
+    write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
+
+
+def _table(runs: "Sequence[Run]") -> list[str]:
+    from svdq.cli.words import table
+
+    head: list[object] = ["through", "ranks", "steps a rank", "first (s)", "a video (s)", "p95 (s)", "videos/h"]
+    head += ["speedup", "efficiency", "busy share a rank", "MiB a rank"]
+    rows: list[list[object]] = [head]
+    for run in runs:
+        rows.append(
+            [
+                run.through,
+                run.ranks,
+                " ".join(f"{steps:.3g}" for steps in run.steps_per_rank),
+                f"{run.first_sample_s:.3f}",
+                f"{run.per_sample_s:.4f}",
+                f"{run.per_sample_p95_s:.4f}",
+                f"{3600 / run.per_sample_mean_s:.0f}",
+                f"{run.speedup:.2f}",
+                f"{run.efficiency:.4f}",
+                " ".join(f"{share:.2f}" for share in run.busy_share),
+                " ".join(f"{rss_mb:.0f}" for rss_mb in run.rss_mb),
+            ]
+        )
+    return table(rows)
+
+
+def _comparisons(runs: "Sequence[Run]") -> list[str]:
+    """Say from how many videos on each run beats one rank and, where it was measured, replicas."""
+    from svdq.pipeline.measure import batch_time_s, break_even
+
+    lines = []
+    for run in runs:
+        one_rank_s = (run.steps * run.step_ms + run.encode_ms + run.decode_ms) / 1000
+        if run.ranks > 1 and run.through != "replicas":
+            from_n = break_even(run.first_sample_s, run.per_sample_mean_s, one_rank_s, one_rank_s)
+            lines.append(f"{run.ranks} ranks are faster than one from {_videos(from_n)} on.")
+    for pipeline, replicas in itertools.pairwise(runs):
+        if replicas.through != "replicas":
+            continue
+        for num_videos in (7, 50, 500):
+            # Each replica makes whole videos: the last ones to start decide when the run ends.
+            rounds = -(-num_videos // replicas.ranks)
+            replicas_s = rounds * replicas.per_sample_mean_s * replicas.ranks
+            pipeline_s = batch_time_s(num_videos, pipeline.first_sample_s, pipeline.per_sample_mean_s)
+            lines.append(
+                f"{num_videos} videos on {pipeline.ranks} ranks, fill and drain included: "
+                f"pipeline {pipeline_s:.2f} s, replicas {replicas_s:.2f} s ({replicas_s / pipeline_s:.3f})."
+            )
+        from_n = break_even(
+            pipeline.first_sample_s, pipeline.per_sample_mean_s, replicas.first_sample_s, replicas.per_sample_mean_s
+        )
+        lines.append(f"The pipeline is faster than {replicas.ranks} replicas from {_videos(from_n)} on.")
+    return lines
+
+
+def _videos(number: float | None) -> str:
+    return "no number of videos" if number is None else f"{number:.2f} videos"
