@@ -1,0 +1,136 @@
+"""Small real classes that stand in for the world around a stage."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from svdq.pipeline.costs import Guess
+from svdq.pipeline.message import sample_body
+from svdq.pipeline.model import Frames, ModelInfo
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Sample
+from svdq.pipeline.stage import Report, Request, Stage
+from svdq.pipeline.trace import Tracer
+
+
+class CountingModel:
+    """Counts steps in the latents; fails where it is told to."""
+
+    info = ModelInfo(name="counting", notice="", default_frames=2, guess=Guess(encode_steps=0, decode_steps=0))
+
+    def __init__(self) -> None:
+        #: Seeds whose encode, a step, or decode raises an error or yields NaN.
+        self.fail_encode: dict[int, Exception] = {}
+        self.fail_step: dict[int, Exception] = {}
+        self.fail_decode: dict[int, Exception] = {}
+        self.nan: set[int] = set()
+        #: Frames that fit into memory when decoded at once.
+        self.decodable_frames = 1000
+        self.chunk_sizes: list[int] = []
+        self.warmed: list[VideoParameters] = []
+
+    def warm_up(self, parameters: VideoParameters) -> None:
+        self.warmed.append(parameters)
+
+    def encode(self, photo, parameters: VideoParameters) -> dict[str, torch.Tensor]:
+        if parameters.seed in self.fail_encode:
+            raise self.fail_encode[parameters.seed]
+        return {"latents": torch.zeros(1, parameters.num_frames, 4, 8, 8), "image_latents": torch.ones(1, 4, 8, 8)}
+
+    def denoiser(self, tensors, parameters: VideoParameters) -> "CountingDenoiser":
+        return CountingDenoiser(self, parameters)
+
+    def decode(self, tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
+        self.chunk_sizes.append(decode_chunk_size)
+        if parameters.seed in self.fail_decode:
+            raise self.fail_decode[parameters.seed]
+        if decode_chunk_size > self.decodable_frames:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        count = int(tensors["latents"].max())
+        return np.full((parameters.num_frames, parameters.height, parameters.width, 3), count % 256, np.uint8)
+
+
+class CountingDenoiser:
+    def __init__(self, model: CountingModel, parameters: VideoParameters) -> None:
+        self._model = model
+        self._parameters = parameters
+
+    def step(self, latents: torch.Tensor, index: int) -> torch.Tensor:
+        seed = self._parameters.seed
+        if seed in self._model.fail_step:
+            raise self._model.fail_step[seed]
+        assert bool((latents == index).all()), "steps are done once and in order"
+        last = index == self._parameters.steps - 1
+        return latents * float("nan") if last and seed in self._model.nan else latents + 1
+
+
+class ListSource:
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = list(requests)
+        self.reports: dict[str, Report] = {}
+        self.num_nearly_free = 0
+
+    def take(self) -> Request | None:
+        return self._requests.pop(0) if self._requests else None
+
+    def nearly_free(self) -> None:
+        self.num_nearly_free += 1
+
+    def ended(self, report: Report) -> None:
+        assert report.job_id not in self.reports, "every sample ends once"
+        self.reports[report.job_id] = report
+
+
+class ListSink:
+    def __init__(self) -> None:
+        self.frames: dict[str, Frames] = {}
+        self.closed = False
+
+    def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
+        self.frames[sample.job_id] = frames
+        report(Report(job_id=sample.job_id, body=sample_body(sample), result={"written": True}))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ListMonitor:
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, int]] = []
+        #: job -> step at which it is cancelled.
+        self.cancel_at: dict[str, int] = {}
+        self._now: dict[str, int] = {}
+
+    def step(self, sample: Sample, index: int) -> None:
+        self.steps.append((sample.job_id, index))
+        self._now[sample.job_id] = index
+
+    def idle(self) -> None:
+        pass
+
+    def cancelled(self, job_id: str) -> bool:
+        return job_id in self.cancel_at and self._now.get(job_id, 0) >= self.cancel_at[job_id]
+
+
+def request(seed: int, *, steps: int = 5, frames: int = 4) -> Request:
+    parameters = VideoParameters(seed=seed, steps=steps, frames=frames, width=64, height=64)
+    return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, ticket={"name": f"photo-{seed}"})
+
+
+class Alone:
+    """A rank alone, with a model that counts, run to its end."""
+
+    def __init__(self, model: CountingModel, requests: Sequence[Request]) -> None:
+        self.source = ListSource(requests)
+        self.sink = ListSink()
+        self.monitor = ListMonitor()
+        self.stage = Stage(
+            rank=0,
+            num_ranks=1,
+            model=model,
+            monitor=self.monitor,
+            tracer=Tracer(0, on=True),
+            source=self.source,
+            sink=self.sink,
+        )

@@ -1,0 +1,99 @@
+"""What travels is JSON and bytes, and comes back as it went."""
+
+import json
+import socket
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from svdq.pipeline.channel import Channel, ChannelClosedError
+from svdq.pipeline.message import Kind, Message, sample_body, sample_from
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Sample
+
+CPU = torch.device("cpu")
+DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
+SHAPES = st.lists(st.integers(0, 5), min_size=1, max_size=5)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Sample:
+    steps = draw(st.integers(1, 50))
+    names = draw(st.lists(st.sampled_from(["latents", "image_latents", "image_embedding"]), unique=True))
+    return Sample(
+        job_id=draw(st.text(max_size=30)),
+        parameters=VideoParameters(
+            seed=draw(st.integers(0, 2**63 - 1)), steps=steps, frames=draw(st.integers(1, 30)), max_guidance_scale=2.5
+        ),
+        boundaries=tuple(sorted(draw(st.lists(st.integers(0, steps), min_size=2, max_size=8)))),
+        step=draw(st.integers(0, steps)),
+        tensors={name: torch.randn(draw(SHAPES)).to(draw(DTYPES)) for name in names},
+        ticket=draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.lists(st.integers()))),
+        failure=draw(st.none() | st.text()),
+        cancelled=draw(st.booleans()),
+        stages=tuple(draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9), st.floats(0, 9))))),
+        seconds={"encode": draw(st.floats(0, 9))},
+    )
+
+
+@given(samples())
+def test_a_sample_survives_json(sample: Sample) -> None:
+    body = json.loads(json.dumps(sample_body(sample)))
+    assert sample_from(body, sample.tensors) == sample
+
+
+@pytest.mark.parametrize("missing", ["job_id", "boundaries", "stages"])
+def test_what_is_not_a_sample_is_refused(missing: str) -> None:
+    body = sample_body(Sample(job_id="a", parameters=VideoParameters(seed=1), boundaries=(0, 25), step=0))
+    del body[missing]
+    with pytest.raises(ValueError, match="not a sample"):
+        sample_from(body, {})
+
+
+@given(samples())
+@settings(max_examples=50, deadline=None)
+def test_a_sample_survives_a_socket_bit_by_bit(sample: Sample) -> None:
+    received = over_a_socket(Message(kind=Kind.SAMPLE, body=sample_body(sample), tensors=sample.tensors))
+    assert sample_from(received.body, sample.tensors) == sample
+    assert list(received.tensors) == list(sample.tensors)
+    for name, tensor in sample.tensors.items():
+        assert received.tensors[name].dtype == tensor.dtype
+        assert received.tensors[name].shape == tensor.shape
+        assert torch.equal(received.tensors[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8))
+
+
+def test_a_tensor_larger_than_any_socket_buffer_arrives_whole() -> None:
+    latents = torch.arange(20_000_000, dtype=torch.float32)
+    received = over_a_socket(Message(kind=Kind.SAMPLE, body={}, tensors={"latents": latents}))
+    assert torch.equal(received.tensors["latents"], latents)
+
+
+def test_a_tensor_that_is_not_contiguous_arrives_as_it_looks() -> None:
+    latents = torch.arange(24, dtype=torch.float32).view(4, 6).t()
+    assert torch.equal(over_a_socket(Message(kind=Kind.SAMPLE, tensors={"x": latents})).tensors["x"], latents)
+
+
+def test_a_neighbour_that_closes_in_mid_message_is_noticed() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(b"\0\0\1\0{")
+        near.close()
+        with pytest.raises(ChannelClosedError):
+            Channel(far, CPU).receive_header()
+
+
+def over_a_socket(message: Message) -> Message:
+    """Send a message from one thread to another through real sockets."""
+    near, far = socket.socketpair()
+    with near, far:
+        sending = Channel(near, CPU)
+        thread = threading.Thread(target=lambda: sending.finish(message, sending.begin(message)))
+        thread.start()
+        receiving = Channel(far, CPU)
+        announcement = receiving.receive_header()
+        tensors = receiving.receive_payload(announcement.layout)
+        thread.join()
+    return Message(kind=announcement.message.kind, body=announcement.message.body, tensors=tensors)

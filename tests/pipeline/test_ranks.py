@@ -1,0 +1,56 @@
+"""Real processes in a chain: the same bits for any number of ranks, whatever else is in flight, equal to diffusers'."""
+
+import numpy as np
+import pytest
+
+from svdq.pipeline import compare, photo
+from svdq.pipeline.bench import Workload, run_loop
+from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.parameters import VideoParameters
+
+GUIDED = VideoParameters(seed=11, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60)
+#: Several different jobs in flight: steps divisible by the ranks and not, fewer than ranks, guidance on and off.
+VIDEOS = [
+    GUIDED,
+    VideoParameters(seed=12, steps=3, frames=2, width=64, height=64, max_guidance_scale=1.0, decode_chunk_size=1),
+    VideoParameters(seed=13, steps=7, frames=4, width=64, height=64, noise_aug_strength=0.1, decode_chunk_size=3),
+    GUIDED.model_copy(update={"seed": 14}),
+]
+
+
+@pytest.fixture(scope="module")
+def image(photo_bytes):
+    return photo.prepare(photo.load(photo_bytes, 10**8), 64, 64, "crop")
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model, image):
+    return [compare.render_with_diffusers(str(tiny_model), image, parameters) for parameters in VIDEOS]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
+def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_model, image, reference, num_ranks) -> None:
+    ours = compare.render(str(tiny_model), image, VIDEOS, num_ranks=num_ranks)
+    for frames, expected in zip(ours, reference, strict=True):
+        assert frames.std() > 5, "a picture without contrast would compare equal to anything alike"
+        np.testing.assert_array_equal(frames, expected)
+
+
+def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
+    videos = [VideoParameters(seed=seed, steps=5, frames=4, width=64, height=64) for seed in (1, 2)]
+    alone = compare.render("preview", image, videos, num_ranks=1)
+    for frames, expected in zip(compare.render("preview", image, videos, num_ranks=3), alone, strict=True):
+        np.testing.assert_array_equal(frames, expected)
+
+
+def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> None:
+    parameters = VideoParameters(seed=0, steps=9, frames=2, width=64, height=64)
+    logs = run_loop(Workload(models=("simulated:step_ms=1",) * 4, parameters=parameters, num_samples=30))
+    assert len(logs[-1].finished_s) == 30
+    assert logs[0].failures == []
+    assert sum(name.startswith("steps") for log in logs for name, *_ in log.spans) >= 30
+
+
+def test_a_model_that_is_not_there_ends_every_rank_with_its_sentence(image) -> None:
+    with pytest.raises(SvdqError, match="no model folder"):
+        compare.render("/nowhere/at/all", image, [GUIDED], num_ranks=2)
