@@ -126,6 +126,10 @@ class Channel:
             self._receive_exactly(view)
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
+    def close(self) -> None:
+        """Close the socket; what was sent still arrives."""
+        self._connection.close()
+
     def _receive_exactly(self, rest: memoryview) -> None:
         while rest:
             num_received = self._connection.recv_into(rest, flags=socket.MSG_WAITALL)

@@ -93,6 +93,7 @@ class Sender:
             with _own_stream(self._channel.device):
                 while self._send_rest():
                     pass
+            self._channel.close()
         except (OSError, RuntimeError) as error:  # RuntimeError: NCCL's
             self._lost(error)
 
@@ -144,6 +145,7 @@ class Receiver:
             with _own_stream(self._channel.device):
                 while self._receive_next():
                     pass
+            self._channel.close()
         except (OSError, RuntimeError) as error:
             self._on_lost(f"Rank {self._neighbour} cannot be heard any more: {error}.")
 

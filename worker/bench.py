@@ -46,6 +46,10 @@ class BenchOptions:
         """Whether the costs are set and not measured."""
         return self.model == "simulated"
 
+    def num_warmup(self, ranks: int) -> int:
+        """Count the videos that are left out of the steady figures."""
+        return 2 * ranks if self.warmup_samples is None else self.warmup_samples
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
@@ -71,6 +75,13 @@ def run_bench(options: BenchOptions) -> BenchReport:
         )
     if options.rank_speed is not None and options.through == "daemon":
         raise InputError("--rank-speed goes through the loop only; leave out --through daemon.")
+    for ranks in options.ranks:
+        needed = options.num_warmup(ranks) + ranks + 2
+        if options.samples < needed:
+            raise InputError(
+                f"--samples {options.samples} is too few to measure {ranks} ranks after {options.num_warmup(ranks)} to "
+                f"warm up; give at least {needed}."
+            )
     with tempfile.TemporaryDirectory(prefix="svdq-tiny-") as folder:
         model = options.model
         if model == "tiny":
@@ -124,7 +135,7 @@ def _figures(options: BenchOptions, ranks: int, logs: Sequence[RankLog], through
         model=options.model,
         through=through,
         steps=options.steps,
-        warmup_samples=2 * ranks if options.warmup_samples is None else options.warmup_samples,
+        warmup_samples=options.num_warmup(ranks),
         costs=costs,
     )
 

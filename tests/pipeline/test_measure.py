@@ -1,0 +1,65 @@
+"""The arithmetic behind `svdq bench`, on times that are known."""
+
+import pytest
+
+from svdq.pipeline.bench import RankLog
+from svdq.pipeline.figures import make_run
+from svdq.pipeline.measure import batch_time_s, break_even, busy_share, replicas_state, steady_state
+from svdq.pipeline.partition import Costs
+
+
+def log(*, finished_s: list[float] | None = None, spans: list[tuple[str, str, float, float]] | None = None) -> RankLog:
+    return RankLog(
+        spans=spans or [], events=[], finished_s=finished_s or [], started_s=0.0, failures=[], cpu_s=1.0, rss_mb=[5.0]
+    )
+
+
+def test_steady_state_leaves_the_warm_up_out_and_sees_through_turns() -> None:
+    # Four, three, four, three ... steps of 1 s: single intervals differ, the pace over two videos does not.
+    finished_s = [100.0, 150.0]
+    for number in range(10):
+        finished_s.append(finished_s[-1] + (4 if number % 2 else 3))
+    steady = steady_state(finished_s, num_ranks=2, num_warmup=1)
+    assert steady.mean_s == pytest.approx(3.5)
+    assert steady.pace_s == steady.pace_p95_s == pytest.approx(3.5)
+    assert (steady.interval_s, steady.interval_p95_s) == (3.5, 4.0)
+
+
+def test_replicas_share_a_pace() -> None:
+    state = replicas_state([[10.0, 20.0, 30.0], [12.0, 22.0]])
+    assert state.mean_s == pytest.approx(5.0)
+
+
+def test_busy_share_counts_what_lies_in_the_window() -> None:
+    assert busy_share([(0.0, 2.0), (3.0, 5.0)], 1.0, 4.0) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("num_videos", "one_gpu_s", "seven_gpus_s"),
+    [(1, 31.96, 35.30), (2, 63.92, 39.69), (5, 159.80, 52.86), (10, 319.60, 74.81), (50, 1598.00, 250.41)],
+)
+def test_the_reference_table_of_seven_gpus(num_videos: int, one_gpu_s: float, seven_gpus_s: float) -> None:
+    assert batch_time_s(num_videos, 31.96, 31.96) == pytest.approx(one_gpu_s)
+    assert batch_time_s(num_videos, 35.30, 4.39) == pytest.approx(seven_gpus_s)
+
+
+def test_break_even() -> None:
+    assert break_even(35.30, 4.39, 31.96, 31.96) == pytest.approx(1.12, abs=0.005)
+    assert break_even(35.30, 4.39, 31.96, 4.0) is None
+    assert break_even(1.0, 4.0, 2.0, 4.0) == 1.0
+
+
+def test_efficiency_is_the_fair_time_over_the_measured_one() -> None:
+    finished_s = [10.0 + 4.0 * number for number in range(12)]
+    logs = [
+        log(spans=[("encode", "a", 10.0, 12.0), ("steps 0-6", "a", 12.0, 34.0)]),
+        log(finished_s=finished_s, spans=[("steps 7-13", "a", 10.0, 32.0), ("write", "a", 10.0, 54.0)]),
+    ]
+    run = make_run(
+        logs, model="m", through="loop", steps=14, warmup_samples=0, costs=Costs(step_s=(0.5, 0.5), encode_s=0.2)
+    )
+    assert run.efficiency == pytest.approx(7.2 / 2 / 4)
+    assert run.speedup == pytest.approx(7.2 / 4)
+    assert run.first_sample_s == 10.0
+    assert run.busy_share == pytest.approx([24 / 44, 22 / 44])
+    assert run.steps_per_rank == pytest.approx([7 / 12, 7 / 12])
