@@ -86,8 +86,9 @@ def join(place: Place, device: torch.device, *, init_method: str = "env://") -> 
     if place.num_ranks == 1:
         return Links()
     store, _, _ = next(iter(rendezvous(init_method, place.rank, place.num_ranks)))
-    # Other users of the store (torchrun itself, NCCL) have keys of their own.
-    store = PrefixStore("svdq", store)
+    # Other users of the store (torchrun itself, NCCL) have keys of their own, and so has each life of the group: the
+    # store outlives a restart, and with it the addresses of ranks that are gone.
+    store = PrefixStore(f"svdq/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     nccl = device.type == "cuda" and place.local_num_ranks <= torch.cuda.device_count()
     if nccl:
         dist.init_process_group("nccl", store=store, rank=place.rank, world_size=place.num_ranks, device_id=device)

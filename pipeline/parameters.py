@@ -7,6 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from svdq.pipeline.errors import InputError
+
 #: The side of a video must be a multiple of this many pixels: 8 for the VAE times 8 for the UNet's three halvings.
 SIZE_MULTIPLE = 64
 
@@ -53,6 +55,22 @@ class VideoParameters(BaseModel):
                 f"{self.max_guidance_scale}"
             )
         return self
+
+    @classmethod
+    def of_shape(cls, text: str) -> Self:
+        """Read a shape such as 1024x576x25 (width, height, frames); everything else is at its default.
+
+        Raises:
+            InputError: it is not one.
+        """
+        try:
+            width, height, frames = (int(item) for item in text.split("x"))
+            return cls(width=width, height=height, frames=frames, seed=0)
+        except ValueError as error:  # pydantic's ValidationError is one
+            raise InputError(
+                f"{text!r} is not a shape; write it as WIDTHxHEIGHTxFRAMES with sides in multiples of 64, "
+                "such as 1024x576x25."
+            ) from error
 
     @property
     def num_frames(self) -> int:

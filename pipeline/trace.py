@@ -78,6 +78,16 @@ class Tracer:
         ]
 
 
+def usage_event(rank: int) -> dict[str, Any]:
+    """Note what this process has used so far, as a metadata event: processor seconds and resident MiB."""
+    import psutil  # on demand: a launcher that only merges traces needs none of it
+
+    process = psutil.Process()
+    times = process.cpu_times()
+    usage = {"cpu_s": times.user + times.system, "rss_mb": process.memory_info().rss / 2**20}
+    return {"ph": "M", "name": "usage", "pid": rank, "tid": 0, "args": usage}
+
+
 def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
     """Write a trace file that chrome://tracing and Perfetto open."""
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

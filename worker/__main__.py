@@ -16,8 +16,9 @@ import torch
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Place, build_stage, choose_device, join
 from svdq.pipeline.model import ModelInfo, Part, dtype_for, open_model
+from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.stage import Stage
-from svdq.pipeline.trace import Tracer
+from svdq.pipeline.trace import Tracer, usage_event
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage import Storage
@@ -31,21 +32,28 @@ logger = logging.getLogger("svdq.worker")
 
 #: What a worker listens to: SIGINT drains, SIGTERM stops, both through `_listen`.
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
+#: Seconds after a neighbour is gone in which the signal that ended it may still arrive here.
+STOP_HEARD_S = 1.0
 
 
 @click.command()
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option("--burst", is_flag=True)
+@click.option("--warm", multiple=True)
+@click.option("--trace", is_flag=True)
 @click.option("--run-dir", type=click.Path(path_type=Path))
-def main(device: str, burst: bool, run_dir: Path | None) -> None:
+def main(device: str, burst: bool, warm: tuple[str, ...], trace: bool, run_dir: Path | None) -> None:
     """Be one rank of a group; normally started by `svdq worker`."""
+    settings = Settings.load()
+    # Before any signal is blocked: an embedded server that is started here must hear them.
+    url = server_url(settings)
     # Blocked in every thread and taken by one that does nothing else: a rank deep in a step must hear them at once.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     place = Place.from_torchrun()
     logging.basicConfig(level=logging.INFO, format=f"[rank {place.rank}] %(message)s", stream=sys.stderr)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
-        _run(place, device, IntakeOptions(burst=burst), run_dir)
+        _run(place, settings, url, device, burst=burst, warm=warm, trace=trace, run_dir=run_dir)
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
@@ -55,15 +63,25 @@ def main(device: str, burst: bool, run_dir: Path | None) -> None:
         sys.exit(2 if isinstance(error, InputError) else 1)
 
 
-def _run(place: Place, wanted_device: str, options: IntakeOptions, run_dir: Path | None) -> None:
-    settings = Settings.load()
+def _run(
+    place: Place,
+    settings: Settings,
+    url: str,
+    wanted_device: str,
+    *,
+    burst: bool,
+    warm: tuple[str, ...],
+    trace: bool,
+    run_dir: Path | None,
+) -> None:
+    if wanted_device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
     device = choose_device(wanted_device, place)
     if device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
-    url = server_url(settings)
     storage = Storage(settings.storage)
-    tracer = Tracer(place.rank, on=False)
+    tracer = Tracer(place.rank, on=trace)
     model = open_model(settings.model, Part.of_rank(place.rank, place.num_ranks), device, dtype_for(device))
     links = join(place, device)
     stopping = threading.Event()
@@ -71,6 +89,7 @@ def _run(place: Place, wanted_device: str, options: IntakeOptions, run_dir: Path
     intake = None
     if place.first:
         _announce(place, device, model.info, storage)
+        options = IntakeOptions(burst=burst, max_pixels=settings.max_pixels)
         intake = Intake(connect(url), storage, model.info, options)
     stage = build_stage(
         place=place,
@@ -85,6 +104,8 @@ def _run(place: Place, wanted_device: str, options: IntakeOptions, run_dir: Path
     threading.Thread(target=_listen, args=(stopping, stage, intake), name="signals", daemon=True).start()
     if run_dir is not None:
         rundir.write_pid(run_dir, place.rank)
+    for shape in warm:
+        stage.warm_up(VideoParameters.of_shape(shape))
     if intake is not None:
         intake.start()
     stage.run()
@@ -95,6 +116,8 @@ def _run(place: Place, wanted_device: str, options: IntakeOptions, run_dir: Path
         logging.shutdown()
         os._exit(0)
     monitor.close()
+    if trace and run_dir is not None:
+        rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
 
 
 def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Storage) -> None:
@@ -115,12 +138,14 @@ def _listen(stopping: threading.Event, stage: Stage, intake: Intake | None) -> N
             if intake is not None:
                 intake.drain()
         elif intake is not None:
+            logger.info("Taking no more jobs; those in flight are finished first. Ctrl-C again stops now.")
             intake.drain()
 
 
 def _lost(reason: str, stopping: threading.Event) -> None:
     """End the process when a neighbour is gone: torchrun then restarts the group, and its jobs are taken again."""
-    if not stopping.is_set():
+    # All ranks are told to stop at once, but a neighbour may have heard it first.
+    if not stopping.wait(STOP_HEARD_S):
         logger.error("%s", reason)
         os._exit(1)
 

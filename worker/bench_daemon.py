@@ -20,6 +20,7 @@ from svdq.producer.job import Job
 from svdq.producer.redis_server import stop_server
 from svdq.producer.settings import Settings
 from svdq.producer.storage import Storage
+from svdq.worker.group_process import environment_of
 
 
 def run_daemon(workload: Workload) -> list[RankLog]:
@@ -70,12 +71,11 @@ def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankLog]:
 def _render(workload: Workload, settings: Settings, log_path: Path, trace_path: Path) -> None:
     """Run `svdq worker --burst` until the queue is empty."""
     shape = workload.parameters
-    command = [sys.executable, "-m", "svdq.cli.main", "worker", "--burst"]
+    command = [sys.executable, "-m", "svdq.cli", "worker", "--burst"]
     command += ["--ranks", str(len(workload.models)), "--device", workload.device, "--trace", str(trace_path)]
-    command += ["--home", str(settings.home), "--storage", settings.storage, "--model", settings.model]
     command += ["--warm", f"{shape.width}x{shape.height}x{shape.frames}"]
     with log_path.open("wb") as log:
-        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+        code = subprocess.run(command, env=environment_of(settings), stdout=log, stderr=log, check=False).returncode
     if code != 0:
         lines = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise SvdqError(f"The worker of the bench ended with exit code {code}: {lines[-1] if lines else 'no output'}")

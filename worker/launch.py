@@ -1,14 +1,13 @@
-"""Starts a group of ranks through torchrun, passes signals on to it and ends with it. Knows no jobs; imports no torch.
+"""Starts groups of ranks, passes on what is asked of them and ends with them. Knows no jobs; imports no torch.
 
-torchrun runs in a session of its own, so that Ctrl-C in the terminal reaches this process only: once means take no more
-jobs and finish those in flight, twice means stop now. torchrun restarts the group when a rank dies.
+Ctrl-C once means take no more jobs and finish those in flight, twice means stop now and put them back, three times
+means end whatever it costs.
 """
 
-import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,29 +16,38 @@ from pathlib import Path
 from types import FrameType
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.trace import write_trace
 from svdq.producer.settings import Settings
 from svdq.worker import rundir
+from svdq.worker.group_process import GroupProcess
 
 #: Ranks of a group on a machine without GPUs: as many as the reference machine has.
 DEFAULT_CPU_RANKS = 7
-#: How often torchrun restarts a group before it gives up: a rank that dies once a minute keeps a night going.
-MAX_RESTARTS = 1000
-#: Seconds between looks at the group.
+#: Seconds between looks at the groups.
 POLL_S = 0.1
-#: Seconds that a group gets to stop before it is killed; below what systemd and Kubernetes grant.
+#: Seconds that groups get to stop before they are killed; below what systemd and Kubernetes grant.
 STOP_S = 20.0
+#: The same when a person waits who has pressed Ctrl-C twice.
+STOP_NOW_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
     """What `svdq worker` was asked for."""
 
-    #: Number of ranks; None: one for each visible GPU, or DEFAULT_CPU_RANKS.
+    #: Number of ranks of a group; None: one for each visible GPU, or DEFAULT_CPU_RANKS.
     ranks: int | None = None
+    #: Number of groups that share the queue.
+    groups: int = 1
     #: auto, cpu or cuda.
     device: str = "auto"
     #: End when the queue is empty.
     burst: bool = False
+    #: Shapes to be ready for, such as 1024x576x25.
+    warm: tuple[str, ...] = ()
+    #: Where to write a Chrome trace at the end.
+    trace: Path | None = None
 
 
 def num_gpus() -> int:
@@ -55,39 +63,48 @@ def num_gpus() -> int:
 
 
 def launch(settings: Settings, options: LaunchOptions) -> int:
-    """Run a group of ranks until it ends; return its exit code.
+    """Run groups of ranks until they end; return the first exit code that is not 0, else 0.
 
     Raises:
-        InputError: the settings or the model cannot be used.
+        InputError: the settings, the options or the model cannot be used.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("This machine can submit photos only: a worker needs PyTorch; pip install 'svdq[worker]'.")
     gpus = 0 if options.device == "cpu" else num_gpus()
     if options.device == "cuda" and gpus == 0:
         raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
-    ranks = options.ranks if options.ranks is not None else gpus or DEFAULT_CPU_RANKS
+    for shape in options.warm:
+        VideoParameters.of_shape(shape)
+    # GPUs are shared out among the groups.
+    ranks = options.ranks or (max(1, gpus // options.groups) if gpus else DEFAULT_CPU_RANKS)
+    arguments = ["--device", options.device]
+    arguments += ["--burst"] if options.burst else []
+    arguments += ["--trace"] if options.trace is not None else []
+    for shape in options.warm:
+        arguments += ["--warm", shape]
     with tempfile.TemporaryDirectory(prefix="svdq-run-") as folder:
-        return _Group(settings, options, ranks, Path(folder)).run()
+        run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
+        groups = []
+        for number, run_dir in enumerate(run_dirs):
+            run_dir.mkdir()
+            devices = None
+            if options.groups > 1 and gpus:
+                devices = [(number * ranks + rank) % gpus for rank in range(ranks)]
+            groups.append(GroupProcess(settings, ranks, arguments, run_dir, devices))
+        code = _Watch(groups).run()
+        if options.trace is not None:
+            write_trace(options.trace, rundir.read_traces(run_dirs))
+        return code
 
 
-class _Group:
-    """A running torchrun and what is asked of it."""
+class _Watch:
+    """Waits for the end of running groups and passes on signals."""
 
-    def __init__(self, settings: Settings, options: LaunchOptions, ranks: int, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    def __init__(self, groups: list[GroupProcess]) -> None:
+        self._groups = groups
         #: What to tell the ranks as soon as they listen.
         self._wish: signal.Signals | None = None
-        self._told: set[tuple[int, signal.Signals]] = set()
         self._kill_at: float | None = None
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        command += ["--nproc-per-node", str(ranks), "--max-restarts", str(MAX_RESTARTS), "-m", "svdq.worker"]
-        command += ["--device", options.device, "--run-dir", str(run_dir)]
-        if options.burst:
-            command.append("--burst")
-        self._process = subprocess.Popen(
-            command,
-            env=_environment(settings),
-            start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-        )
 
     def run(self) -> int:
         handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
@@ -96,86 +113,34 @@ class _Group:
         }
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
-            while (code := self._process.poll()) is None:
-                self._tell()
-                self._give_up_if_broken()
+            while None in (codes := [group.poll() for group in self._groups]):
+                if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                    break
+                if self._wish is not None:
+                    for group in self._groups:
+                        group.tell(self._wish)
                 time.sleep(POLL_S)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            self._kill()
-        self._raise_error()
-        return 0 if self._wish is not None else code
+            for group in self._groups:
+                group.kill()
+        return 0 if self._wish is not None else next((code for code in codes if code), 0)
 
     # Signal handlers set flags and nothing else.
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._wish is None:
             self._wish = signal.SIGINT
+        elif self._wish is signal.SIGINT:
+            self._wish = signal.SIGTERM
+            self._kill_at = time.monotonic() + STOP_NOW_S
         else:
             self._kill_at = time.monotonic()
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
         self._wish = signal.SIGTERM
         self._kill_at = self._kill_at or time.monotonic() + STOP_S
-
-    def _tell(self) -> None:
-        """Pass on what was asked for to every rank that listens and has not been told: those of a restart, too."""
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            self._kill()
-        if self._wish is None:
-            return
-        for pid in rundir.read_pids(self._run_dir).values():
-            if (pid, self._wish) not in self._told:
-                self._told.add((pid, self._wish))
-                _signal(pid, self._wish)
-
-    def _give_up_if_broken(self) -> None:
-        """End a group that has said why it cannot run: a model that is not there is not mended by restarts."""
-        if rundir.read_error(self._run_dir) is not None:
-            self._kill()
-
-    def _raise_error(self) -> None:
-        sentence = rundir.read_error(self._run_dir)
-        if sentence is not None:
-            raise InputError(sentence)
-
-    def _kill(self) -> None:
-        """End whatever is left of the group; its jobs are taken again by the next one."""
-        pids = [self._process.pid, *rundir.read_pids(self._run_dir).values()]
-        if self._process.poll() is None:
-            for pid in pids:
-                _signal(pid, signal.SIGKILL)
-            self._process.wait()
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _environment(settings: Settings) -> dict[str, str]:
-    """Give the ranks the settings of this process, flags included, and one thread each."""
-    environment = {
-        **os.environ,
-        "SVDQ_HOME": str(settings.home),
-        "SVDQ_STORAGE": settings.storage,
-        "SVDQ_MODEL": settings.model,
-        "SVDQ_MAX_PIXELS": str(settings.max_pixels),
-        # Unset, torchrun sets it with a warning; our ranks set their threads themselves.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
-    if settings.redis_url is not None:
-        environment["SVDQ_REDIS_URL"] = settings.redis_url
-    return environment
-
-
-def _die_with_parent() -> None:
-    """Have the kernel end torchrun (and it its ranks) when this process is killed, so that no group is orphaned."""
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def check_model(name: str) -> None:
@@ -184,9 +149,15 @@ def check_model(name: str) -> None:
     Raises:
         InputError: it has not.
     """
-    folder = Path(name)
-    if name == "preview" or name.startswith("simulated") or not (folder.exists() or name.startswith((".", "/", "~"))):
+    folder = Path(name).expanduser()
+    if name == "preview" or name.partition(":")[0] == "simulated":
         return
+    if not folder.exists() and not name.startswith((".", "/", "~")):
+        return  # a hub id, or a mistake that the ranks will tell
+    if not folder.is_dir():
+        raise InputError(
+            f"There is no model folder {name!r}; SVDQ_MODEL must be a diffusers folder, a hub id or preview."
+        )
     for part in ("model_index.json", "unet/config.json", "vae/config.json", "image_encoder/config.json"):
         if not (folder / part).exists():
             raise InputError(

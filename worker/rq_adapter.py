@@ -19,13 +19,16 @@ from rq.command import parse_payload
 from rq.exceptions import NoSuchJobError
 from rq.executions import Execution
 from rq.job import JobStatus
+from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
-from rq.utils import as_text, now
+from rq.utils import as_text, now, utcformat
 from rq.worker import BaseWorker, WorkerStatus
+from rq.worker_registration import clean_worker_registry, register
 
 from svdq.pipeline.errors import SvdqError
 from svdq.producer.job import Job
-from svdq.producer.queue import RENDER, SvdqQueue, queues, read_job
+from svdq.producer.queue import SvdqQueue, queues, read_job
+from svdq.worker.inert_job import InertJob, refusal_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,9 @@ LEASE_S = 15
 BEAT_S = 4.0
 #: Seconds between runs of RQ's maintenance.
 MAINTENANCE_S = 5.0
+
+#: `Job.heartbeat` for a job that still exists: HSET alone would make a job out of nothing after it was deleted.
+_BEAT = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'last_heartbeat', ARGV[1]) end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +75,13 @@ class GroupWorker(BaseWorker):
             name=f"svdq-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
             connection=connection,
             serializer=JSONSerializer,
+            job_class=InertJob,
             job_monitoring_interval=BEAT_S,
             worker_ttl=LEASE_S,
             log_job_description=False,
         )
+        for queue in self.queues:
+            queue.job_class = InertJob
         self._on_stop = on_stop
         self._on_shutdown = on_shutdown
 
@@ -90,10 +99,16 @@ class GroupWorker(BaseWorker):
 
     def handle_payload(self, message: Any) -> None:
         """Take RQ's commands: stop a job (whichever of ours it names) and shut down."""
-        payload = parse_payload(message)
-        if payload["command"] == "stop-job":
-            self._on_stop(payload["job_id"])
-        elif payload["command"] == "shutdown":
+        try:
+            payload = parse_payload(message)
+            command, job_id = payload["command"], payload.get("job_id")
+        except (ValueError, LookupError, AttributeError, TypeError):
+            # Anyone can publish here, and an error would end the thread that listens.
+            logger.warning("A command that is not one of RQ's was ignored.")
+            return
+        if command == "stop-job":
+            self._on_stop(str(job_id))
+        elif command == "shutdown":
             self._on_shutdown()
 
     # The life of the worker.
@@ -110,23 +125,40 @@ class GroupWorker(BaseWorker):
         self.register_death()
 
     def beat(self, flights: Iterable[Flight]) -> None:
-        """Prolong the leases of the worker and of every execution, in one round trip."""
+        """Prolong the leases of the worker and of every execution, in one round trip.
+
+        Written whole, not only prolonged: after the server was away for longer than a lease, the records are gone.
+        """
+        flights = list(flights)
         with self.connection.pipeline() as pipeline:
+            pipeline.hset(self.key, mapping=self.serialize())
+            register(self, pipeline)
+            self.set_state(WorkerStatus.BUSY if flights else WorkerStatus.IDLE, pipeline=pipeline)
             self.heartbeat(pipeline=pipeline)
             for flight in flights:
+                flight.execution.save(LEASE_S, pipeline=pipeline)
                 flight.execution.heartbeat(flight.queue.started_job_registry, LEASE_S, pipeline=pipeline)
-                flight.rq_job.heartbeat(now(), LEASE_S, pipeline=pipeline, xx=True)
+                pipeline.eval(_BEAT, 1, flight.rq_job.key, utcformat(now()))
             pipeline.execute()
 
     def maintain(self) -> None:
-        """Run RQ's maintenance: jobs whose worker is gone go back to their queue or fail."""
-        try:
-            self.run_maintenance_tasks()
-        except redis.RedisError:
-            raise
-        except Exception:
-            # A job whose callback cannot be imported must not keep others from being recovered.
-            logger.exception("RQ's maintenance failed.")
+        """Run RQ's maintenance: jobs whose worker is gone go back to their queue or fail.
+
+        As `run_maintenance_tasks` does, but a queue that cannot be cleaned keeps no lock and no other queue waiting.
+        """
+        for queue in self.queues:
+            if not queue.acquire_maintenance_lock():
+                continue
+            try:
+                clean_registries(queue)
+                clean_worker_registry(queue)
+                queue.intermediate_queue.cleanup(self, queue)
+            except (redis.ConnectionError, redis.TimeoutError):
+                raise
+            except Exception:
+                logger.exception("RQ's maintenance of %s failed.", queue.name)
+            finally:
+                queue.release_maintenance_lock()
 
     # The life of an execution.
 
@@ -135,7 +167,7 @@ class GroupWorker(BaseWorker):
         for queue in self.queues:
             job_ids = self.connection.lrange(queue.key, 0, 0)
             if job_ids:
-                return self._fetch(as_text(job_ids[0]))
+                return self._fetch(job_ids[0])
         return None
 
     def num_queued(self) -> int:
@@ -150,36 +182,36 @@ class GroupWorker(BaseWorker):
         for queue in self.queues:
             # RQ's own dequeue_any uses LMOVE for one queue only: with several, a kill here would lose the job.
             while (popped := SvdqQueue.lmove(self.connection, queue.key, None)) is not None:
-                job_id = as_text(popped[1])
-                rq_job = self._fetch(job_id)
+                rq_job = self._fetch(popped[1])
                 if rq_job is None:
-                    self.connection.lrem(queue.intermediate_queue_key, 1, job_id)
+                    logger.warning("Dropped %r from %s: there is no readable job of that id.", popped[1], queue.name)
+                    self.connection.lrem(queue.intermediate_queue_key, 1, popped[1])
                     continue
                 flight = self._admit(rq_job, queue)
                 if flight is not None:
                     return flight
         return None
 
-    def _fetch(self, job_id: str) -> rq.job.Job | None:
+    def _fetch(self, job_id: bytes | str) -> rq.job.Job | None:
         try:
-            return rq.job.Job.fetch(job_id, connection=self.connection, serializer=JSONSerializer)
-        except NoSuchJobError:
+            return InertJob.fetch(as_text(job_id), connection=self.connection, serializer=JSONSerializer)
+        except (NoSuchJobError, ValueError, TypeError, redis.ResponseError):  # ValueError: not even the shape of an id
             return None
 
     def _admit(self, rq_job: rq.job.Job, queue: rq.Queue) -> Flight | None:
-        execution = self.prepare_execution(rq_job)
-        self.execution = None  # one slot for several executions: it is set around the finish calls only
-        self.prepare_job_execution(rq_job, remove_from_intermediate_queue=True)
-        # As Job.perform does: a job with a time to live must not expire while it runs.
+        # As Job.perform does: a job with a time to live must not expire while it runs, nor as soon as it has failed.
         self.connection.persist(rq_job.key)
-        rq_job.started_at = now()
-        refusal = _refusal(rq_job)
-        rq_job.webhooks = []  # whatever a refused job names is not called either
+        refusal = refusal_of(rq_job)
         job = None if refusal else read_job(rq_job)
         if job is None:
             reason = refusal or "Its parameters are not those of a svdq job."
-            self._fail(rq_job, queue, execution, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
+            logger.error("Job %s was refused: %s", rq_job.id, reason)
+            self._fail(rq_job, queue, None, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
+            self.connection.lrem(queue.intermediate_queue_key, 1, rq_job.id)
             return None
+        execution = self.prepare_execution(rq_job)
+        self.execution = None  # one slot for several executions: it is set around the finish calls only
+        self.prepare_job_execution(rq_job, remove_from_intermediate_queue=True)
         return Flight(rq_job=rq_job, queue=queue, execution=execution, job=job)
 
     def succeed(self, flight: Flight, result: dict[str, Any]) -> None:
@@ -197,8 +229,10 @@ class GroupWorker(BaseWorker):
     def fail(self, flight: Flight, reason: str) -> None:
         """End a job as failed, for good: the same seed would fail the same way again."""
         self._fail(flight.rq_job, flight.queue, flight.execution, reason)
+        if self.holds(flight):
+            raise redis.ConnectionError("RQ could not write that a job failed")  # and does not say so
 
-    def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, execution: Execution, reason: str) -> None:
+    def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, execution: Execution | None, reason: str) -> None:
         rq_job.ended_at = now()
         rq_job.retries_left = None
         self.execution = execution
@@ -215,6 +249,8 @@ class GroupWorker(BaseWorker):
     def put_back(self, flights: Iterable[Flight]) -> None:
         """Give jobs back to the front of their queues, in their old order, spending none of their retries."""
         for flight in sorted(flights, key=lambda flight: flight.execution.created_at, reverse=True):
+            if not self.holds(flight):
+                continue
             with self.connection.pipeline() as pipeline:
                 flight.execution.delete(job=flight.rq_job, pipeline=pipeline)
                 flight.queue._enqueue_job(flight.rq_job, pipeline=pipeline, at_front=True)
@@ -222,25 +258,9 @@ class GroupWorker(BaseWorker):
 
     def holds(self, flight: Flight) -> bool:
         """Whether the execution is still ours: a group that slept past its lease has lost it."""
-        return self.connection.zscore(flight.queue.started_job_registry.key, flight.execution.composite_key) is not None
+        registry = flight.queue.started_job_registry
+        return self.connection.zscore(registry.key, flight.execution.composite_key) is not None
 
     def work(self, *_: Any, **__: Any) -> bool:
         """Refuse: `Intake` drives this worker."""
         raise SvdqError("This worker is driven by a group of ranks; start one with `svdq worker`.")
-
-
-def _refusal(rq_job: rq.job.Job) -> str | None:
-    """Say what a job asks for that is not ours to run; None when nothing is. Compares strings and imports nothing."""
-    try:
-        function = rq_job.func_name
-    except Exception:  # noqa: BLE001 - whoever wrote it; it is not JSON of RQ's shape
-        return "It is not stored as JSON."
-    if function != RENDER:
-        return f"Its function {function!r} is not svdq's."
-    callbacks = [rq_job._success_callback_name, rq_job._failure_callback_name, rq_job._stopped_callback_name]
-    for callback in callbacks:
-        if callback:
-            return f"Its callback {callback!r} is not svdq's."
-    if rq_job.webhooks:
-        return f"Its webhook {rq_job.webhooks[0].url!r} is not svdq's."
-    return None

@@ -1,7 +1,10 @@
 """The folder through which a launcher and its ranks know each other: process ids and what went wrong. Knows no jobs."""
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def write_pid(folder: Path, rank: int) -> None:
@@ -23,6 +26,22 @@ def read_error(folder: Path) -> str | None:
     """Return the sentence that a rank left, if one did."""
     path = folder / "error"
     return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def write_trace(folder: Path, rank: int, events: list[dict[str, Any]]) -> None:
+    """Leave a rank's trace events at its end."""
+    _write(folder / f"rank{rank}.trace", json.dumps(events))
+
+
+def read_traces(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the trace events that ranks have left, those of later groups with process numbers of their own."""
+    events: list[dict[str, Any]] = []
+    for folder in folders:
+        first = 1 + max((event["pid"] for event in events), default=-1)
+        for path in sorted(folder.glob("rank*.trace")):
+            for event in json.loads(path.read_text(encoding="utf-8")):
+                events.append({**event, "pid": event["pid"] + first})
+    return events
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,193 @@
+"""A house with a real Redis and real `svdq worker` processes in it, for the worker's tests."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+import redis
+from PIL import Image
+
+from svdq.producer.queue import connect
+from svdq.producer.redis_server import stop_server
+from svdq.producer.settings import Settings
+from svdq.producer.status import JobView, view, view_many
+from svdq.producer.submit import SubmitOptions, submit
+
+#: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
+SCRIPTS = Path(sys.executable).parent
+#: Far beyond what anything here takes; reached only when it never comes.
+PATIENCE_S = 90.0
+
+T = TypeVar("T")
+
+
+def wait_until(wanted: Callable[[], T], hint: Callable[[], str] = str) -> T:
+    """Wait until something is true and return it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := wanted()):
+        assert time.monotonic() < deadline, f"it never came\n{hint()}"
+        time.sleep(0.05)
+    return found
+
+
+@dataclass
+class Group:
+    """A running `svdq worker`, as a user has started it."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def text(self) -> str:
+        """What a user has seen of it."""
+        return self.log.read_text()
+
+    def ready(self, times: int = 1) -> "Group":
+        """Wait until it has shown up, or shown up again."""
+        wait_until(lambda: self.text.count("Ready with") >= times or self.process.poll() is not None, lambda: self.text)
+        assert self.process.poll() is None, self.text
+        return self
+
+    def ranks(self) -> list[psutil.Process]:
+        """The processes of its ranks, rank 0 first."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "svdq.worker" in process.cmdline() and "--run-dir" in process.cmdline():
+                    environment = process.environ()
+                    if "RANK" in environment:
+                        found.append((int(environment["RANK"]), process))
+        return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to the launcher alone, as a terminal's Ctrl-C or an init system does."""
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """Wait for its end and return the exit code."""
+        wait_until(lambda: self.process.poll() is not None, lambda: self.text)
+        return self.process.returncode
+
+
+@dataclass
+class House:
+    """A home of svdq's: settings, photos, jobs and worker groups."""
+
+    folder: Path
+    settings: Settings
+    connection: redis.Redis
+    photo: Path
+    groups: list[Group] = field(default_factory=list)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The user's environment."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("SVDQ_")}
+        return {**clean, "SVDQ_HOME": str(self.settings.home), **more}
+
+    def run(self, program: str, *arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+        """Run a console script to its end."""
+        return subprocess.run(
+            [str(SCRIPTS / program), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S * 2,
+            cwd=self.folder,
+            env=self.environment(**environment),
+        )
+
+    def start(self, ranks: int, *arguments: str, model: str = "preview", wait: bool = True) -> Group:
+        """Start `svdq worker` on the processor."""
+        log = self.folder / f"worker{len(self.groups)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [str(SCRIPTS / "svdq"), "worker", "--ranks", str(ranks), "--device", "cpu", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env=self.environment(SVDQ_MODEL=model),
+            )
+        group = Group(process, log)
+        self.groups.append(group)
+        return group.ready() if wait else group
+
+    def submit(self, *, photo: Path | None = None, priority: str = "default", **options: object) -> str:
+        """Submit a photo and return the job's id; small and quick unless asked otherwise."""
+        options = {"frames": 2, "steps": 4, "width": 64, "height": 64, "formats": ("gif",), **options}
+        return submit(self.settings, [photo or self.photo], SubmitOptions(**options), priority, force=True)[0].id
+
+    def view(self, job_id: str) -> JobView:
+        """How a job stands."""
+        return view(self.connection, job_id)
+
+    def states(self, job_ids: list[str]) -> list[str]:
+        """How jobs stand."""
+        views = {found.id: found.status for found in view_many(self.connection, job_ids)}
+        return [views[job_id] for job_id in job_ids]
+
+    def wait(self, job_ids: list[str]) -> list[JobView]:
+        """Wait until jobs have ended."""
+        wait_until(
+            lambda: all(self.view(job_id).ended for job_id in job_ids),
+            lambda: f"{self.states(job_ids)}\n{self.groups[-1].text if self.groups else ''}",
+        )
+        return [self.view(job_id) for job_id in job_ids]
+
+    def queued(self) -> list[str]:
+        """The ids that wait in the default queue, next one first."""
+        return [job_id.decode() for job_id in self.connection.lrange("rq:queue:svdq-default", 0, -1)]
+
+    def leave(self) -> None:
+        """End what a failed test has left running."""
+        for group in self.groups:
+            if group.process.poll() is None:
+                family = psutil.Process(group.process.pid).children(recursive=True)
+                for process in [group.process, *family]:
+                    with contextlib.suppress(psutil.Error, ProcessLookupError):
+                        process.kill()
+                group.process.wait()
+        self.connection.close()
+        stop_server(self.settings.home)
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    for name in [name for name in os.environ if name.startswith("SVDQ_")]:
+        monkeypatch.delenv(name)
+    photo = tmp_path / "photo.jpg"
+    Image.effect_noise((160, 100), 60).convert("RGB").save(photo)
+    settings = Settings.load(home=tmp_path / "home")
+    house = House(tmp_path, settings, connect(settings), photo)
+    yield house
+    house.leave()
+
+
+@pytest.fixture
+def until() -> Callable[..., object]:
+    """Wait until something is true and return it."""
+    return wait_until
+
+
+@pytest.fixture
+def no_processes_left() -> Callable[[list[psutil.Process]], None]:
+    """Assert that processes are gone, or dead and only not collected by their parent."""
+
+    def check(processes: list[psutil.Process]) -> None:
+        assert processes
+        alive = []
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(process)
+        assert alive == []
+
+    return check

@@ -1,0 +1,325 @@
+"""`svdq worker` as its users start, watch and end it: real processes, real Redis, real files; on the processor."""
+
+import itertools
+import json
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import av
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from svdq.pipeline import photo as photos
+from svdq.producer.provenance import read_provenance
+
+SIMULATED = "simulated:step_ms=100"
+#: What an exit leaves on a terminal when something is broken.
+NOISE = ("Traceback", "Warning", "Error", "torch.distributed", "SIGTERM", "exitcode")
+
+pytestmark = pytest.mark.slow
+
+
+def num_frames(path: Path) -> int:
+    """Decode a file to its end."""
+    if path.is_dir():
+        return len(list(path.glob("*.png")))
+    if path.suffix == ".mp4":
+        with av.open(str(path)) as container:
+            assert container.streams.video[0].codec_context.name == "h264"
+            return sum(1 for _ in container.decode(video=0))
+    with Image.open(path) as image:
+        count = getattr(image, "n_frames", 1)
+        for frame in range(count):
+            image.seek(frame)
+            image.load()
+        return count
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    if path.suffix == ".mp4":
+        with av.open(str(path)) as container:
+            return container.streams.video[0].width, container.streams.video[0].height
+    with Image.open(min(path.glob("*.png")) if path.is_dir() else path) as image:
+        return image.size
+
+
+def check_quiet(text: str) -> None:
+    """What a user reads are sentences of ours, and nothing else."""
+    assert not [line for line in text.splitlines() if not line.startswith("[rank 0] ")], text
+    assert not [word for word in NOISE if word in text], text
+
+
+# What comes out.
+
+
+def test_seven_ranks_render_what_is_submitted_while_they_run(house) -> None:
+    group = house.start(7)
+    requests = {
+        "plain": ["--frames", 5, "--steps", 9, "--size", "128x64"],
+        # Fewer steps than ranks, and not a multiple of them.
+        "short": ["--frames", 2, "--steps", 3, "--size", "64x64", "--format", "gif", "--format", "mp4"],
+        "all": [
+            *("--frames", 4, "--steps", 14, "--size", "64x128", "--fps", 12, "--seed", 77, "--motion-bucket-id", 200),
+            *("--format", "mp4", "--format", "gif", "--format", "webp", "--format", "png", "--fit", "pad"),
+        ],
+        "one": ["--frames", 1, "--steps", 1, "--size", "64x64", "--format", "png"],
+    }
+    answers: dict[str, subprocess.CompletedProcess[str]] = {}
+
+    def submit(name: str, flags: list[object]) -> None:
+        path = house.folder / f"{name}.jpg"
+        Image.effect_noise((90, 70), 60).convert("RGB").save(path)
+        answers[name] = house.run("svdq", "submit", path, *flags, "--wait", "--json")
+
+    clients = [threading.Thread(target=submit, args=item) for item in requests.items()]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+
+    for name, flags in requests.items():
+        answer = answers[name]
+        assert (answer.returncode, answer.stderr) == (0, ""), answer
+        submitted = json.loads(answer.stdout)
+        assert {*submitted} >= {"id", "image", "seed", "status"}
+        assert (submitted["status"], submitted["error"]) == ("finished", None)
+
+        shown = house.run("svdq", "status", submitted["id"], "--json")
+        status = json.loads(shown.stdout)
+        frames, steps = int(flags[1]), int(flags[3])
+        width, height = map(int, str(flags[5]).split("x"))
+        expected = {"id": submitted["id"], "status": "finished", "step": steps, "steps": steps, "error": None}
+        expected |= {"outputs": submitted["outputs"], "seed": submitted["seed"], "image": submitted["image"]}
+        expected |= {"frames": frames, "width": width, "height": height, "decode_chunk_size": frames, "name": name}
+        expected |= {"min_guidance_scale": 1.0, "max_guidance_scale": 3.0, "noise_aug_strength": 0.02}
+        expected |= {"notice": "preview (no diffusion model)"}
+        assert {key: status[key] for key in expected} == expected
+
+        formats = [str(value) for flag, value in itertools.pairwise(flags) if flag == "--format"] or ["mp4"]
+        outputs = [Path(output) for output in submitted["outputs"]]
+        stem = f"{name}-{submitted['id']}"
+        assert [path.name for path in outputs] == [stem if kind == "png" else f"{stem}.{kind}" for kind in formats]
+        for path in outputs:
+            assert num_frames(path) == frames
+            assert size_of(path) == (width, height)
+
+        # The same account of how it was made stands in every file and, with timings, beside them.
+        sidecar = json.loads((outputs[0].parent / f"{stem}.json").read_text())
+        job = sidecar["job"]
+        assert {key: job[key] for key in ("frames", "steps", "seed", "decode_chunk_size")} == {
+            key: status[key] for key in ("frames", "steps", "seed", "decode_chunk_size")
+        }
+        assert sidecar["model"] == {"name": "preview", "notice": "preview (no diffusion model)"}
+        assert {*sidecar["versions"]} == {"svdq", "torch", "diffusers", "transformers"}
+        assert {*sidecar["seconds"]} == {"encode", "denoise", "decode", "write"}
+        assert sum(stage["steps"] for stage in sidecar["stages"]) == steps
+        assert [stage["rank"] for stage in sidecar["stages"]] == sorted({stage["rank"] for stage in sidecar["stages"]})
+        account = {key: value for key, value in sidecar.items() if key not in ("seconds", "stages")}
+        for path in outputs:
+            assert read_provenance(path) == account
+
+    # The longest really went through all of them.
+    longest = json.loads(next((Path(house.settings.storage) / "outputs").glob("all-*.json")).read_text())
+    assert [stage["rank"] for stage in longest["stages"]] == list(range(7))
+
+    # Ctrl-C with nothing in flight ends it at once.
+    group.tell(signal.SIGINT)
+    assert group.end() == 0
+    check_quiet(group.text)
+    assert "preview (no diffusion model)" in group.text
+    assert {path.name for path in Path(house.settings.storage).iterdir()} >= {"inputs", "outputs"}
+
+
+# diffusers 0.42 hands torch tensors to np.array, of which numpy 2 warns.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+def test_frames_equal_those_of_diffusers_and_burst_ends(house) -> None:
+    """Through submit, Redis, three ranks and png files, with two different jobs in flight at once."""
+    from svdq.pipeline.tiny import write_tiny_model
+
+    model = house.folder / "tiny"
+    write_tiny_model(model)
+    settings = {
+        "guided": {"frames": 4, "steps": 5, "width": 128, "height": 64, "seed": 11, "decode_chunk_size": 2},
+        "unguided": {"frames": 3, "steps": 2, "width": 64, "height": 128, "seed": 12, "max_guidance_scale": 1.0},
+    }
+    ids = {name: house.submit(formats=("png",), **values) for name, values in settings.items()}
+    group = house.start(3, "--burst", model=str(model), wait=False)
+    expected = {name: diffusers_frames(model, house.photo, **values) for name, values in settings.items()}
+
+    assert group.end() == 0, group.text
+    assert house.queued() == []
+    for name, job_id in ids.items():
+        view = house.view(job_id)
+        assert view.status == "finished", view.error
+        paths = sorted(Path(view.outputs[0]).glob("*.png"))
+        frames = np.stack([np.asarray(Image.open(path)) for path in paths])
+        assert frames.shape == expected[name].shape
+        assert np.array_equal(frames, expected[name]), f"{name}: {np.abs(frames.astype(int) - expected[name]).max()}"
+        assert frames.std() > 1  # pictures, not nothing
+    assert "untrained" in group.text
+    check_quiet(group.text)
+
+
+def diffusers_frames(model: Path, photo: Path, *, frames: int, steps: int, seed: int, **arguments) -> np.ndarray:
+    """Call StableVideoDiffusionPipeline with the same arguments: (F, H, W, 3), uint8."""
+    import torch
+    from diffusers import StableVideoDiffusionPipeline
+
+    from svdq.pipeline.svd_folder import be_quiet
+
+    be_quiet()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        pipeline = StableVideoDiffusionPipeline.from_pretrained(model, use_safetensors=True)
+        pipeline.set_progress_bar_config(disable=True)
+        output = pipeline(
+            photos.prepare(photo.read_bytes(), arguments["width"], arguments["height"]),
+            num_frames=frames,
+            num_inference_steps=steps,
+            generator=torch.Generator("cpu").manual_seed(seed),
+            output_type="pil",
+            **arguments,
+        )
+    finally:
+        torch.set_num_threads(threads)
+    return np.stack([np.asarray(frame) for frame in output.frames[0]])
+
+
+# What is seen while it runs, and what harms nobody else.
+
+
+def test_a_running_group_shows_itself_and_outlives_bad_jobs_and_dead_ranks(house, until) -> None:
+    group = house.start(3, model=SIMULATED)
+    long = {"frames": 2, "steps": 30}
+    jobs = [house.submit(**long) for _ in range(4)]
+    in_flight = until(lambda: (found := house.states(jobs)).count("started") >= 3 and found)
+    assert in_flight[:3] == ["started"] * 3  # one on every rank
+
+    until(lambda: all(house.view(job_id).step > 0 for job_id in jobs[:2]))
+    info = json.loads(house.run("svdq", "info", "--json").stdout)
+    assert len(info["workers"]) == 1
+    worker = info["workers"][0]
+    assert (worker["state"], worker["pid"]) == ("busy", group.ranks()[0].pid)
+    assert worker["queues"] == ["svdq-high", "svdq-default", "svdq-low"]
+    shown = {job["id"]: job for job in info["jobs"]}
+    assert set(shown) <= set(jobs)
+    assert len(shown) >= 3
+    assert any(job["rank"] is not None and 0 < job["step"] <= 30 for job in shown.values())
+    assert worker["name"] in house.run("svdq", "info").stdout
+
+    rq_info = house.run("rq", "info", "--queue-class", "svdq.producer.queue.SvdqQueue", "--url", redis_url(house))
+    assert rq_info.returncode == 0, rq_info
+    assert worker["name"] in rq_info.stdout
+    assert f"busy {', '.join(worker['queues'])}" in rq_info.stdout
+    assert "executing" in rq_info.stdout
+
+    # A photo that is damaged after it was submitted fails with a reason; its neighbours finish.
+    other = house.folder / "other.jpg"
+    Image.effect_noise((200, 100), 70).convert("RGB").save(other)
+    bad = house.submit(photo=other)
+    stored = Path(house.settings.storage) / house.view(bad).parameters["image"]
+    stored.write_bytes(stored.read_bytes()[:300])
+    after = house.submit()
+    views = house.wait([*jobs, bad, after])
+    assert [view.status for view in views] == ["finished"] * 4 + ["failed", "finished"]
+    assert views[4].error is not None
+    assert views[4].error.startswith("The photo cannot be decoded")
+    assert f"Job {bad} failed: The photo cannot be decoded" in group.text
+    assert not list((Path(house.settings.storage) / "outputs").glob(f"*{bad}*"))
+    check_quiet(group.text)
+
+    # A rank that is killed takes the group with it, and torchrun brings it back.
+    before = group.ranks()
+    before[1].kill()
+    group.ready(times=2)
+    ranks = group.ranks()
+    assert len(ranks) == 3
+    assert {process.pid for process in ranks}.isdisjoint({process.pid for process in before})
+    assert house.wait([house.submit()])[0].status == "finished"
+
+
+def redis_url(house) -> str:
+    return f"unix://{house.connection.connection_pool.connection_kwargs['path']}"
+
+
+# How it ends.
+
+
+def test_ctrl_c_finishes_what_is_in_flight(house, until, no_processes_left) -> None:
+    group = house.start(2, model=SIMULATED)
+    ranks = group.ranks()
+    jobs = [house.submit(steps=30) for _ in range(6)]
+    until(lambda: house.states(jobs).count("started") >= 2)
+
+    group.tell(signal.SIGINT)
+    assert group.end() == 0
+
+    states = house.states(jobs)
+    num_finished = states.count("finished")
+    assert 2 <= num_finished <= 4  # one a rank, and at most one on its way between and one that was about to start
+    assert states == ["finished"] * num_finished + ["queued"] * (6 - num_finished)
+    assert house.queued() == jobs[num_finished:]
+    assert all(Path(house.view(job_id).outputs[0]).exists() for job_id in jobs[:num_finished])
+    no_processes_left(ranks)
+    assert "Taking no more jobs" in group.text
+    check_quiet(group.text)
+
+
+@pytest.mark.parametrize(
+    "signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)], ids=["sigterm", "ctrl-c twice"]
+)
+def test_stopping_gives_jobs_back(house, until, no_processes_left, signals: tuple[signal.Signals, ...]) -> None:
+    """Once for an init system, once for a person in a hurry: it ends in the middle of videos, and nothing is lost."""
+    group = house.start(2, model=SIMULATED)
+    family = psutil.Process(group.process.pid).children(recursive=True)
+    done = house.submit()
+    house.wait([done])
+    jobs = [house.submit(steps=60) for _ in range(5)]
+    until(lambda: house.states(jobs).count("started") >= 2)
+
+    group.tell(signals[0])
+    for number in signals[1:]:
+        until(lambda: "Taking no more jobs" in group.text)
+        group.tell(number)
+    assert group.end() == 0
+
+    left = [job_id for job_id, state in zip(jobs, house.states(jobs), strict=True) if state != "finished"]
+    assert len(left) >= 4  # it did not wait for what was in flight
+    assert house.queued() == left  # at the front and in the old order
+    assert house.states(left) == ["queued"] * len(left)
+    assert {house.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in left} == {b"3"}
+    assert house.connection.zcard("rq:wip:svdq-default") == 0
+    assert house.view(done).status == "finished"
+    no_processes_left(family)
+    assert "went back to the queue" in group.text
+    check_quiet(group.text)
+
+
+def test_ctrl_c_three_times_and_before_it_is_up_leaves_no_processes(house, until, no_processes_left) -> None:
+    group = house.start(2, model=SIMULATED, wait=False)
+    family = until(lambda: len(group.ranks()) == 2 and psutil.Process(group.process.pid).children(recursive=True))
+    for _ in range(3):
+        group.tell(signal.SIGINT)
+        group.process.poll()
+    assert group.end() == 0
+    no_processes_left(family)
+    check_quiet(group.text)
+
+
+def test_a_killed_launcher_leaves_no_processes(house, until, no_processes_left) -> None:
+    """As when a container's memory runs out: the kernel ends torchrun, and it its ranks, which give their jobs back."""
+    group = house.start(2, model=SIMULATED)
+    family = psutil.Process(group.process.pid).children(recursive=True)
+    jobs = [house.submit(steps=600) for _ in range(3)]
+    until(lambda: house.states(jobs).count("started") >= 1)
+    group.process.kill()
+    group.process.wait()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert alive == []
+    assert house.queued() == jobs
+    no_processes_left(family)

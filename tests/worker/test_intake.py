@@ -1,0 +1,203 @@
+"""Rank 0's intake against a real Redis and a real storage; the test stands in the place of the stage loop."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from PIL import Image
+
+from svdq.pipeline.model import ModelInfo
+from svdq.pipeline.stage import Report, Request
+from svdq.producer.redis_server import ensure_server, stop_server
+from svdq.producer.status import view_workers
+from svdq.producer.storage import Storage
+from svdq.worker.intake import Intake, IntakeOptions
+from svdq.worker.redis_link import connect
+
+MODEL = ModelInfo(name="fake", notice="", default_frames=9)
+
+#: Makes an intake that has started.
+Open = Callable[..., Intake]
+
+
+@pytest.fixture
+def open_intake(house) -> Iterator[Open]:
+    opened: list[Intake] = []
+
+    def start(**options: object) -> Intake:
+        link = connect(ensure_server(house.settings.home))
+        intake = Intake(link, Storage(house.settings.storage), MODEL, IntakeOptions(**options))
+        opened.append(intake)
+        intake.start()
+        return intake
+
+    yield start
+    for intake in opened:
+        intake.close(put_back=True)
+
+
+def take(intake: Intake) -> Request:
+    request = intake.take()
+    assert request is not None
+    return request
+
+
+def finished(request: Request) -> Report:
+    return Report(job_id=request.job_id, body={}, result={"outputs": ["a.gif"], "used": {}, "notice": ""})
+
+
+def test_a_request_is_what_was_submitted(house, open_intake: Open) -> None:
+    photo = house.folder / "wide.png"
+    Image.new("RGB", (300, 100), (1, 2, 3)).save(photo)
+    job_id = house.submit(photo=photo, frames=None, steps=7, width=128, height=64, seed=5, formats=("mp4", "gif"))
+    request = take(open_intake())
+    assert request.job_id == job_id
+    assert (request.parameters.steps, request.parameters.seed) == (7, 5)
+    # What the job leaves open is the model's to say.
+    assert (request.parameters.frames, request.parameters.decode_chunk_size) == (9, 9)
+    assert request.photo is not None
+    assert (request.photo.mode, request.photo.size) == ("RGB", (128, 64))
+    assert request.ticket["name"] == "wide"
+    assert list(request.ticket["formats"]) == ["mp4", "gif"]
+    assert house.view(job_id).status == "started"
+
+
+def num_looks(house) -> int:
+    """How often anyone has looked into a queue: taking is LMOVE, looking ahead LRANGE."""
+    statistics = house.connection.info("commandstats")
+    return sum(statistics.get(f"cmdstat_{command}", {}).get("calls", 0) for command in ("lmove", "lrange"))
+
+
+def let_it_go_round(house, until) -> None:
+    """Return after the bookkeeping has done whatever it wants to do now: three queues a round, three rounds."""
+    before = num_looks(house)
+    until(lambda: num_looks(house) >= before + 9)
+
+
+def test_no_more_is_taken_off_the_queue_than_the_stage_wants(house, open_intake: Open, until) -> None:
+    """What is taken too early cannot be overtaken by an urgent job, nor rendered by another group."""
+    job_ids = [house.submit() for _ in range(6)]
+    intake = open_intake()
+    for number in (1, 2, 3):
+        assert take(intake).job_id == job_ids[number - 1]
+        let_it_go_round(house, until)
+        assert house.queued() == job_ids[number:]
+        intake.nearly_free()  # the next one is got ready while this one is computed
+        until(lambda number=number: house.queued() == job_ids[number + 1 :])
+
+
+def test_an_urgent_job_overtakes_what_is_not_taken_yet(house, open_intake: Open) -> None:
+    first, second = house.submit(), house.submit()
+    intake = open_intake()
+    assert take(intake).job_id == first
+    urgent = house.submit(priority="high")
+    assert take(intake).job_id == urgent
+    assert take(intake).job_id == second
+
+
+def test_burst_ends_when_queue_and_flights_are_empty(house, open_intake: Open) -> None:
+    job_id = house.submit()
+    intake = open_intake(burst=True)
+    request = take(intake)
+    later = house.submit()  # while the first is in flight
+    assert take(intake).job_id == later
+    intake.ended(finished(request))
+    intake.ended(Report(job_id=later, body={}, result={}, failure="It broke."))
+    assert intake.take() is None
+    assert house.states([job_id, later]) == ["finished", "failed"]
+
+
+def test_draining_leaves_the_queue_alone(house, open_intake: Open) -> None:
+    first, second = house.submit(), house.submit()
+    intake = open_intake()
+    assert take(intake).job_id == first
+    intake.drain()
+    assert intake.take() is None
+    assert house.queued() == [second]
+
+
+def test_what_was_taken_and_not_ended_goes_back(house, open_intake: Open) -> None:
+    job_ids = [house.submit() for _ in range(4)]
+    intake = open_intake()
+    requests = [take(intake) for _ in range(3)]
+    intake.ended(finished(requests[1]))
+    intake.close(put_back=True)
+    assert house.queued() == [job_ids[0], job_ids[2], job_ids[3]]
+    assert house.view(job_ids[1]).status == "finished"
+    assert view_workers(house.connection) == []
+
+
+BAD_PHOTOS = {
+    "damaged": (lambda path: path.write_bytes(path.read_bytes()[:200]), "The photo cannot be decoded"),
+    "replaced": (lambda path: path.write_text("not a photo"), "The photo cannot be decoded"),
+    "gone": (lambda path: path.unlink(), "cannot be used"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be used"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_PHOTOS)
+@pytest.mark.parametrize("is_seen_ahead", [True, False])
+def test_a_bad_photo_fails_its_job_and_no_other(
+    house, open_intake: Open, until, what: str, is_seen_ahead: bool
+) -> None:
+    other = house.folder / "other.jpg"
+    Image.effect_noise((200, 100), 70).convert("RGB").save(other)
+    before = house.submit()
+    bad = house.submit(photo=other)
+    after = house.submit()
+    damage, sentence = BAD_PHOTOS[what]
+    damage(Path(house.settings.storage) / house.view(bad).parameters["image"])
+    if not is_seen_ahead:
+        before = None
+        house.connection.lpop("rq:queue:svdq-default")
+    intake = open_intake()
+    if before is not None:
+        assert take(intake).job_id == before
+    assert take(intake).job_id == after
+    view = until(lambda: (seen := house.view(bad)).ended and seen)
+    assert view.status == "failed"
+    assert sentence in view.error
+
+
+def test_a_photo_with_too_many_pixels_is_not_decoded(house, open_intake: Open, until) -> None:
+    job_id = house.submit()
+    intake = open_intake(max_pixels=100, burst=True)
+    assert intake.take() is None
+    assert "more than the 100 that are allowed" in house.view(job_id).error
+
+
+def test_an_end_is_written_when_redis_is_back(house, open_intake: Open, until) -> None:
+    first, second = house.submit(), house.submit()
+    intake = open_intake()
+    done, broken = take(intake), take(intake)
+    stop_server(house.settings.home)
+    intake.ended(finished(done))
+    intake.ended(Report(job_id=broken.job_id, body={}, result={}, failure="It broke."))
+    with pytest.raises(redis.ConnectionError):
+        house.connection.ping()
+
+    ensure_server(house.settings.home)
+
+    assert [view.status for view in house.wait([first, second])] == ["finished", "failed"]
+    assert house.view(second).error == "It broke."
+    third = house.submit()
+    assert take(intake).job_id == third
+
+
+def test_the_result_of_a_job_that_was_taken_away_is_dropped(
+    house, open_intake: Open, until, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id, other = house.submit(), house.submit()
+    intake = open_intake()
+    request = take(intake)
+    with house.connection.pipeline() as pipeline:
+        pipeline.delete("rq:wip:svdq-default")
+        pipeline.hset(f"rq:job:{job_id}", "status", "queued")
+        pipeline.execute()
+    intake.ended(finished(request))
+    request = take(intake)
+    intake.ended(finished(request))
+    until(lambda: house.view(other).ended)
+    assert house.view(job_id).status == "queued"
+    assert "its result here is dropped" in caplog.text

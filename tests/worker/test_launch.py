@@ -1,0 +1,147 @@
+"""Starting a group: what is checked before any rank starts, and what a user is told."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.worker import rundir
+from svdq.worker.launch import check_model, num_gpus
+
+PARTS = ("model_index.json", "unet/config.json", "vae/config.json", "image_encoder/config.json")
+
+
+def make_model(folder: Path, without: str = "") -> Path:
+    for part in PARTS:
+        if part != without:
+            (folder / part).parent.mkdir(parents=True, exist_ok=True)
+            (folder / part).write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("missing", PARTS)
+def test_a_model_folder_without_a_part_is_named_with_the_part(tmp_path: Path, missing: str) -> None:
+    check_model(str(make_model(tmp_path / "whole")))
+    folder = make_model(tmp_path / "model", without=missing)
+    with pytest.raises(InputError, match=f"^The model folder '{folder}' has no {missing}; .*StableVideoDiffusion"):
+        check_model(str(folder))
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere"])
+def test_a_folder_that_is_not_there_is_said_not_to_be(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(InputError, match=f"^There is no model folder '{name}'"):
+        check_model(name)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(InputError, match="There is no model folder"):
+        check_model(str(file))
+
+
+def test_a_home_relative_model_is_found(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make_model(tmp_path / "models" / "svd")
+    check_model("~/models/svd")
+    make_model(tmp_path / "broken", without="unet/config.json")
+    with pytest.raises(InputError, match="unet"):
+        check_model("~/broken")
+
+
+@pytest.mark.parametrize("name", ["preview", "simulated", "simulated:step_ms=1", "stabilityai/stable-video-diffusion"])
+def test_models_that_are_no_folders_are_left_to_the_ranks(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_model(name)
+    # Not because nothing is looked at: a folder of the id's name is one.
+    if "/" in name:
+        (tmp_path / name).mkdir(parents=True)
+        with pytest.raises(InputError, match=r"has no model_index\.json"):
+            check_model(name)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [("", 0), ("-1", 0), ("0", 1), ("0,1,2", 3), ("GPU-8f2d, GPU-11ab", 2), ("0,,2", 2)]
+)
+def test_gpus_are_counted_as_the_ranks_will_see_them(visible: str, expected: int, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert num_gpus() == expected
+
+
+def put_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_gpus_are_listed_by_nvidias_tool(tmp_path: Path, monkeypatch) -> None:
+    put_nvidia_smi(tmp_path, 'echo "GPU 0: RTX A5000 (UUID: a)"; echo "GPU 1: RTX A5000 (UUID: b)"', monkeypatch)
+    assert num_gpus() == 2
+
+
+def test_a_tool_that_fails_means_no_gpus(tmp_path: Path, monkeypatch) -> None:
+    put_nvidia_smi(tmp_path, 'echo "GPU 0: it says"; exit 9', monkeypatch)
+    assert num_gpus() == 0
+
+
+def test_ranks_and_launcher_know_each_other_through_the_run_folder(tmp_path: Path) -> None:
+    assert rundir.read_pids(tmp_path) == {}
+    assert rundir.read_error(tmp_path) is None
+    rundir.write_pid(tmp_path, 0)
+    code = (
+        "import sys; from pathlib import Path; from svdq.worker import rundir; rundir.write_pid(Path(sys.argv[1]), 12)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as other:
+        other.wait()
+    assert rundir.read_pids(tmp_path) == {0: os.getpid(), 12: other.pid}
+
+    rundir.write_error(tmp_path, "The model is not there; größer.")
+    rundir.write_error(tmp_path, "The same from another rank.")
+    assert rundir.read_error(tmp_path) == "The same from another rank."
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["error", "rank0.pid", "rank12.pid"]
+
+
+# `svdq worker` as a user types it.
+
+
+def refused(finished: "subprocess.CompletedProcess[str]") -> str:
+    """One sentence on stderr and exit code 2."""
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stdout == ""
+    assert finished.stderr.startswith("Error: ")
+    assert finished.stderr.count("\n") == 1
+    return finished.stderr
+
+
+def test_a_model_without_a_unet_is_refused(house, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", without="unet/config.json")
+    assert "has no unet/config.json" in refused(house.run("svdq", "worker", "--ranks", 2, "--model", folder))
+
+
+def test_an_unreachable_redis_is_refused(house) -> None:
+    message = refused(house.run("svdq", "worker", "--ranks", 2, "--redis-url", "redis://127.0.0.1:1/0"))
+    assert "redis://127.0.0.1:1/0" in message
+
+
+def test_cuda_without_a_gpu_is_refused(house) -> None:
+    message = refused(house.run("svdq", "worker", "--ranks", 2, "--device", "cuda", CUDA_VISIBLE_DEVICES=""))
+    assert "no NVIDIA GPU is visible" in message
+
+
+@pytest.mark.parametrize("ranks", ["0", "-3", "many"])
+def test_a_senseless_number_of_ranks_is_refused(house, ranks: str) -> None:
+    assert "--ranks" in refused(house.run("svdq", "worker", "--ranks", ranks))
+
+
+@pytest.mark.slow
+def test_what_only_the_ranks_can_know_is_said_once(house) -> None:
+    """The ranks find it out, all of them; the user reads one sentence, and no rank is left."""
+    message = refused(house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", "simulated:step_ms=x"))
+    assert "'simulated:step_ms=x' cannot be simulated" in message

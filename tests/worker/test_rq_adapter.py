@@ -1,0 +1,557 @@
+"""The group's RQ worker against a real Redis: what RQ's own tools see of it, and that nothing foreign ever runs."""
+
+import importlib
+import inspect
+import json
+import pickle
+import re
+import socket
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import rq
+import rq.command
+import rq.executions
+import rq.registry
+import rq.serializers
+import rq.utils
+import rq.webhook
+import rq.worker_registration
+from rq.job import JobStatus
+from rq.worker import BaseWorker
+
+from svdq.producer.job import Job
+from svdq.producer.queue import RENDER, SvdqQueue, enqueue, fetch
+from svdq.producer.status import view, view_workers
+from svdq.worker import inert_job, rq_adapter
+from svdq.worker.rq_adapter import LEASE_S, Flight, GroupWorker
+
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+
+
+@pytest.fixture
+def orders() -> list[str]:
+    """What RQ's commands have asked for."""
+    return []
+
+
+@pytest.fixture
+def worker(connection: redis.Redis, orders: list[str]) -> Iterator[GroupWorker]:
+    worker = GroupWorker(connection, on_stop=orders.append, on_shutdown=lambda: orders.append("shutdown"))
+    worker.start()
+    yield worker
+    worker.end()
+
+
+def put(connection: redis.Redis, *job_ids: str, priority: str = "default") -> None:
+    for job_id in job_ids:
+        enqueue(connection, JOB, job_id, priority)
+
+
+def take(worker: GroupWorker, count: int = 1) -> list[Flight]:
+    flights = [worker.pop() for _ in range(count)]
+    assert None not in flights
+    return [flight for flight in flights if flight is not None]
+
+
+def status_of(connection: redis.Redis, job_id: str) -> str:
+    return str(fetch(connection, job_id).get_status().value)
+
+
+def waiting(connection: redis.Redis, name: str = "svdq-default") -> list[str]:
+    return SvdqQueue(name, connection=connection).get_job_ids()
+
+
+def wip(connection: redis.Redis, name: str = "svdq-default") -> dict[str, float]:
+    """The leases of a queue: `job:execution` to the time when it ends."""
+    return {key.decode(): score for key, score in connection.zrange(f"rq:wip:{name}", 0, -1, withscores=True)}
+
+
+# Several executions at once.
+
+
+def test_several_executions_stand_in_rqs_registries(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b", "c")
+    flights = take(worker, 3)
+
+    queue = SvdqQueue("svdq-default", connection=connection)
+    assert sorted(rq.registry.StartedJobRegistry(queue=queue).get_job_ids()) == ["a", "b", "c"]
+    assert set(wip(connection)) == {flight.execution.composite_key for flight in flights}
+    assert connection.llen(queue.intermediate_queue_key) == 0
+    for flight in flights:
+        job = fetch(connection, flight.rq_job.id)
+        assert job.get_status() is JobStatus.STARTED
+        assert job.worker_name == worker.name
+        assert [execution.worker_name for execution in job.get_executions()] == [worker.name]
+    assert [(seen.name, seen.state) for seen in view_workers(connection)] == [(worker.name, "busy")]
+
+
+def test_a_worker_with_nothing_in_flight_is_idle_again(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a")
+    flights = take(worker)
+    worker.beat(flights)
+    assert view_workers(connection)[0].state == "busy"
+    worker.succeed(flights[0], {"outputs": []})
+    worker.beat([])
+    assert view_workers(connection)[0].state == "idle"
+
+
+def test_jobs_are_taken_by_priority_and_then_by_age(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "low", priority="low")
+    put(connection, "first", "second")
+    put(connection, "high", priority="high")
+
+    taken = []
+    while (next_job := worker.peek()) is not None:
+        flight = take(worker)[0]
+        assert flight.rq_job.id == next_job.id  # what is looked at is what is taken
+        taken.append((flight.rq_job.id, flight.queue.name))
+    assert taken == [
+        ("high", "svdq-high"),
+        ("first", "svdq-default"),
+        ("second", "svdq-default"),
+        ("low", "svdq-low"),
+    ]
+    assert worker.pop() is None
+
+
+def test_a_job_of_limited_life_does_not_expire_in_flight(connection: redis.Redis, worker: GroupWorker) -> None:
+    queue = SvdqQueue("svdq-default", connection=connection)
+    queue.enqueue_call(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id="a", ttl=1000)
+    assert connection.ttl("rq:job:a") > 0
+    take(worker)
+    assert connection.ttl("rq:job:a") == -1
+
+
+# How executions end.
+
+
+def test_success_is_rqs_success(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b")
+    first, second = take(worker, 2)
+    worker.succeed(second, {"outputs": ["b.mp4"]})
+
+    job = fetch(connection, "b")
+    assert job.get_status() is JobStatus.FINISHED
+    assert job.return_value() == {"outputs": ["b.mp4"]}
+    result = job.latest_result()
+    assert result is not None
+    assert (result.type, result.worker_name) == (result.Type.SUCCESSFUL, worker.name)
+    assert job in rq.registry.FinishedJobRegistry(queue=second.queue)
+    assert connection.ttl(job.key) > 0
+    assert set(wip(connection)) == {first.execution.composite_key}
+    assert worker.holds(first)
+    assert not worker.holds(second)
+    assert not connection.exists(second.execution.key)
+    assert view_workers(connection)[0].finished == 1
+
+
+def test_failure_is_final_with_our_sentence(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b")
+    first, second = take(worker, 2)
+    worker.fail(first, "The photo cannot be decoded; give a whole image file.")
+
+    job = fetch(connection, "a")
+    assert job.get_status() is JobStatus.FAILED
+    assert job in rq.registry.FailedJobRegistry(queue=first.queue)
+    result = job.latest_result()
+    assert result is not None
+    assert result.exc_string == "The photo cannot be decoded; give a whole image file."
+    assert view(connection, "a").error == "The photo cannot be decoded; give a whole image file."
+    assert waiting(connection) == []
+    assert (job.retries_left, job.number_of_retries) == (3, None)
+    assert set(wip(connection)) == {second.execution.composite_key}
+
+    # The user may try it again, as any job of RQ's.
+    rq.registry.FailedJobRegistry(queue=first.queue).requeue("a")
+    assert take(worker)[0].rq_job.id == "a"
+
+
+def test_stop_is_rqs_stop(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b")
+    first, second = take(worker, 2)
+    worker.stop(first)
+    assert status_of(connection, "a") == "stopped"
+    assert waiting(connection) == []
+    # Stopping one says nothing about the next.
+    worker.fail(second, "It broke.")
+    assert status_of(connection, "b") == "failed"
+
+
+def test_put_back_restores_the_order_and_spends_no_retry(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b", "c", "d", "e")
+    put(connection, "urgent", priority="high")
+    flights = take(worker, 4)
+    worker.succeed(flights[1], {"outputs": []})
+    worker.put_back(flights)
+
+    assert waiting(connection) == ["b", "c", "d", "e"]  # a has finished meanwhile
+    assert waiting(connection, "svdq-high") == ["urgent"]
+    assert wip(connection) == wip(connection, "svdq-high") == {}
+    for job_id in ("urgent", "b", "c"):
+        job = fetch(connection, job_id)
+        assert job.get_status() is JobStatus.QUEUED
+        assert (job.retries_left, job.number_of_retries) == (3, None)
+    assert status_of(connection, "a") == "finished"
+    assert [flight.rq_job.id for flight in take(worker, 5)] == ["urgent", "b", "c", "d", "e"]
+
+
+def test_what_was_taken_away_is_neither_held_nor_put_back(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a")
+    flight = take(worker)[0]
+    assert worker.holds(flight)
+    connection.zadd("rq:wip:svdq-default", {flight.execution.composite_key: 1})  # the lease has run out
+    worker.maintain()  # any group's
+    assert waiting(connection) == ["a"]
+    assert not worker.holds(flight)
+    worker.put_back([flight])
+    assert waiting(connection) == ["a"]
+
+
+# Leases.
+
+
+def test_a_beat_prolongs_every_lease(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b")
+    put(connection, "c", priority="low")
+    flights = take(worker, 3)
+    for name in ("svdq-default", "svdq-low"):
+        connection.zadd(f"rq:wip:{name}", dict.fromkeys(wip(connection, name), 1000.0))
+    connection.expire(worker.key, 5)
+
+    worker.beat(flights)
+
+    scores = [*wip(connection).values(), *wip(connection, "svdq-low").values()]
+    assert len(scores) == 3
+    assert min(scores) > 1_000_000_000
+    assert connection.ttl(worker.key) > 5
+    assert all(0 < connection.ttl(flight.execution.key) <= LEASE_S for flight in flights)
+
+
+def test_a_beat_does_not_take_back_what_was_taken_away(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b")
+    kept, lost = take(worker, 2)
+    connection.zrem("rq:wip:svdq-default", lost.execution.composite_key)
+    worker.beat([kept, lost])
+    assert set(wip(connection)) == {kept.execution.composite_key}
+
+
+def test_a_beat_after_a_long_outage_makes_whole_records(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a")
+    flights = take(worker)
+    # What a server that was away for longer than the leases has forgotten.
+    connection.delete(worker.key, flights[0].execution.key)
+    connection.srem("rq:workers", worker.key)
+
+    worker.beat(flights)
+
+    assert [(seen.name, seen.state) for seen in view_workers(connection)] == [(worker.name, "busy")]
+    assert [execution.worker_name for execution in fetch(connection, "a").get_executions()] == [worker.name]
+
+
+def test_a_beat_does_not_revive_a_deleted_job(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b")
+    flights = take(worker, 2)
+    fetch(connection, "a").delete()
+    worker.beat(flights)
+    assert not connection.exists("rq:job:a")
+    assert status_of(connection, "b") == "started"
+    put(connection, "a")  # the same submission again
+    assert waiting(connection) == ["a"]
+
+
+# Nothing foreign runs.
+
+
+class Trap:
+    """A module that leaves a file behind when it is imported or called, and a port that nobody may knock at."""
+
+    def __init__(self, folder: Path, port: socket.socket) -> None:
+        self.marker = folder / "sprung"
+        self.port = port
+        folder.joinpath("svdq_trap.py").write_text(
+            f"from pathlib import Path\ndef go(*args, **kwargs):\n    Path({str(self.marker)!r}).touch()\ngo()\n"
+        )
+
+    @property
+    def url(self) -> str:
+        return "http://{}:{}/".format(*self.port.getsockname())
+
+    @property
+    def pickle(self) -> bytes:
+        return pickle.dumps(_Bomb(self.marker))
+
+    def check(self) -> None:
+        """Nothing happened, and it would have shown."""
+        assert not self.marker.exists()
+        with pytest.raises(BlockingIOError):
+            self.port.accept()
+        importlib.import_module("svdq_trap")
+        assert self.marker.exists()
+        self.marker.unlink()
+        pickle.loads(self.pickle)
+        assert self.marker.exists()
+
+
+class _Bomb:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
+    folder = tmp_path / "trap"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "svdq_trap", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        port.setblocking(False)
+        yield Trap(folder, port)
+
+
+def put_raw(connection: redis.Redis, function: object = RENDER, kwargs: object = None, **fields: object) -> None:
+    """Enqueue the job `bad` as any client of Redis may, then write `fields` into its hash."""
+    queue = SvdqQueue("svdq-default", connection=connection)
+    options = {name: fields.pop(name) for name in ("on_success", "on_failure", "on_stopped") if name in fields}
+    kwargs = {"job": JOB.model_dump(mode="json")} if kwargs is None else kwargs
+    queue.enqueue_call(function, kwargs=kwargs, job_id="bad", **options)
+    if fields:
+        connection.hset("rq:job:bad", mapping=fields)
+
+
+def webhook(trap: Trap) -> str:
+    return json.dumps([{"url": trap.url, "job_status": "failed"}])
+
+
+FOREIGN = {
+    "function": (lambda trap: {"function": "svdq_trap.go"}, "Its function 'svdq_trap.go' is not svdq's"),
+    "on_success": (lambda trap: {"on_success": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not"),
+    "on_failure": (lambda trap: {"on_failure": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not"),
+    "on_stopped": (lambda trap: {"on_stopped": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not"),
+    "webhook": (lambda trap: {"webhooks": webhook(trap)}, "Its webhook 'http://127.0.0.1"),
+    "extra field": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"run": "svdq_trap.go"}}}, "param"),
+    "wrong value": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"steps": 0}}}, "parameters"),
+    "wrong path": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"name": "../x"}}}, "parameters"),
+    "no parameters": (lambda trap: {"kwargs": {}}, "Its parameters are not those of a svdq job"),
+    "pickle": (lambda trap: {"data": zlib.compress(trap.pickle)}, "It is not stored as JSON"),
+    "plain pickle": (lambda trap: {"data": trap.pickle}, "It is not stored as JSON"),
+    "other JSON": (lambda trap: {"data": b'{"a": 1}'}, "It is not stored as JSON"),
+    "empty data": (lambda trap: {"data": b""}, "It is not stored as JSON"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_foreign_job_fails_with_a_reason_and_runs_nothing(
+    connection: redis.Redis, worker: GroupWorker, trap: Trap, what: str
+) -> None:
+    make, reason = FOREIGN[what]
+    put_raw(connection, **make(trap))
+    put(connection, "good")
+
+    flights = take(worker)
+
+    assert [flight.rq_job.id for flight in flights] == ["good"]
+    bad = rq.job.Job.fetch("bad", connection=connection, serializer=rq.serializers.JSONSerializer)
+    assert bad.get_status() is JobStatus.FAILED
+    result = bad.latest_result()
+    assert result is not None
+    assert result.exc_string is not None
+    assert result.exc_string.startswith("Refused: ")
+    assert reason in result.exc_string
+    assert "bad" in rq.registry.FailedJobRegistry(queue=flights[0].queue)
+    assert set(wip(connection)) == {flights[0].execution.composite_key}
+    assert connection.llen(flights[0].queue.intermediate_queue_key) == 0
+    worker.maintain()
+    trap.check()
+
+
+def test_a_pickled_meta_is_not_loaded(connection: redis.Redis, worker: GroupWorker, trap: Trap) -> None:
+    put_raw(connection, meta=trap.pickle, result=trap.pickle)
+    flight = take(worker)[0]
+    worker.succeed(flight, {"outputs": []})
+    assert status_of(connection, "bad") == "finished"
+    trap.check()
+
+
+UNREADABLE = {
+    "vanished": lambda connection: connection.delete("rq:job:bad"),
+    "not a hash": lambda connection: (connection.delete("rq:job:bad"), connection.set("rq:job:bad", "x")),
+    "no data": lambda connection: connection.hdel("rq:job:bad", "data"),
+    "unknown status": lambda connection: connection.hset("rq:job:bad", "status", "dancing"),
+    "no number": lambda connection: connection.hset("rq:job:bad", "retries_left", "many"),
+    "no date": lambda connection: connection.hset("rq:job:bad", "created_at", "yesterday"),
+    "no text": lambda connection: connection.hset("rq:job:bad", "success_callback_name", b"\xff\xfe"),
+    "no id": lambda connection: connection.lset("rq:queue:svdq-default", 0, "b a d: \u00e9"),
+    "no utf-8": lambda connection: connection.lset("rq:queue:svdq-default", 0, b"\xff"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_an_unreadable_job_is_dropped_with_a_word(
+    connection: redis.Redis, worker: GroupWorker, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    put_raw(connection)
+    UNREADABLE[what](connection)
+    put(connection, "good")
+
+    worker.peek()
+    flight = take(worker)[0]
+
+    assert flight.rq_job.id == "good"
+    assert "there is no readable job of that id" in caplog.text
+    assert waiting(connection) == []
+    assert connection.llen(flight.queue.intermediate_queue_key) == 0
+    worker.maintain()
+    worker.succeed(flight, {"outputs": []})
+    assert status_of(connection, "good") == "finished"
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_maintenance_calls_nothing_and_recovers_the_rest(
+    connection: redis.Redis, worker: GroupWorker, trap: Trap, retries: int
+) -> None:
+    """A worker of someone else's died with jobs that name callbacks: here they are recovered, not obeyed."""
+    put_raw(connection, on_failure=rq.Callback("svdq_trap.go"), webhooks=webhook(trap), retries_left=retries)
+    put(connection, "good", "broken")
+    for job_id in ("bad", "broken", "good"):
+        job = fetch(connection, job_id)
+        with connection.pipeline() as pipeline:
+            rq.executions.Execution.create(job, ttl=15, pipeline=pipeline)
+            pipeline.execute()
+    connection.zadd("rq:wip:svdq-default", dict.fromkeys(wip(connection), 1))
+    connection.delete("rq:queue:svdq-default")
+    connection.hset("rq:job:broken", "timeout", "soon")
+
+    worker.maintain()
+
+    assert wip(connection) == {}
+    assert waiting(connection) == (["bad", "good"] if retries else ["good"])
+    assert status_of(connection, "bad") == ("queued" if retries else "failed")
+    assert fetch(connection, "good").retries_left == 2
+    trap.check()
+
+
+def test_maintenance_that_fails_keeps_no_lock(connection: redis.Redis, worker: GroupWorker) -> None:
+    connection.set("rq:failed:svdq-high", "not a registry")
+    put(connection, "a")
+    flight = take(worker)[0]
+    connection.zadd("rq:wip:svdq-default", {flight.execution.composite_key: 1})
+
+    worker.maintain()
+
+    assert waiting(connection) == ["a"]
+    assert list(connection.scan_iter("rq:clean_registries:*")) == []
+
+
+# RQ's commands.
+
+
+def test_commands_reach_the_group(connection: redis.Redis, worker: GroupWorker, orders: list[str]) -> None:
+    put(connection, "a", "b")
+    take(worker, 2)
+    channel = rq.command.PUBSUB_CHANNEL_TEMPLATE % worker.name
+    for junk in (b"junk", b"[]", b"{}", b"\xff"):
+        worker.handle_payload({"data": junk})
+    assert orders == []
+    worker.handle_payload({"data": json.dumps({"command": "stop-job", "job_id": "b"}).encode()})
+    worker.handle_payload({"data": json.dumps({"command": "shutdown"}).encode()})
+    assert orders == ["b", "shutdown"]
+    assert connection.pubsub_numsub(channel)[0][1] == 1
+
+
+def test_the_worker_leaves_no_trace(connection: redis.Redis) -> None:
+    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    worker.start()
+    assert [seen.name for seen in view_workers(connection)] == [worker.name]
+    worker.end()
+    assert view_workers(connection) == []
+    assert connection.smembers("rq:workers") == set()
+
+
+# What may change under us.
+
+#: Every name of RQ's that the adapter uses or overrides beyond the documented API, with the parameters it counts on.
+CONTRACT: dict[str, tuple[object, str | None]] = {
+    "Queue.lmove": (rq.Queue, "connection, queue_key, timeout"),
+    "Queue._enqueue_job": (rq.Queue, "self, job, pipeline, at_front"),
+    "Queue.intermediate_queue_key": (rq.Queue, None),
+    "Queue.intermediate_queue": (rq.Queue, None),
+    "Queue.started_job_registry": (rq.Queue, None),
+    "Queue.acquire_maintenance_lock": (rq.Queue, "self"),
+    "Queue.release_maintenance_lock": (rq.Queue, "self"),
+    "Execution.save": (rq.executions.Execution, "self, ttl, pipeline"),
+    "Execution.heartbeat": (rq.executions.Execution, "self, started_job_registry, ttl, pipeline"),
+    "Execution.delete": (rq.executions.Execution, "self, job, pipeline"),
+    "Execution.composite_key": (rq.executions.Execution, None),
+    "Job.restore": (rq.job.Job, "self, raw_data"),
+    "Job.execute_failure_callback": (rq.job.Job, "self, death_penalty_class"),
+    "Job.send_webhooks": (rq.job.Job, "self, status"),
+    "Job.func_name": (rq.job.Job, None),
+    "BaseWorker.prepare_execution": (BaseWorker, "self, job"),
+    "BaseWorker.prepare_job_execution": (BaseWorker, "self, job, remove_from_intermediate_queue"),
+    "BaseWorker.handle_job_success": (BaseWorker, "self, job, queue, started_job_registry"),
+    "BaseWorker.handle_job_failure": (BaseWorker, "self, job, queue, started_job_registry, exc_string"),
+    "BaseWorker.handle_payload": (BaseWorker, "self, message"),
+    "BaseWorker.get_heartbeat_ttl": (BaseWorker, "self, job"),
+    "BaseWorker.set_current_job_id": (BaseWorker, "self, job_id, pipeline"),
+    "BaseWorker.procline": (BaseWorker, "self, message"),
+    "BaseWorker.register_birth": (BaseWorker, "self"),
+    "BaseWorker.register_death": (BaseWorker, "self"),
+    "BaseWorker.subscribe": (BaseWorker, "self"),
+    "BaseWorker.unsubscribe": (BaseWorker, "self"),
+    "BaseWorker.set_state": (BaseWorker, "self, state, pipeline"),
+    "BaseWorker.heartbeat": (BaseWorker, "self, timeout, pipeline"),
+    "BaseWorker.serialize": (BaseWorker, "self"),
+    "command.parse_payload": (rq.command, "payload"),
+    "registry.clean_registries": (rq.registry, "queue"),
+    "worker_registration.register": (rq.worker_registration, "worker, pipeline"),
+    "worker_registration.clean_worker_registry": (rq.worker_registration, "queue"),
+    "utils.utcformat": (rq.utils, "dt"),
+    "utils.as_text": (rq.utils, "v"),
+    "utils.now": (rq.utils, ""),
+}
+
+#: Attributes that the adapter reads or sets on RQ's objects.
+ATTRIBUTES = {
+    "Job": ["_result", "_status", "_success_callback_name", "_failure_callback_name", "_stopped_callback_name"],
+    "Job ": ["retries_left", "ended_at", "started_at", "webhooks", "key"],
+    "BaseWorker": ["execution", "_stopped_job_id", "queues", "connection", "key"],
+    "Execution": ["created_at", "key"],
+    "Queue": ["job_class", "key"],
+}
+
+
+def test_rq_has_what_the_adapter_relies_on(connection: redis.Redis, worker: GroupWorker) -> None:
+    broken = []
+    for name, (owner, expected) in CONTRACT.items():
+        found = getattr(owner, name.rpartition(".")[2], None)
+        if found is None:
+            broken.append(f"{name} is gone")
+        elif expected is not None:
+            parameters = list(inspect.signature(found).parameters)
+            wanted = [parameter for parameter in expected.split(", ") if parameter]
+            if parameters[: len(wanted)] != wanted:
+                broken.append(f"{name} takes ({', '.join(parameters)}), not ({expected}, ...)")
+    put(connection, "a")
+    flight = take(worker)[0]
+    objects = {"Job": flight.rq_job, "BaseWorker": worker, "Execution": flight.execution, "Queue": flight.queue}
+    for kind, names in ATTRIBUTES.items():
+        broken += [f"{kind.strip()}.{name} is gone" for name in names if not hasattr(objects[kind.strip()], name)]
+    assert not broken, (
+        f"rq {rq.VERSION} changed what worker/rq_adapter.py relies on (written against 2.12): " + "; ".join(broken)
+    )
+
+
+def test_the_contract_names_every_private_name_in_use() -> None:
+    source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (inert_job, rq_adapter))
+    used = set(re.findall(r"\b(?:rq_job|queue|execution)\.(_[a-z]\w+)", source)) | {"_stopped_job_id"}
+    named = {name.rpartition(".")[2] for name in CONTRACT} | {name for names in ATTRIBUTES.values() for name in names}
+    assert used <= named
+    assert len(used) > 5
