@@ -51,7 +51,7 @@ def bench(
     compare: str | None,
     **options: Any,
 ) -> None:
-    r"""Measure the pipeline: pace, efficiency, busy shares and memory.
+    """Measure the pipeline: pace, efficiency, busy shares and memory.
 
     Efficiency is the fair time a video, (steps x step + encode + decode) / ranks for equal ranks, over the measured
     time between finished videos in steady state.
@@ -62,7 +62,7 @@ def bench(
       svdq bench --ranks 1,2,4,7 --json out.json
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --compare replicas               against a whole video a rank
-    """
+    """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     from svdq.worker.bench import BenchOptions, run_bench, write_results
 
     report = run_bench(BenchOptions(model=model, ranks=ranks, compare_replicas=compare == "replicas", **options))

@@ -20,7 +20,7 @@ import click
 @click.option("--redis-url", help="Redis server (SVDQ_REDIS_URL); default: the embedded one.")
 @click.option("--storage", help="Folder or URL for photos and videos (SVDQ_STORAGE).")
 def worker(model: str | None, redis_url: str | None, storage: str | None, **options: Any) -> None:
-    r"""Start a group of ranks that renders queued jobs.
+    """Start a group of ranks that renders queued jobs.
 
     Ctrl-C once takes no more jobs and finishes those in flight; twice stops now.
 
@@ -30,7 +30,7 @@ def worker(model: str | None, redis_url: str | None, storage: str | None, **opti
       svdq worker --ranks 7 --device cpu   seven ranks on the processor
       svdq worker --groups 7 --ranks 1     seven workers of a whole video each
       svdq worker --burst                  render what is queued, then end
-    """
+    """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     from svdq.producer.queue import connect
     from svdq.producer.settings import Settings
     from svdq.worker.launch import LaunchOptions, check_model, launch

@@ -5,7 +5,6 @@
 
 import logging
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -17,7 +16,6 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Place, build_stage, choose_device, join
 from svdq.pipeline.model import ModelInfo, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer, usage_event
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
@@ -27,11 +25,10 @@ from svdq.worker.intake import Intake, IntakeOptions
 from svdq.worker.outlet import Outlet
 from svdq.worker.progress import ProgressMonitor
 from svdq.worker.redis_link import connect
+from svdq.worker.signals import Signals
 
 logger = logging.getLogger("svdq.worker")
 
-#: What a worker listens to: SIGINT drains, SIGTERM stops, both through `_listen`.
-SIGNALS = {signal.SIGINT, signal.SIGTERM}
 #: Seconds after a neighbour is gone in which the signal that ended it may still arrive here.
 STOP_HEARD_S = 1.0
 
@@ -47,13 +44,14 @@ def main(device: str, burst: bool, warm: tuple[str, ...], trace: bool, run_dir: 
     settings = Settings.load()
     # Before any signal is blocked: an embedded server that is started here must hear them.
     url = server_url(settings)
-    # Blocked in every thread and taken by one that does nothing else: a rank deep in a step must hear them at once.
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signals = Signals()
     place = Place.from_torchrun()
+    if run_dir is not None:
+        rundir.write_pid(run_dir, place.rank)
     logging.basicConfig(level=logging.INFO, format=f"[rank {place.rank}] %(message)s", stream=sys.stderr)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
-        _run(place, settings, url, device, burst=burst, warm=warm, trace=trace, run_dir=run_dir)
+        _run(place, signals, settings, url, device, burst=burst, warm=warm, trace=trace, run_dir=run_dir)
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
@@ -65,6 +63,7 @@ def main(device: str, burst: bool, warm: tuple[str, ...], trace: bool, run_dir: 
 
 def _run(
     place: Place,
+    signals: Signals,
     settings: Settings,
     url: str,
     wanted_device: str,
@@ -84,7 +83,6 @@ def _run(
     tracer = Tracer(place.rank, on=trace)
     model = open_model(settings.model, Part.of_rank(place.rank, place.num_ranks), device, dtype_for(device))
     links = join(place, device)
-    stopping = threading.Event()
     monitor = ProgressMonitor(connect(url), place.rank, model.info.notice)
     intake = None
     if place.first:
@@ -99,11 +97,9 @@ def _run(
         tracer=tracer,
         source=intake,
         sink=Outlet(storage, model.info, tracer) if place.last else None,
-        on_lost=lambda reason: _lost(reason, stopping),
+        on_lost=lambda reason: _lost(reason, signals.stopping),
     )
-    threading.Thread(target=_listen, args=(stopping, stage, intake), name="signals", daemon=True).start()
-    if run_dir is not None:
-        rundir.write_pid(run_dir, place.rank)
+    signals.attach(stage, intake)
     for shape in warm:
         stage.warm_up(VideoParameters.of_shape(shape))
     if intake is not None:
@@ -127,19 +123,6 @@ def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Stor
     if info.name == "preview":
         logger.info("For diffusion set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id.")
     logger.info("Videos go to %s.", storage.location("outputs"))
-
-
-def _listen(stopping: threading.Event, stage: Stage, intake: Intake | None) -> None:
-    """Wait for signals: SIGINT takes no more jobs, SIGTERM stops after the step that is being computed."""
-    while True:
-        if signal.sigwait(SIGNALS) == signal.SIGTERM:
-            stopping.set()
-            stage.stop()
-            if intake is not None:
-                intake.drain()
-        elif intake is not None:
-            logger.info("Taking no more jobs; those in flight are finished first. Ctrl-C again stops now.")
-            intake.drain()
 
 
 def _lost(reason: str, stopping: threading.Event) -> None:
