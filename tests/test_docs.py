@@ -1,0 +1,86 @@
+"""The documentation names what there is: every command, every setting, files that exist, versions that are pinned."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from svdq.cli.main import cli
+from svdq.producer.settings import ENV_PREFIX, Settings
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PIN = re.compile(r"([A-Za-z0-9._-]+)==[0-9][0-9a-z.]*")
+
+
+def commands(group: click.Group, prefix: str) -> Iterator[str]:
+    """Every command of a group by its full name, those of groups in it included."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{prefix} {name}")
+        else:
+            yield f"{prefix} {name}"
+
+
+def anchor(heading: str) -> str:
+    """The name that a heading gets in a link."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_readme_names_every_command() -> None:
+    names = list(commands(cli, "svdq"))
+    assert "svdq submit" in names
+    assert "svdq redis stop" in names
+    assert [name for name in names if not re.search(rf"^\| `{name}[` ]", README, re.MULTILINE)] == []
+
+
+def test_the_readme_names_no_command_that_is_not_there() -> None:
+    rows = re.findall(r"^\| `(svdq[a-z ]*[a-z])", README, re.MULTILINE)
+    assert sorted(rows) == sorted(commands(cli, "svdq"))
+
+
+def test_the_readme_names_every_setting() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
+    assert rows == [f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link in LINK.findall(text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, fragment = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert target.resolve().is_relative_to(ROOT), link
+        if fragment:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert fragment in map(anchor, headings), link
+
+
+def test_constraints_pin_what_is_needed_and_name_no_address() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert [line for line in pins if not PIN.fullmatch(line)] == []
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    pinned = {canonical(line) for line in pins}
+    needed = {canonical(line) for line in [*project["dependencies"], *extras["worker"], *extras["dev"]]}
+    assert needed - pinned == set()
+
+
+def canonical(requirement: str) -> str:
+    """The name that a requirement begins with, in its one canonical spelling."""
+    name = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert name is not None
+    return re.sub(r"[-_.]+", "-", name[0]).lower()
