@@ -80,5 +80,8 @@ def _read_image(path: Path) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the metadata of whatever was given
         with Image.open(path, formats=("GIF", "WEBP", "PNG")) as image:
-            comment = image.info.get("comment") or image.getexif().get(EXIF_IMAGE_DESCRIPTION)
-    return comment.decode("utf-8") if isinstance(comment, bytes) else comment
+            comment = image.info.get("comment")
+            if comment is None and (description := image.getexif().get(EXIF_IMAGE_DESCRIPTION)):
+                # EXIF has no Unicode text: the tag holds UTF-8, and Pillow reads it as Latin-1.
+                comment = description.encode("latin-1", "replace")
+    return comment.decode("utf-8", "replace") if isinstance(comment, bytes) else comment

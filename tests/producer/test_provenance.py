@@ -2,9 +2,11 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
+from svdq.pipeline import video
 from svdq.pipeline.errors import InputError
 from svdq.producer.provenance import EXIF_IMAGE_DESCRIPTION, read_provenance
 
@@ -60,3 +62,12 @@ def test_not_there(tmp_path: Path, photo: Path) -> None:
     for path in (tmp_path / "none.mp4", photo, tmp_path):
         with pytest.raises(InputError):
             read_provenance(path)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "gif", "webp", "png"])
+def test_names_in_any_script_come_back_from_the_files_that_we_write(tmp_path: Path, kind: str) -> None:
+    document = {"svdq": "1", "job": {"name": "Jürgen 写真"}}
+    path = tmp_path / f"video.{kind}"
+    frames = np.random.default_rng(0).integers(0, 255, (3, 64, 64, 3), dtype=np.uint8)
+    video.write_video(frames, path, kind, 7, json.dumps(document, ensure_ascii=False))
+    assert read_provenance(path) == document
