@@ -29,13 +29,14 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
 
     Without an ID: how many jobs each queue has in each state.
     """
+    from svdq.producer.control import pauses
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
     from svdq.producer.status import view, view_queues
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         if not job_ids:
-            _print_queues(view_queues(connection), as_json)
+            _print_queues(view_queues(connection), pauses(connection), as_json)
         for job in [view(connection, job_id) for job_id in job_ids]:
             click.echo(json.dumps(job.as_json()) if as_json else describe(job))
 
@@ -64,6 +65,7 @@ def list_jobs(limit: int, statuses: tuple[str, ...], as_json: bool, redis_url: s
 @redis_options
 def info(as_json: bool, redis_url: str | None) -> None:
     """Show the queues, the worker groups and every job in flight with its step."""
+    from svdq.producer.control import pauses
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
     from svdq.producer.status import list_jobs as newest_jobs
@@ -72,16 +74,18 @@ def info(as_json: bool, redis_url: str | None) -> None:
     with session(Settings.load(redis_url=redis_url)) as connection:
         queues = view_queues(connection)
         workers = view_workers(connection)
+        reasons = pauses(connection)
         jobs = newest_jobs(connection, MAX_IN_FLIGHT, ("started",))
     if as_json:
         document = {
             "queues": [{"name": queue.name, **queue.counts} for queue in queues],
             "workers": [asdict(worker) for worker in workers],
             "jobs": [job.as_json() for job in jobs],
+            "pauses": list(reasons),
         }
         click.echo(json.dumps(document))
         return
-    _print_queues(queues, as_json=False)
+    _print_queues(queues, reasons, as_json=False)
     click.echo()
     for worker in workers:
         click.echo(f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  {worker.finished} finished")
@@ -97,10 +101,13 @@ def info(as_json: bool, redis_url: str | None) -> None:
         click.echo(line)
 
 
-def _print_queues(queues: "Sequence[QueueView]", as_json: bool) -> None:
+def _print_queues(queues: "Sequence[QueueView]", pauses: Sequence[str], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"queues": [{"name": queue.name, **queue.counts} for queue in queues]}))
+        counts = [{"name": queue.name, **queue.counts} for queue in queues]
+        click.echo(json.dumps({"queues": counts, "pauses": list(pauses)}))
         return
+    for sentence in pauses:
+        click.echo(sentence)
     rows = [("queue", *STATUSES), *((queue.name, *(queue.counts[name] for name in STATUSES)) for queue in queues)]
     for line in table(rows):
         click.echo(line)

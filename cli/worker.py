@@ -14,6 +14,14 @@ import click
 )
 @click.option("--groups", type=click.IntRange(min=1), default=1, show_default=True, help="Groups that share the queue.")
 @click.option("--burst", is_flag=True, help="End when the queue is empty.")
+@click.option("--until", metavar="HH:MM", help="Stop then: no video is begun that would not be done; the rest is kept.")
+@click.option(
+    "--checkpoints",
+    type=click.Choice(["local", "storage", "off"]),
+    default="local",
+    show_default=True,
+    help="Where half-done videos are kept, to go on with after a crash or a stop.",
+)
 @click.option("--warm", multiple=True, metavar="WxHxF", help="Shape to be ready for at once, such as 1024x576x25.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option("--model", help="preview, or a StableVideoDiffusionPipeline folder or hub id (SVDQ_MODEL).")
@@ -30,6 +38,7 @@ def worker(model: str | None, redis_url: str | None, storage: str | None, **opti
       svdq worker --ranks 7 --device cpu   seven ranks on the processor
       svdq worker --groups 7 --ranks 1     seven workers of a whole video each
       svdq worker --burst                  render what is queued, then end
+      svdq worker --until 06:00            stop in the morning, keep what is half done
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     from svdq.producer.queue import connect
     from svdq.producer.settings import Settings

@@ -20,8 +20,8 @@ from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.message import sample_body
 from svdq.pipeline.model import Frames, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.ports import Report, Request
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.stage import Report, Request
 from svdq.pipeline.trace import Tracer
 
 
@@ -151,6 +151,9 @@ class _Drain:
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         self.finished_s.append(time.time())
         report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
+
+    def release(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

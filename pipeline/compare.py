@@ -24,8 +24,8 @@ from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.message import sample_body
 from svdq.pipeline.model import Frames, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.ports import Report, Request
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.stage import Report, Request
 from svdq.pipeline.trace import Tracer
 
 
@@ -69,6 +69,9 @@ class _FolderSink:
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         np.save(self._folder / f"{sample.job_id}.npy", frames)
         report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
+
+    def release(self) -> None:
+        """Nothing waits here."""
 
     def close(self) -> None:
         """Everything is written."""

@@ -15,7 +15,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from svdq.pipeline.channel import Channel, Listener, connect
 from svdq.pipeline.model import VideoModel
-from svdq.pipeline.stage import Monitor, Sink, Source, Stage
+from svdq.pipeline.ports import Keeper, Monitor, Sink, Source
+from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport import OnLost, Receiver, Sender
 
@@ -125,6 +126,7 @@ def build_stage(
     source: Source | None,
     sink: Sink | None,
     on_lost: OnLost,
+    keeper: Keeper | None = None,
 ) -> Stage:
     """Make a rank's stage and wire it to its neighbours.
 
@@ -137,6 +139,7 @@ def build_stage(
         source: on rank 0 only.
         sink: on the last rank only.
         on_lost: called from a thread when a neighbour is gone; should end the process, since the group is broken.
+        keeper: keeps what is half done; None keeps nothing.
     """
     return Stage(
         rank=place.rank,
@@ -150,4 +153,5 @@ def build_stage(
         downstream=Sender(links.downstream, place.rank + 1, on_lost) if links.downstream else None,
         returns=Sender(links.returns, 0, on_lost) if links.returns else None,
         reports=Receiver(links.reports, place.num_ranks - 1, on_lost) if links.reports else None,
+        keeper=keeper,
     )

@@ -5,7 +5,7 @@ of sockets.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.sample import Resumption, Sample
 
 #: Tensors start at multiples of this in a payload, so that they can be viewed in place whatever their dtype.
 _ALIGNMENT = 16
@@ -61,6 +61,7 @@ def sample_body(sample: Sample) -> dict[str, Any]:
         "cancelled": sample.cancelled,
         "stages": [list(stage) for stage in sample.stages],
         "seconds": dict(sample.seconds),
+        "resumed": [asdict(resumption) for resumption in sample.resumed],
     }
 
 
@@ -82,6 +83,7 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
             cancelled=body["cancelled"],
             stages=tuple((rank, num_steps, seconds) for rank, num_steps, seconds in body["stages"]),
             seconds=body["seconds"],
+            resumed=tuple(Resumption(**resumption) for resumption in body["resumed"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"this is not a sample: {error!r}") from error
@@ -107,11 +109,14 @@ def payload_bytes(layout: Layout) -> int:
 
 def byte_views(tensors: Mapping[str, Tensor]) -> list[memoryview]:
     """View the bytes of tensors, on the host and in order; a tensor that is not contiguous is copied first."""
-    return [
-        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-        for tensor in tensors.values()
-        if tensor.numel()
-    ]
+    return [_bytes_of(tensor) for tensor in tensors.values() if tensor.numel()]
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        tensor = tensor.detach().cpu().contiguous()
+    # As bytes first: numpy has no bfloat16.
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def unpack(layout: Layout, payload: Tensor) -> dict[str, Tensor]:

@@ -60,7 +60,10 @@ class Denoiser(Protocol):
     """The denoising of one sample: holds what stays the same over its steps (scheduler, repeated conditioning)."""
 
     def step(self, latents: Tensor, index: int) -> Tensor:
-        """Do step `index` (0 is the noisiest): latents (1, F, C, H/8, W/8) in, the same shape and dtype out."""
+        """Do step `index` (0 is the noisiest): latents (1, F, C, H/8, W/8) in, the same shape and dtype out.
+
+        May compute in place in latents that it has returned before, never in those that it was first given.
+        """
         ...
 
 

@@ -20,6 +20,16 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """One time that a sample was taken up again, in another life of its group or in another group."""
+
+    #: The step it went on from.
+    from_step: int
+    #: Steps from there on that had been done before and were lost, as far as anyone saw.
+    steps_done_again: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """One video in flight. Frozen: a step makes a new one."""
 
@@ -43,6 +53,8 @@ class Sample:
     stages: tuple[tuple[int, int, float], ...] = ()
     #: Seconds spent besides denoising: `encode`, `decode`.
     seconds: Mapping[str, float] = field(default_factory=dict)
+    #: Each time it was taken up again, in order.
+    resumed: tuple[Resumption, ...] = ()
 
     @property
     def ended(self) -> bool:

@@ -4,6 +4,9 @@ Its latents are transformed in each step by a function that neither commutes nor
 outcome: a sample that missed a step, did one twice or out of order, or whose latents were mixed up, fails.
 """
 
+import math
+import os
+import signal
 import time
 from typing import Any
 
@@ -22,6 +25,8 @@ from svdq.pipeline.sample import Tensors
 NOTICE = "simulated (no pictures: its compute is a sleep)"
 #: Whole numbers up to 2048 are exact in float16, so arithmetic modulo this prime is.
 _MODULUS = 2039
+#: The step at which `kill_seed` kills: late enough that other videos are in flight behind it.
+KILL_STEP = 3
 
 
 class Timings(BaseModel):
@@ -39,6 +44,10 @@ class Timings(BaseModel):
     warm_ms: float = Field(0.0, ge=0)
     #: How many times slower than `step_ms` this rank's steps are.
     slowdown: float = Field(1.0, gt=0)
+    #: For tests of faults: a video of this seed kills its process in its fourth step, or its last if it has fewer.
+    kill_seed: int | None = None
+    #: For tests of faults: the latents of a video of this seed become NaN.
+    nan_seed: int | None = None
 
 
 class SimulatedModel:
@@ -52,6 +61,11 @@ class SimulatedModel:
         )
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0
+        #: The step at which the sample in this stage kills the process, and whether its latents become NaN.
+        self._kill_step: int | None = None
+        self._is_nan = False
+        #: The latents of the sample in this stage, flat.
+        self._flat = np.zeros(1, np.float16)
 
     @classmethod
     def from_name(cls, name: str, parts: Part) -> "SimulatedModel":
@@ -98,12 +112,17 @@ class SimulatedModel:
     def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> "SimulatedModel":
         """Denoise with this model itself: it keeps nothing of a sample."""
         self._start_clock()
+        self._kill_step = min(KILL_STEP, parameters.steps - 1) if parameters.seed == self._timings.kill_seed else None
+        self._is_nan = parameters.seed == self._timings.nan_seed
+        # Through numpy, which sets one element ten times faster: the host's share of a simulated step must be small.
+        self._flat = tensors["latents"].view(-1).numpy()
         return self
 
     def step(self, latents: Tensor, index: int) -> Tensor:
-        """Sleep, and move the first latent by the step's number."""
-        flat = latents.view(-1)
-        flat[0] = _moved(int(flat[0]), index)
+        """Sleep, and move the first latent by the step's number, in place."""
+        if index == self._kill_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._flat[0] = math.nan if self._is_nan else _moved(int(self._flat[0]), index)
         self._sleep(self._timings.step_ms * self._timings.slowdown)
         return latents
 

@@ -1,19 +1,15 @@
 """The loop of one rank: receive a sample, do its steps, pass it on. Knows no Redis, no files and no signals.
 
-The world is told and asked through small protocols: where samples come from (rank 0), where frames go (the last rank),
-who is told of progress and knows what is cancelled (every rank).
+The world is told and asked through the small protocols of `ports`.
 """
 
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import asdict, replace
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from svdq.pipeline.costs import CostBook, Shape
@@ -22,85 +18,15 @@ from svdq.pipeline.message import Kind, Message, sample_body, sample_from
 from svdq.pipeline.model import Frames, VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Partitioner
+from svdq.pipeline.ports import Keeper, Monitor, NoKeeper, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport import Receiver, Sender
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A video to make, as rank 0 takes it in."""
-
-    #: Id of the job that asks for it.
-    job_id: str
-    #: Its parameters, with `frames` filled in.
-    parameters: VideoParameters
-    #: The photo, exactly width x height; None where the model needs none.
-    photo: Image | None
-    #: What the source wants the sink to know, JSON; carried along unread.
-    ticket: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """How a sample ended; travels from the last rank to rank 0 as JSON."""
-
-    #: Id of the job.
-    job_id: str
-    #: The sample's parameters, stages and seconds, as `message.sample_body` writes them.
-    body: Mapping[str, Any]
-    #: What the sink made of it, for the job's result; empty when it failed or was cancelled.
-    result: Mapping[str, Any]
-    #: Why it failed, as a sentence.
-    failure: str | None = None
-    #: Whether it was cancelled.
-    cancelled: bool = False
-
-
-class Source(Protocol):
-    """Where rank 0 gets its work."""
-
-    def take(self) -> Request | None:
-        """Wait for the next video to make; None when no more will come."""
-        ...
-
-    def nearly_free(self) -> None:
-        """Rank 0 is in its last step (or has none): now is the time to have the next request ready."""
-        ...
-
-    def ended(self, report: Report) -> None:
-        """Take note that a sample has ended. Called from another thread, in the order of the ends."""
-        ...
-
-
-class Sink(Protocol):
-    """Where the last rank puts frames; writes beside the loop and pushes back when it cannot follow."""
-
-    def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
-        """Take the frames of a sample, and report its end when they are safe."""
-        ...
-
-    def close(self) -> None:
-        """Wait until everything delivered is written and reported."""
-        ...
-
-
-class Monitor(Protocol):
-    """Who is told of progress and knows what is cancelled; both must be cheap, they stand in the step loop."""
-
-    def step(self, sample: Sample, index: int) -> None:
-        """Step `index` of a sample is about to be done here; index == steps means its decode."""
-        ...
-
-    def idle(self) -> None:
-        """Nothing is being computed here."""
-        ...
-
-    def cancelled(self, job_id: str) -> bool:
-        """Whether the user has cancelled a job."""
-        ...
+#: Seconds that a rank denoises one sample before it is kept between two steps, besides at every hand-over.
+KEEP_EVERY_S = 30.0
 
 
 class Stage:
@@ -123,6 +49,8 @@ class Stage:
         downstream: Sender | None = None,
         returns: Sender | None = None,
         reports: Receiver | None = None,
+        keeper: Keeper | None = None,
+        keep_every_s: float = KEEP_EVERY_S,
     ) -> None:
         assert (source is None) == (upstream is not None)
         assert (sink is None) == (downstream is not None)
@@ -136,6 +64,8 @@ class Stage:
         self._downstream = downstream
         self._returns = returns
         self._reports = reports
+        self._keeper = keeper or NoKeeper()
+        self._keep_every_s = keep_every_s
         self._partitioner = Partitioner(num_ranks)
         self.costs = CostBook(num_ranks, model.info.guess)
         self._warm: set[Shape] = set()
@@ -154,11 +84,13 @@ class Stage:
             follower.join()
 
     def stop(self) -> None:
-        """Have `run` return after the step that is being computed, leaving what is in flight; from any thread."""
+        """Have `run` return after the step that is being computed, keeping what is in flight; from any thread."""
         self._stopping.set()
         for link in (self._upstream, self._downstream):
             if link is not None:
                 link.release()
+        if self._sink is not None:
+            self._sink.release()
 
     @property
     def stopped(self) -> bool:
@@ -176,7 +108,6 @@ class Stage:
     # Receiving: from the source on rank 0, from the neighbour elsewhere.
 
     def _receive(self) -> Sample | None:
-        self._monitor.idle()
         if self._source is not None:
             request = self._source.take()
             return None if request is None or self.stopped else self._admit(request)
@@ -201,12 +132,16 @@ class Stage:
         if shape not in self._warm and self._downstream is not None:
             self._downstream.send(Message(kind=Kind.WARM, body=parameters.model_dump(mode="json")))
         self._warm.add(shape)
+        resume = request.resume
+        first_step = resume.step if resume is not None else 0
+        # What is left is spread over all ranks, a whole video or the rest of one.
+        boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape))
+        if resume is not None:
+            sample = replace(resume, boundaries=boundaries, ticket=request.ticket)
+            self._monitor.step(sample, first_step)
+            return sample
         sample = Sample(
-            job_id=request.job_id,
-            parameters=parameters,
-            boundaries=self._partitioner.split(0, parameters.steps, self.costs.estimate(shape)),
-            step=0,
-            ticket=request.ticket,
+            job_id=request.job_id, parameters=parameters, boundaries=boundaries, step=0, ticket=request.ticket
         )
         self._monitor.step(sample, 0)
         started = time.perf_counter()
@@ -225,6 +160,7 @@ class Stage:
             self._nearly_free()
             return sample
         started = time.perf_counter()
+        keep_at = started + self._keep_every_s
         index = first = sample.step
         try:
             with torch.inference_mode(), self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
@@ -232,26 +168,53 @@ class Stage:
                 latents = sample.tensors["latents"]
                 for index in range(first, stop):
                     if self.stopped:
+                        self._keeper.keep(self._advanced(sample, index, latents, started))
                         return sample
                     if self._monitor.cancelled(sample.job_id):
                         return replace(sample, step=index, cancelled=True, tensors={})
+                    if time.perf_counter() >= keep_at:
+                        keep_at += self._keep_every_s
+                        # A copy: the next step may compute in place.
+                        self._keeper.keep(self._advanced(sample, index, latents.clone(), started))
                     self._monitor.step(sample, index)
                     if index == stop - 1:
                         self._nearly_free()
                     latents = denoiser.step(latents, index)
-                finite = _finite(latents)
+                if not _finite(latents):
+                    return sample.failed(self._say_where_it_broke(sample, stop))
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
             return sample.failed(_sentence(error, f"in step {index + 1} of {sample.parameters.steps}"))
-        if not finite:
-            return sample.failed(
-                f"The latents became NaN or infinite in steps {first + 1} to {stop} of {sample.parameters.steps}; "
-                "try another seed, or float32 in place of float16."
-            )
+        sample = self._advanced(sample, stop, latents, started)
+        self._keeper.keep(sample)
+        return sample
+
+    def _advanced(self, sample: Sample, step: int, latents: Tensor, started: float) -> Sample:
+        """Make the sample as it stands before `step`, of which this rank has done what was missing."""
+        if step == sample.step:
+            return sample
         return replace(
             sample,
-            step=stop,
+            step=step,
             tensors={**sample.tensors, "latents": latents},
-            stages=(*sample.stages, (self.rank, stop - first, time.perf_counter() - started)),
+            stages=(*sample.stages, (self.rank, step - sample.step, time.perf_counter() - started)),
+        )
+
+    def _say_where_it_broke(self, sample: Sample, stop: int) -> str:
+        """Do the steps of a stage again, looking at the latents after each, and name the first that is to blame."""
+        where = f"in steps {sample.step + 1} to {stop}"  # should the same steps do better now
+        latents = sample.tensors["latents"]
+        denoiser = self._model.denoiser(sample.tensors, sample.parameters)
+        if not _finite(latents):
+            where, stop = "before step 1", sample.step
+        for index in range(sample.step, stop):
+            self._monitor.step(sample, index)
+            latents = denoiser.step(latents, index)
+            if not _finite(latents):
+                where = f"in step {index + 1}"
+                break
+        return (
+            f"The latents became NaN or infinite {where} of {sample.parameters.steps}; "
+            "try another seed, or float32 in place of float16."
         )
 
     def _nearly_free(self) -> None:
@@ -262,6 +225,7 @@ class Stage:
 
     def _pass_on(self, sample: Sample) -> None:
         if self._downstream is not None:
+            self._monitor.idle()
             self._downstream.send(Message(kind=Kind.SAMPLE, body=sample_body(sample), tensors=sample.tensors))
             return
         assert self._sink is not None
@@ -269,9 +233,11 @@ class Stage:
             sample = replace(sample, cancelled=True, tensors={})
         if not sample.ended:
             sample, frames = self._decode(sample)
+            self._monitor.idle()
             if frames is not None:
                 self._sink.deliver(sample, frames, self._report)
                 return
+        self._monitor.idle()
         self._report(
             Report(
                 job_id=sample.job_id,
@@ -350,6 +316,7 @@ class Stage:
 
 def _finite(latents: Tensor) -> bool:
     """Whether no latent is NaN or infinite: a sum is only if all terms are, and is ten times cheaper than a mask."""
+    # In float32: the sum of many finite halves may be too large for a half.
     return math.isfinite(float(latents.sum(dtype=torch.float32)))
 
 

@@ -18,3 +18,15 @@ FAILURE_TTL_S: Final = 30 * DAY_S
 JOB_TIMEOUT_S: Final = -1
 #: Times a job is tried again after its group died under it.
 MAX_RETRIES: Final = 3
+
+#: Hash, job id -> name of the worker that has popped it and not begun it yet: who to ask about a job in RQ's
+#: intermediate queue, which names no owner.
+POPPED: Final = "svdq:popped"
+#: Set of ids of jobs that are to stop although a group has them.
+CANCELLED: Final = "svdq:cancelled"
+#: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
+CRASHES: Final = "svdq:crashes"
+#: Hash, worker name -> why that group takes no more jobs.
+PAUSES: Final = "svdq:pauses"
+#: RQ's own: takes every worker's intake away while it exists.
+SUSPENDED: Final = "rq:suspended"

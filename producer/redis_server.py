@@ -145,6 +145,8 @@ def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
                 start_new_session=True,
                 pass_fds=[alive.fileno()],
                 umask=0o077,
+                # A worker that starts it anew has signals blocked, which the server must hear.
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []),
                 check=False,
             )
         except (OSError, subprocess.SubprocessError) as error:

@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     model: str = Field("preview", min_length=1)
     #: Photos with more pixels are refused.
     max_pixels: int = Field(100_000_000, ge=1)
+    #: Times that a job may end the process of its rank before it is set aside as failed.
+    max_attempts: int = Field(2, ge=1)
 
     @field_validator("storage")
     @classmethod

@@ -174,7 +174,7 @@ def _view(rq_job: rq.job.Job) -> JobView:
     elif job is None:
         error = "This is not a job of svdq's, or it was submitted by another version; submit its photo again."
     elif status == JobStatus.STOPPED.value:
-        error = "It was stopped; submit it with --force to render it anew."
+        error = "It was stopped by the user; `svdq retry` queues it again."
     return JobView(
         id=rq_job.id,
         status=status,

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,9 +17,13 @@ from urllib.parse import unquote, urlsplit
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.settings import without_secrets
+from svdq.producer.temporary import sweep, temporary_name
 
 #: Folder under the root for what is being written; a rename from here into place stays on one file system.
 TEMPORARY = "tmp"
+
+#: Start of the names of staging folders on this machine, for a storage that is elsewhere.
+STAGING_PREFIX = "svdq-staging-"
 
 _SEGMENT = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]+")
 
@@ -94,6 +97,44 @@ class Storage:
         self._check(key)
         self._write(key, text.encode())
 
+    def write_bytes(self, key: str, data: bytes) -> None:
+        """Put bytes under a key, in place of what is there."""
+        self._check(key)
+        self._write(key, data)
+
+    def names(self, key: str) -> list[str]:
+        """List the names of what stands under a key as in a folder; none when nothing does."""
+        self._check(key)
+        with self._plain_errors(), contextlib.suppress(FileNotFoundError):
+            if self._folder:
+                return os.listdir(self._folder / key)
+            self._remote.invalidate_cache()  # other processes write, too
+            return [path.rstrip("/").rpartition("/")[2] for path in self._remote.ls(self._path(key), detail=False)]
+        return []
+
+    def remove(self, key: str) -> None:
+        """Remove what stands under a key, file or folder, if anything does."""
+        self._check(key)
+        with self._plain_errors(), contextlib.suppress(FileNotFoundError):
+            if not self._folder:
+                self._remote.rm(self._path(key), recursive=True)
+            elif (self._folder / key).is_dir():
+                shutil.rmtree(self._folder / key)
+            else:
+                (self._folder / key).unlink()
+
+    def sweep(self) -> None:
+        """Remove what processes that were killed have left half written: theirs by name, or older than a day."""
+        if self._folder:
+            sweep((self._folder / TEMPORARY).glob("*"))
+        else:
+            sweep(Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"), STAGING_PREFIX)
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder that this is, or None when it is elsewhere."""
+        return self._folder
+
     def location(self, key: str) -> str:
         """Where a person finds what stands under a key: an absolute path or a URL (without its secrets)."""
         self._check(key)
@@ -107,7 +148,8 @@ class Storage:
                 path = self._temporary_path()
                 path.mkdir()
             else:
-                path = Path(tempfile.mkdtemp(prefix="svdq-"))
+                path = Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))
+                path.mkdir(mode=0o700)
         try:
             yield path
         finally:
@@ -124,8 +166,11 @@ class Storage:
         with self._plain_errors():
             if self._folder:
                 temporary = self._temporary_path()
-                temporary.write_bytes(data)
-                _publish_locally(temporary, self._folder / key, temporary)
+                try:
+                    temporary.write_bytes(data)
+                    _publish_locally(temporary, self._folder / key, temporary)
+                finally:
+                    temporary.unlink(missing_ok=True)  # a full disk must not get any fuller
             else:
                 self._remote.makedirs(self._path(key).rpartition("/")[0], exist_ok=True)
                 self._remote.pipe_file(self._path(key), data)
@@ -135,7 +180,7 @@ class Storage:
         assert self._folder is not None
         folder = self._folder / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / secrets.token_hex(8)
+        return folder / temporary_name()
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:

@@ -7,7 +7,9 @@ import logging
 import os
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -21,16 +23,24 @@ from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage import Storage
 from svdq.worker import rundir
-from svdq.worker.intake import Intake, IntakeOptions
+from svdq.worker.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
+from svdq.worker.checkpoints import Archive, Codec, Spool
+from svdq.worker.feeder import IntakeOptions
+from svdq.worker.fence import Fence
+from svdq.worker.intake import Intake
 from svdq.worker.outlet import Outlet
 from svdq.worker.progress import ProgressMonitor
-from svdq.worker.redis_link import connect
+from svdq.worker.redis_link import Outage, connect, restarter, wait_for
+from svdq.worker.shelf import open_shelf
 from svdq.worker.signals import Signals
+from svdq.worker.watchdog import Watchdog
 
 logger = logging.getLogger("svdq.worker")
 
 #: Seconds after a neighbour is gone in which the signal that ended it may still arrive here.
 STOP_HEARD_S = 1.0
+#: Seconds that a rank which is told to stop takes, after its step, to write what it holds.
+FLUSH_S = 10.0
 
 
 @click.command()
@@ -39,19 +49,23 @@ STOP_HEARD_S = 1.0
 @click.option("--warm", multiple=True)
 @click.option("--trace", is_flag=True)
 @click.option("--run-dir", type=click.Path(path_type=Path))
-def main(device: str, burst: bool, warm: tuple[str, ...], trace: bool, run_dir: Path | None) -> None:
+@click.option("--checkpoints", type=click.Choice(["local", "storage", "off"]), default="local")
+@click.option("--until-s", type=float)
+def main(run_dir: Path | None, **options: Any) -> None:
     """Be one rank of a group; normally started by `svdq worker`."""
     settings = Settings.load()
     # Before any signal is blocked: an embedded server that is started here must hear them.
     url = server_url(settings)
-    signals = Signals()
     place = Place.from_torchrun()
+    life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    breadcrumbs = Breadcrumbs(run_dir or folder_without_launcher(settings.home), life, place.rank)
+    signals = Signals(on_stop=breadcrumbs.innocent)
     if run_dir is not None:
         rundir.write_pid(run_dir, place.rank)
     logging.basicConfig(level=logging.INFO, format=f"[rank {place.rank}] %(message)s", stream=sys.stderr)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
-        _run(place, signals, settings, url, device, burst=burst, warm=warm, trace=trace, run_dir=run_dir)
+        _run(place, signals, breadcrumbs, settings, url, run_dir=run_dir, **options)
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
@@ -64,40 +78,60 @@ def main(device: str, burst: bool, warm: tuple[str, ...], trace: bool, run_dir: 
 def _run(
     place: Place,
     signals: Signals,
+    breadcrumbs: Breadcrumbs,
     settings: Settings,
     url: str,
-    wanted_device: str,
     *,
+    device: str,
     burst: bool,
     warm: tuple[str, ...],
     trace: bool,
     run_dir: Path | None,
+    checkpoints: str,
+    until_s: float | None,
 ) -> None:
-    if wanted_device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
-    device = choose_device(wanted_device, place)
-    if device.type == "cpu":
+    our_device = choose_device(device, place)
+    if our_device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
     storage = Storage(settings.storage)
     tracer = Tracer(place.rank, on=trace)
-    model = open_model(settings.model, Part.of_rank(place.rank, place.num_ranks), device, dtype_for(device))
-    links = join(place, device)
-    monitor = ProgressMonitor(connect(url), place.rank, model.info.notice)
+    parts = Part.of_rank(place.rank, place.num_ranks)
+    model = open_model(settings.model, parts, our_device, dtype_for(our_device))
+    links = join(place, our_device)
+    monitor = ProgressMonitor(connect(url), place.rank, model.info.notice, breadcrumbs)
+    shelf = open_shelf(checkpoints, settings.home, storage)
+    codec = Codec(model=model.info.name, device=our_device)
+    spool = Spool(shelf, codec) if shelf is not None else None
+    outlet = Outlet(storage, model.info, tracer, fence=Fence(connect(url), signals.stopping)) if place.last else None
     intake = None
     if place.first:
-        _announce(place, device, model.info, storage)
-        options = IntakeOptions(burst=burst, max_pixels=settings.max_pixels)
-        intake = Intake(connect(url), storage, model.info, options)
+        storage.sweep()
+        _announce(place, our_device, model.info, storage)
+        options = IntakeOptions(
+            burst=burst,
+            max_pixels=settings.max_pixels,
+            max_attempts=settings.max_attempts,
+            until_s=until_s,
+            blame=read_blame(breadcrumbs.folder, breadcrumbs.life),
+        )
+        outage = Outage(restarter(settings))
+        connection = connect(url)
+        wait_for(connection, outage)
+        archive = Archive(shelf=shelf, codec=codec) if shelf is not None else None
+        intake = Intake(connection, storage, model.info, options, archive, spool, outage)
     stage = build_stage(
         place=place,
         links=links,
         model=model,
-        monitor=monitor,
+        monitor=Watchdog(monitor, place.rank),
         tracer=tracer,
         source=intake,
-        sink=Outlet(storage, model.info, tracer) if place.last else None,
-        on_lost=lambda reason: _lost(reason, signals.stopping),
+        sink=outlet,
+        on_lost=lambda reason: _lost(reason, signals.stopping, breadcrumbs),
+        keeper=spool,
     )
     signals.attach(stage, intake)
     for shape in warm:
@@ -105,13 +139,21 @@ def _run(
     if intake is not None:
         intake.start()
     stage.run()
+    flush_until = time.monotonic() + FLUSH_S
+    if stage.stopped and spool is not None:
+        spool.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
     if intake is not None:
         intake.close(put_back=stage.stopped)
+    if stage.stopped and outlet is not None:
+        outlet.wait(flush_until - time.monotonic())
     if stage.stopped:
         # The neighbours stop wherever they are, too: there is nobody to say goodbye to.
         logging.shutdown()
         os._exit(0)
+    if spool is not None and not spool.flush(FLUSH_S):
+        logger.warning("The checkpoints of videos that are finished could not be removed; the next worker does that.")
     monitor.close()
+    breadcrumbs.innocent()
     if trace and run_dir is not None:
         rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
 
@@ -125,8 +167,9 @@ def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Stor
     logger.info("Videos go to %s.", storage.location("outputs"))
 
 
-def _lost(reason: str, stopping: threading.Event) -> None:
+def _lost(reason: str, stopping: threading.Event, breadcrumbs: Breadcrumbs) -> None:
     """End the process when a neighbour is gone: torchrun then restarts the group, and its jobs are taken again."""
+    breadcrumbs.innocent()
     # All ranks are told to stop at once, but a neighbour may have heard it first.
     if not stopping.wait(STOP_HEARD_S):
         logger.error("%s", reason)

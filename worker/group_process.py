@@ -104,6 +104,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
         "SVDQ_STORAGE": settings.storage,
         "SVDQ_MODEL": settings.model,
         "SVDQ_MAX_PIXELS": str(settings.max_pixels),
+        "SVDQ_MAX_ATTEMPTS": str(settings.max_attempts),
         # Empty counts as not set: the embedded server.
         "SVDQ_REDIS_URL": settings.redis_url or "",
     }

@@ -8,75 +8,80 @@ import logging
 import queue
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import redis
-from PIL.Image import Image
 
-from svdq.pipeline import photo
-from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.model import ModelInfo
-from svdq.pipeline.stage import Report, Request
-from svdq.producer.job import Job
-from svdq.producer.queue import read_job
+from svdq.pipeline.ports import Report, Request
+from svdq.producer.status import view_many
 from svdq.producer.storage import Storage
-from svdq.worker.rq_adapter import BEAT_S, MAINTENANCE_S, Flight, GroupWorker
+from svdq.worker.checkpoints import Archive, Spool
+from svdq.worker.feeder import Feeder, IntakeOptions
+from svdq.worker.preparing import Preparer
+from svdq.worker.recovery import Recovery
+from svdq.worker.redis_link import RETRY_S, Outage
+from svdq.worker.reports import Reporter
+from svdq.worker.rq_adapter import Flight, GroupWorker
+from svdq.worker.rq_worker import BEAT_S, MAINTENANCE_S
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between looks at an empty queue: the first job after an idle night starts at once, for 0.1% of a core.
 POLL_S = 0.1
-#: Seconds to wait after Redis did not answer.
-RETRY_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntakeOptions:
-    """How a group takes jobs."""
-
-    #: End when the queue is empty.
-    burst: bool = False
-    #: Photos with more pixels are refused.
-    max_pixels: int = 100_000_000
+#: Seconds for which Redis must have answered before leases count as run out: their holders must be heard first.
+GRACE_S = 8.0
+#: Seconds that a group which is told to stop waits for Redis.
+GIVE_UP_S = 5.0
 
 
 class Intake:
     """The source of a group of ranks."""
 
-    def __init__(self, connection: redis.Redis, storage: Storage, model: ModelInfo, options: IntakeOptions) -> None:
-        self._storage = storage
-        self._model = model
+    def __init__(
+        self,
+        connection: redis.Redis,
+        storage: Storage,
+        model: ModelInfo,
+        options: IntakeOptions,
+        archive: Archive | None = None,
+        spool: Spool | None = None,
+        outage: Outage | None = None,
+    ) -> None:
+        """Make it; Redis must answer, and nothing is taken yet.
+
+        Args:
+            connection: of the bookkeeping thread's own.
+            storage: where photos and videos are.
+            model: what videos are made with.
+            options: how jobs are taken.
+            archive: where checkpoints are found; None where there are none.
+            spool: what removes them when jobs have ended.
+            outage: is told when Redis does not answer.
+        """
         self._options = options
+        self._archive = archive
+        self._spool = spool
+        self._outage = outage or Outage()
         self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain)
-        self._flights: dict[str, Flight] = {}
+        self._recovery = Recovery(self._worker, options.max_attempts)
+        self._reporter = Reporter(self._worker, on_ended=self._forget)
+        self._wake = threading.Event()
+        preparer = Preparer(storage, model, options.max_pixels, archive)
+        self._feeder = Feeder(self._worker, self._reporter, preparer, options, archive, self._wake)
         #: How many requests the stage has taken, or waits for, and how many it wants by now: both written by it alone.
         self._num_taken = self._num_wanted = 0
-        #: How many it was given.
-        self._num_given = 0
-        #: What the stage takes next; None when no more will come.
-        self._ready: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        #: Ends that are not in Redis yet.
-        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="photos")
-        #: The photo of the job that will probably come next.
-        self._ahead: tuple[str, Future[Image]] | None = None
-        #: The job that is taken and waits for its photo.
-        self._next: tuple[Flight, Future[Image]] | None = None
-        self._wake = threading.Event()
-        self._draining = threading.Event()
-        #: Whether the stage was told that no more will come.
-        self._ended = False
+        #: Jobs that RQ's stop command names.
+        self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()
+        #: Whether the group has shown up in Redis and taken back what its dead predecessors had.
+        self._begun = False
+        self._beat_at = self._maintain_at = 0.0
         self._closing = threading.Event()
+        #: When to stop waiting for Redis at the end.
+        self._give_up_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="bookkeeping", daemon=True)
 
     def start(self) -> None:
-        """Show up in Redis and begin to take jobs.
-
-        Raises:
-            redis.RedisError: the server does not answer.
-        """
-        self._worker.start()
+        """Begin to show up in Redis, take back what dead groups had, and take jobs."""
         self._thread.start()
 
     # Called by the stage loop.
@@ -85,7 +90,7 @@ class Intake:
         """Wait for the next video to make; None when no more will come."""
         self._num_taken += 1
         self._want(self._num_taken)
-        return self._ready.get()
+        return self._feeder.ready.get()
 
     def nearly_free(self) -> None:
         """Have the next job ready: rank 0 can start it in about a step's time."""
@@ -99,50 +104,49 @@ class Intake:
 
     def ended(self, report: Report) -> None:
         """Take note of how a sample ended."""
-        self._reports.put(report)
+        self._reporter.add(report)
         self._wake.set()
 
     def drain(self) -> None:
         """Take no more jobs; those in flight are finished."""
-        self._draining.set()
+        self._feeder.draining.set()
         self._wake.set()
 
     def close(self, *, put_back: bool) -> None:
         """Report what has ended, give the rest back to the queue if asked to, and leave Redis."""
+        if put_back:
+            self._give_up_at = time.monotonic() + GIVE_UP_S
         self._closing.set()
         self._wake.set()
         self._thread.join()
         try:
             if put_back:
-                self._worker.put_back(self._flights.values())
-                logger.info("Stopped; %s went back to the queue.", _jobs(len(self._flights)))
+                self._worker.put_back(self._reporter.flights.values())
+                logger.info("Stopped; %s went back to the queue.", _jobs(len(self._reporter.flights)))
+            else:
+                self._sweep()
             self._worker.end()
         except redis.RedisError as error:
             logger.warning("Redis does not answer (%s); jobs in flight are taken again after their lease.", error)
-        self._loader.shutdown(wait=False, cancel_futures=True)
+        self._feeder.close()
 
     def _stop_job(self, job_id: str) -> None:
-        logger.warning("Job %s was asked to stop; that works for queued jobs only as yet.", job_id)
+        self._stops.put(job_id)
+        self._wake.set()
 
     # The bookkeeping thread.
 
     def _run(self) -> None:
-        beat_at = maintain_at = time.monotonic()
         while True:
             try:
-                # Leases first: nothing below may keep one from being prolonged.
-                if time.monotonic() >= beat_at:
-                    self._worker.beat(self._flights.values())
-                    beat_at = time.monotonic() + BEAT_S
-                self._finish_reported()
+                self._round()
+                self._outage.over()
                 if self._closing.is_set():
                     return
-                self._fill()
-                if time.monotonic() >= maintain_at:
-                    self._worker.maintain()
-                    maintain_at = time.monotonic() + MAINTENANCE_S
             except redis.RedisError as error:
-                logger.warning("Redis does not answer (%s); what is in flight goes on.", error)
+                self._outage.note(error)
+                if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
+                    return
                 time.sleep(RETRY_S)
             except Exception:
                 # A mistake of ours with one job: the leases of the others must not run out for it.
@@ -151,106 +155,40 @@ class Intake:
             self._wake.wait(POLL_S)
             self._wake.clear()
 
-    def _finish_reported(self) -> None:
-        while not self._reports.empty():
-            report = self._reports.get()
-            flight = self._flights.get(report.job_id)
-            if flight is None:
-                continue
-            try:
-                self._finish(flight, report)
-            except redis.RedisError:
-                self._reports.put(report)  # tried again when Redis is back
-                raise
-            except BaseException:
-                del self._flights[report.job_id]  # RQ's maintenance takes it up after its lease
-                raise
-            del self._flights[report.job_id]
-
-    def _finish(self, flight: Flight, report: Report) -> None:
-        if not self._worker.holds(flight):
-            logger.warning("Job %s was taken over by another group; its result here is dropped.", report.job_id)
-        elif report.cancelled:
-            self._worker.stop(flight)
-        elif report.failure is not None:
-            logger.error("Job %s failed: %s", report.job_id, report.failure)
-            self._worker.fail(flight, report.failure)
-        else:
-            logger.info("Job %s finished: %s", report.job_id, ", ".join(report.result["outputs"]))
-            self._worker.succeed(flight, dict(report.result))
-
-    def _fill(self) -> None:
-        """Take the next job when the stage wants one, and look ahead for its photo when not."""
-        if self._next is None and not self._draining.is_set():
-            if self._num_given >= self._num_wanted:
-                self._look_ahead()
-            elif (flight := self._worker.pop()) is not None:
-                self._flights[flight.rq_job.id] = flight
-                self._next = (flight, self._photo(flight))
-            elif self._options.burst and not self._flights:
-                self._draining.set()
-        if self._next is not None:
-            self._give_next()
-        elif self._draining.is_set() and not self._ended:
-            self._ended = True
-            self._ready.put(None)
-
-    def _give_next(self) -> None:
-        """Give the stage the job that was taken, once its photo is there."""
-        assert self._next is not None
-        flight, photo_ahead = self._next
-        if not photo_ahead.done():
+    def _round(self) -> None:
+        if not self._begun:
+            self._worker.start()
+            self._recovery.at_start(self._options.blame)
+            self._sweep()
+            self._begun = True
+        # Leases first: nothing below may keep one from being prolonged.
+        if time.monotonic() >= self._beat_at:
+            self._reporter.beat()
+            self._beat_at = time.monotonic() + BEAT_S
+        while not self._stops.empty():
+            self._reporter.cancel(self._stops.get())
+        self._reporter.finish_all()
+        if self._closing.is_set():
             return
-        self._next = None
-        try:
-            image = photo_ahead.result()
-        except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
-            self.ended(Report(job_id=flight.rq_job.id, body={}, result={}, failure=_sentence(error)))
-            return
-        self._num_given += 1
-        self._ready.put(self._request(flight, image))
+        self._feeder.fill(self._num_wanted)
+        if time.monotonic() >= self._maintain_at and self._outage.steady_s >= GRACE_S:
+            self._recovery.expired()
+            self._worker.maintain()
+            self._maintain_at = time.monotonic() + MAINTENANCE_S
 
-    def _look_ahead(self) -> None:
-        rq_job = self._worker.peek()
-        if rq_job is not None and (self._ahead is None or self._ahead[0] != rq_job.id):
-            job = read_job(rq_job)
-            if job is not None:
-                self._ahead = (rq_job.id, self._loader.submit(self._load, job))
+    def _forget(self, flight: Flight) -> None:
+        """Remove the checkpoints of a job that has ended."""
+        self._feeder.ended(flight)
+        if self._spool is not None:
+            self._spool.forget(flight.rq_job.id)
 
-    def _photo(self, flight: Flight) -> Future[Image]:
-        """Give the photo of a job that was taken, loaded ahead or to be loaded now."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] != flight.rq_job.id:
-            ahead = (flight.rq_job.id, self._loader.submit(self._load, flight.job))
-        ahead[1].add_done_callback(lambda _: self._wake.set())
-        return ahead[1]
-
-    def _load(self, job: Job) -> Image:
-        image = photo.load(self._storage.read(job.image), self._options.max_pixels)
-        return photo.prepare(image, job.width, job.height, job.fit)
-
-    def _request(self, flight: Flight, image: Image) -> Request:
-        job = flight.job
-        parameters = job.parameters
-        if parameters.frames is None:
-            parameters = parameters.model_copy(update={"frames": self._model.default_frames})
-        if parameters.decode_chunk_size is None:
-            parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
-        return Request(
-            job_id=flight.rq_job.id,
-            parameters=parameters,
-            photo=image,
-            ticket=job.model_dump(mode="json", include={"image", "name", "formats", "fit"}),
-        )
+    def _sweep(self) -> None:
+        """Remove the checkpoints of jobs that ended while nobody was there to remove them."""
+        if self._archive is not None:
+            self._archive.sweep(
+                lambda job_ids: {view.id: view.ended for view in view_many(self._worker.connection, job_ids)}
+            )
 
 
 def _jobs(number: int) -> str:
     return "1 job" if number == 1 else f"{number} jobs"
-
-
-def _sentence(error: Exception) -> str:
-    """Say why a photo cannot be used; what is not ours is logged with its traceback."""
-    if isinstance(error, SvdqError):
-        return str(error)
-    logger.error("A photo could not be loaded.", exc_info=error)
-    return f"Its photo could not be loaded: {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +22,7 @@ from svdq.pipeline.trace import write_trace
 from svdq.producer.settings import Settings
 from svdq.worker import rundir
 from svdq.worker.group_process import GroupProcess
+from svdq.worker.until import parse_until
 
 #: Ranks of a group on a machine without GPUs: as many as the reference machine has.
 DEFAULT_CPU_RANKS = 7
@@ -44,6 +46,10 @@ class LaunchOptions:
     device: str = "auto"
     #: End when the queue is empty.
     burst: bool = False
+    #: Where half-done videos are kept: local, storage or off.
+    checkpoints: str = "local"
+    #: When to stop, such as 06:00; None means never.
+    until: str | None = None
     #: Shapes to be ready for, such as 1024x576x25.
     warm: tuple[str, ...] = ()
     #: Where to write a Chrome trace at the end.
@@ -70,6 +76,8 @@ def launch(settings: Settings, options: LaunchOptions) -> int:
     """
     if importlib.util.find_spec("torch") is None:
         raise InputError("This machine can submit photos only: a worker needs PyTorch; pip install 'svdq[worker]'.")
+    # Once, so that a group that is restarted in the morning does not go on until the next.
+    until_s = parse_until(options.until, datetime.now().astimezone()).timestamp() if options.until else None
     gpus = 0 if options.device == "cpu" else num_gpus()
     if options.device == "cuda" and gpus == 0:
         raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
@@ -78,6 +86,8 @@ def launch(settings: Settings, options: LaunchOptions) -> int:
     # GPUs are shared out among the groups.
     ranks = options.ranks or (max(1, gpus // options.groups) if gpus else DEFAULT_CPU_RANKS)
     arguments = ["--device", options.device]
+    arguments += ["--checkpoints", options.checkpoints]
+    arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
     for shape in options.warm:
@@ -91,7 +101,7 @@ def launch(settings: Settings, options: LaunchOptions) -> int:
             if options.groups > 1 and gpus:
                 devices = [(number * ranks + rank) % gpus for rank in range(ranks)]
             groups.append(GroupProcess(settings, ranks, arguments, run_dir, devices))
-        code = _Watch(groups).run()
+        code = _Watch(groups, until_s).run()
         if options.trace is not None:
             write_trace(options.trace, rundir.read_traces(run_dirs))
         return code
@@ -100,8 +110,10 @@ def launch(settings: Settings, options: LaunchOptions) -> int:
 class _Watch:
     """Waits for the end of running groups and passes on signals."""
 
-    def __init__(self, groups: list[GroupProcess]) -> None:
+    def __init__(self, groups: list[GroupProcess], until_s: float | None) -> None:
         self._groups = groups
+        #: Seconds since the epoch at which the groups are told to stop.
+        self._until_s = until_s
         #: What to tell the ranks as soon as they listen.
         self._wish: signal.Signals | None = None
         self._kill_at: float | None = None
@@ -116,6 +128,8 @@ class _Watch:
             while None in (codes := [group.poll() for group in self._groups]):
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     break
+                if self._until_s is not None and time.time() >= self._until_s:
+                    self._stop()
                 if self._wish is not None:
                     for group in self._groups:
                         group.tell(self._wish)
@@ -139,6 +153,9 @@ class _Watch:
             self._kill_at = time.monotonic()
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         self._wish = signal.SIGTERM
         self._kill_at = self._kill_at or time.monotonic() + STOP_S
 

@@ -1,7 +1,8 @@
 """The last rank's sink: writes the files of finished videos beside the loop, and pushes back when it cannot follow.
 
 A video's files are made in a staging folder and renamed into storage; its JSON sidecar comes last, so a sidecar under
-its final name means that the files beside it are complete. Knows no Redis.
+its final name means that the files beside it are complete. When the storage cannot be used, videos wait for it. Knows
+no Redis.
 """
 
 import json
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,12 @@ from svdq.pipeline import video
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.message import sample_body
 from svdq.pipeline.model import Frames, ModelInfo
+from svdq.pipeline.ports import Report
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.stage import Report
 from svdq.pipeline.trace import Tracer
-from svdq.producer.job import Job
 from svdq.producer.storage import Storage
+from svdq.worker.finished import job_as_used, output_keys, result_of, sidecar_key, timings_of
+from svdq.worker.patience import FIRST_DELAY_S, GaveUpError, Patience
 
 logger = logging.getLogger(__name__)
 
@@ -43,18 +46,50 @@ class _Delivery:
 class Outlet:
     """The sink of a group of ranks."""
 
-    def __init__(self, storage: Storage, model: ModelInfo, tracer: Tracer) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        model: ModelInfo,
+        tracer: Tracer,
+        *,
+        fence: Callable[[Sample], bool] = lambda _: True,
+        first_delay_s: float = FIRST_DELAY_S,
+    ) -> None:
+        """Begin to wait for deliveries.
+
+        Args:
+            storage: where files go.
+            model: what made them, for the account beside them.
+            tracer: records spans.
+            fence: asked right before files are published whether the sample is still ours.
+            first_delay_s: how long to wait when the storage refuses for the first time.
+        """
         self._storage = storage
         self._model = model
         self._tracer = tracer
+        self._fence = fence
         self._versions = {name: version(name) for name in VERSIONS_OF}
-        self._waiting: queue.Queue[_Delivery | None] = queue.Queue(MAX_WAITING)
+        self._patience = Patience("Videos wait to be written", first_delay_s=first_delay_s)
+        self._waiting: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
+        #: How many more may wait.
+        self._room = threading.Semaphore(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="write", daemon=True)
         self._thread.start()
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         """Take frames (F, H, W, 3) to write; waits while too many videos wait already."""
+        self._room.acquire()
         self._waiting.put(_Delivery(sample=sample, frames=frames, report=report))
+
+    def release(self) -> None:
+        """Let a `deliver` that waits return, and begin to write nothing more; for a rank that stops."""
+        self._patience.stop()
+        self._room.release()
+        self._waiting.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        """After `release`: wait until the video that is being written is written, so that nothing half done is left."""
+        self._thread.join(timeout_s)
 
     def close(self) -> None:
         """Wait until everything delivered is written and reported."""
@@ -62,13 +97,16 @@ class Outlet:
         self._thread.join()
 
     def _run(self) -> None:
-        while (delivery := self._waiting.get()) is not None:
+        while (delivery := self._waiting.get()) is not None and not self._patience.stopped:
+            self._room.release()
             sample = delivery.sample
             result: dict[str, Any] = {}
             failure = None
             try:
                 with self._tracer.span("write", sample.job_id):
-                    result = self._write(sample, delivery.frames)
+                    result = self._patience.insist(partial(self._write, sample, delivery.frames))
+            except GaveUpError:
+                return  # its job goes back to the queue, and the latents of its last step are kept
             except SvdqError as error:
                 failure = str(error)
             except Exception as error:
@@ -77,10 +115,10 @@ class Outlet:
             delivery.report(Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure))
 
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
+        """Write and publish a video's files and their account; an empty result when it is not ours any more."""
         started = time.perf_counter()
-        job = Job.model_validate(sample.parameters.model_dump() | dict(sample.ticket))
-        stem = f"{job.name}-{sample.job_id}"
-        keys = {kind: f"outputs/{stem}.{kind}" if kind != "png" else f"outputs/{stem}" for kind in job.formats}
+        job = job_as_used(sample.parameters, sample.ticket)
+        keys = output_keys(job, sample.job_id)
         document = {
             "svdq": self._versions["svdq"],
             "job_id": sample.job_id,
@@ -92,22 +130,16 @@ class Outlet:
         # Videos are passed on: where they lay on this machine is nobody else's business.
         comment = json.dumps({name: value for name, value in document.items() if name != "outputs"}, ensure_ascii=False)
         with self._storage.staging() as staging:
+            paths = {key: staging / Path(key).name for key in keys.values()}
             for kind, key in keys.items():
-                path = staging / Path(key).name
-                video.write_video(frames, path, kind, job.fps, comment)
+                video.write_video(frames, paths[key], kind, job.fps, comment)
+            if not self._fence(sample):
+                if self._patience.stopped:
+                    raise GaveUpError("The worker stops.")
+                logger.warning("Job %s is not ours any more; its files are dropped.", sample.job_id)
+                return {}
+            for key, path in paths.items():
                 self._storage.publish(path, key)
-        seconds = {
-            **sample.seconds,
-            "denoise": sum(denoise_s for _, _, denoise_s in sample.stages),
-            "write": time.perf_counter() - started,
-        }
-        timings = {
-            "seconds": {name: round(value, 4) for name, value in seconds.items()},
-            "stages": [
-                {"rank": rank, "steps": steps, "seconds": round(denoise_s, 4)}
-                for rank, steps, denoise_s in sample.stages
-            ],
-        }
-        text = json.dumps({**document, **timings}, indent=2, ensure_ascii=False)
-        self._storage.write_text(f"outputs/{stem}.json", text + "\n")
-        return {"outputs": document["outputs"], "used": document["job"], "notice": self._model.notice}
+        text = json.dumps(document | timings_of(sample, time.perf_counter() - started), indent=2, ensure_ascii=False)
+        self._storage.write_text(sidecar_key(job, sample.job_id), text + "\n")
+        return result_of(document)

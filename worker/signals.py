@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 from svdq.pipeline.stage import Stage
 from svdq.worker.intake import Intake
@@ -20,7 +21,13 @@ SIGNALS = {signal.SIGINT, signal.SIGTERM}
 class Signals:
     """Listens from the moment it is made, which must be before any other thread is started."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_stop: Callable[[], None]) -> None:
+        """Begin to listen.
+
+        Args:
+            on_stop: called at once when this rank is told to stop.
+        """
+        self._on_stop = on_stop
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         #: Whether this rank was told to stop.
         self.stopping = threading.Event()
@@ -48,6 +55,7 @@ class Signals:
 
     def _stop(self) -> None:
         self.stopping.set()
+        self._on_stop()
         if self._stage is None:
             # Still loading the model or waiting for the other ranks: there is nothing to give back.
             os._exit(0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from svdq.pipeline.channel import Channel, ChannelClosedError
 from svdq.pipeline.message import Kind, Message, sample_body, sample_from
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.sample import Resumption, Sample
 
 CPU = torch.device("cpu")
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
@@ -36,6 +36,9 @@ def samples(draw: st.DrawFn) -> Sample:
         cancelled=draw(st.booleans()),
         stages=tuple(draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9), st.floats(0, 9))))),
         seconds={"encode": draw(st.floats(0, 9))},
+        resumed=tuple(
+            draw(st.lists(st.builds(Resumption, from_step=st.integers(0, 50), steps_done_again=st.integers(0, 50))))
+        ),
     )
 
 

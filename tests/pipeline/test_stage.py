@@ -1,9 +1,13 @@
 """The loop of a rank: every sample ends once, and one that fails harms no other."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from svdq.pipeline.errors import SampleError
+from svdq.pipeline.sample import Resumption
 from tests.pipeline.fakes import Alone, CountingModel, request
 
 
@@ -48,13 +52,22 @@ def test_a_sample_that_fails_anywhere_ends_with_a_sentence_and_its_neighbours_fi
     assert group.source.reports["job-3"].failure is None
 
 
-def test_nan_is_a_failure_that_names_the_steps() -> None:
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_nan_is_a_failure_that_names_the_step_at_which_it_arose(index: int) -> None:
     model = CountingModel()
-    model.nan = {2}
-    group = Alone(model, [request(1), request(2)])
+    model.nan = {2: index}
+    group = Alone(model, [request(1), request(2), request(3)])
     group.stage.run()
-    assert set(group.sink.frames) == {"job-1"}
-    assert "NaN or infinite in steps 1 to 5 of 5" in str(group.source.reports["job-2"].failure)
+    assert set(group.sink.frames) == {"job-1", "job-3"}
+    assert f"NaN or infinite in step {index + 1} of 5" in str(group.source.reports["job-2"].failure)
+
+
+def test_an_encoder_that_yields_nan_is_to_blame_and_no_step() -> None:
+    model = CountingModel()
+    model.encode = lambda photo, parameters: {"latents": torch.full((1, 4, 4, 8, 8), torch.nan)}  # type: ignore[method-assign]
+    group = Alone(model, [request(1)])
+    group.stage.run()
+    assert "NaN or infinite before step 1 of 5" in str(group.source.reports["job-1"].failure)
 
 
 def test_large_but_finite_half_precision_latents_are_no_failure() -> None:
@@ -99,6 +112,61 @@ def test_stop_leaves_after_the_step_that_is_being_done() -> None:
     assert group.stage.stopped
     assert group.sink.frames == {}
     assert group.source.reports == {}
+
+
+def test_a_sample_is_kept_when_it_is_denoised_and_before_it_is_decoded() -> None:
+    group = Alone(CountingModel(), [request(1), request(2)])
+    group.stage.run()
+    assert [(sample.job_id, sample.step) for sample in group.keeper.samples] == [("job-1", 5), ("job-2", 5)]
+    assert [int(sample.tensors["latents"].max()) for sample in group.keeper.samples] == [5, 5]
+
+
+def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
+    class InPlaceModel(CountingModel):
+        def denoiser(self, tensors, parameters):
+            return self
+
+        def step(self, latents, index):
+            return latents.add_(1)
+
+    group = Alone(InPlaceModel(), [request(1)], keep_every_s=0.0)
+    group.stage.run()
+    assert [sample.step for sample in group.keeper.samples] == [0, 1, 2, 3, 4, 5]
+    # Each as it was, whatever the steps after it did to their latents.
+    assert [int(sample.tensors["latents"].max()) for sample in group.keeper.samples[1:]] == [1, 2, 3, 4, 5]
+    assert [sum(steps for _, steps, _ in sample.stages) for sample in group.keeper.samples] == [0, 1, 2, 3, 4, 5]
+
+
+def test_stop_keeps_the_sample_that_is_being_denoised() -> None:
+    group = Alone(CountingModel(), [request(1, steps=10)])
+    group.monitor.step = lambda sample, index: group.stage.stop() if index == 4 else None  # type: ignore[method-assign]
+    group.stage.run()
+    kept = group.keeper.samples[-1]
+    assert (kept.job_id, kept.step, int(kept.tensors["latents"].max())) == ("job-1", 5, 5)
+    assert group.sink.released
+
+
+@pytest.mark.parametrize("step", [1, 4, 5])
+def test_a_kept_sample_is_resumed_without_its_photo_and_no_step_is_done_twice(step: int) -> None:
+    before = Alone(CountingModel(), [request(1)], keep_every_s=0.0)
+    before.stage.run()
+    kept = next(sample for sample in before.keeper.samples if sample.step == step)
+    resumption = Resumption(from_step=step, steps_done_again=2)
+
+    class NoEncoder(CountingModel):
+        def encode(self, photo, parameters):
+            raise AssertionError("the photo was encoded when the video was begun")
+
+    resume = replace(kept, resumed=(resumption,))
+    after = Alone(NoEncoder(), [replace(request(1), resume=resume, ticket={"name": "now"})])
+    after.stage.run()
+    report = after.source.reports["job-1"]
+    assert report.failure is None
+    np.testing.assert_array_equal(after.sink.frames["job-1"], before.sink.frames["job-1"])
+    assert [index for _, index in after.monitor.steps] == [step, *range(step, 6)]  # taken up, steps, decode
+    assert report.body["resumed"] == [{"from_step": step, "steps_done_again": 2}]
+    assert report.body["ticket"] == {"name": "now"}
+    assert sum(steps for _, steps, _ in report.body["stages"]) == 5
 
 
 def test_the_source_hears_early_that_rank_0_will_be_free() -> None:

@@ -1,5 +1,8 @@
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +97,47 @@ def test_problems_are_sentences_without_secrets(tmp_path: Path) -> None:
 
 def test_location_of_a_url_has_no_secrets() -> None:
     assert Storage("memory://bucket/x/").location("a/b.mp4") == "memory://bucket/x/a/b.mp4"
+
+
+def test_names_and_removal(storage: Storage) -> None:
+    assert storage.names("checkpoints/job") == []
+    storage.remove("checkpoints/job")
+    for step in (3, 7):
+        storage.write_bytes(f"checkpoints/job/{step}.safetensors", b"x")
+    storage.write_bytes("checkpoints/other/1.safetensors", b"y")
+    assert sorted(storage.names("checkpoints/job")) == ["3.safetensors", "7.safetensors"]
+    storage.remove("checkpoints/job/3.safetensors")
+    assert storage.names("checkpoints/job") == ["7.safetensors"]
+    storage.remove("checkpoints/job")
+    assert storage.names("checkpoints") == ["other"]
+    with pytest.raises(InputError):
+        storage.remove("../elsewhere")
+
+
+def test_a_sweep_removes_what_killed_processes_left_and_nothing_else(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "s"))
+    code = (
+        "import os, signal, sys; from svdq.producer.storage import Storage\n"
+        "with Storage(sys.argv[1]).staging() as folder:\n"
+        "    (folder / 'half.mp4').write_bytes(b'half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")]).returncode == -signal.SIGKILL
+    left = list((tmp_path / "s/tmp").iterdir())
+    assert [path.name for path in left[0].iterdir()] == ["half.mp4"]
+    elsewhere = tmp_path / "s/tmp/another-host@1-aa"
+    elsewhere.mkdir()
+    old = tmp_path / "s/tmp/another-host@1-bb"
+    old.write_bytes(b"")
+    os.utime(old, (0, 0))
+    with storage.staging() as ours:
+        storage.sweep()
+        assert sorted((tmp_path / "s/tmp").iterdir()) == sorted([ours, elsewhere])
+
+
+def test_a_write_that_fails_leaves_nothing_on_a_full_disk(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "s"))
+    storage.write_text("outputs/folder/x.json", "{}")
+    with pytest.raises(UnavailableError):
+        storage.write_text("outputs/folder", "{}")  # a folder is in the way of the rename
+    assert list((tmp_path / "s/tmp").iterdir()) == []

@@ -8,11 +8,12 @@ import redis
 from PIL import Image
 
 from svdq.pipeline.model import ModelInfo
-from svdq.pipeline.stage import Report, Request
+from svdq.pipeline.ports import Report, Request
 from svdq.producer.redis_server import ensure_server, stop_server
 from svdq.producer.status import view_workers
 from svdq.producer.storage import Storage
-from svdq.worker.intake import Intake, IntakeOptions
+from svdq.worker.feeder import IntakeOptions
+from svdq.worker.intake import Intake
 from svdq.worker.redis_link import connect
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=9)
@@ -131,8 +132,8 @@ def test_what_was_taken_and_not_ended_goes_back(house, open_intake: Open) -> Non
 BAD_PHOTOS = {
     "damaged": (lambda path: path.write_bytes(path.read_bytes()[:200]), "The photo cannot be decoded"),
     "replaced": (lambda path: path.write_text("not a photo"), "The photo cannot be decoded"),
-    "gone": (lambda path: path.unlink(), "cannot be used"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be used"),
+    "gone": (lambda path: path.unlink(), "submit it again"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "submit it again"),
 }
 
 

@@ -18,17 +18,20 @@ import rq.command
 import rq.executions
 import rq.registry
 import rq.serializers
+import rq.suspension
 import rq.utils
 import rq.webhook
 import rq.worker_registration
 from rq.job import JobStatus
 from rq.worker import BaseWorker
 
+from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, enqueue, fetch
 from svdq.producer.status import view, view_workers
-from svdq.worker import inert_job, rq_adapter
-from svdq.worker.rq_adapter import LEASE_S, Flight, GroupWorker
+from svdq.worker import handover, inert_job, recovery, rq_adapter, rq_worker
+from svdq.worker.rq_adapter import Flight, GroupWorker
+from svdq.worker.rq_worker import LEASE_S
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
@@ -479,23 +482,25 @@ def test_the_worker_leaves_no_trace(connection: redis.Redis) -> None:
 
 #: Every name of RQ's that the adapter uses or overrides beyond the documented API, with the parameters it counts on.
 CONTRACT: dict[str, tuple[object, str | None]] = {
-    "Queue.lmove": (rq.Queue, "connection, queue_key, timeout"),
     "Queue._enqueue_job": (rq.Queue, "self, job, pipeline, at_front"),
     "Queue.intermediate_queue_key": (rq.Queue, None),
     "Queue.intermediate_queue": (rq.Queue, None),
     "Queue.started_job_registry": (rq.Queue, None),
-    "Queue.acquire_maintenance_lock": (rq.Queue, "self"),
-    "Queue.release_maintenance_lock": (rq.Queue, "self"),
+    "Queue.registry_cleaning_key": (rq.Queue, None),
+    "Execution.create": (rq.executions.Execution, "job, ttl, pipeline, worker_name"),
+    "Execution.from_composite_key": (rq.executions.Execution, "composite_key, connection"),
+    "ExecutionRegistry.remove": (rq.executions.ExecutionRegistry, "self, execution, pipeline"),
     "Execution.save": (rq.executions.Execution, "self, ttl, pipeline"),
     "Execution.heartbeat": (rq.executions.Execution, "self, started_job_registry, ttl, pipeline"),
     "Execution.delete": (rq.executions.Execution, "self, job, pipeline"),
     "Execution.composite_key": (rq.executions.Execution, None),
+    "Job.prepare_for_execution": (rq.job.Job, "self, worker_name, pipeline"),
+    "Job.key_for": (rq.job.Job, "job_id"),
+    "Job.cancel": (rq.job.Job, "self, pipeline"),
     "Job.restore": (rq.job.Job, "self, raw_data"),
     "Job.execute_failure_callback": (rq.job.Job, "self, death_penalty_class"),
     "Job.send_webhooks": (rq.job.Job, "self, status"),
     "Job.func_name": (rq.job.Job, None),
-    "BaseWorker.prepare_execution": (BaseWorker, "self, job"),
-    "BaseWorker.prepare_job_execution": (BaseWorker, "self, job, remove_from_intermediate_queue"),
     "BaseWorker.handle_job_success": (BaseWorker, "self, job, queue, started_job_registry"),
     "BaseWorker.handle_job_failure": (BaseWorker, "self, job, queue, started_job_registry, exc_string"),
     "BaseWorker.handle_payload": (BaseWorker, "self, message"),
@@ -516,13 +521,19 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "utils.utcformat": (rq.utils, "dt"),
     "utils.as_text": (rq.utils, "v"),
     "utils.now": (rq.utils, ""),
+    "utils.current_timestamp": (rq.utils, ""),
+    "suspension.suspend": (rq.suspension, "connection, ttl"),
+    "suspension.resume": (rq.suspension, "connection"),
 }
+
+#: Who touches RQ's internals.
+MODULES = (inert_job, rq_adapter, rq_worker, handover, recovery, control)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {
     "Job": ["_result", "_status", "_success_callback_name", "_failure_callback_name", "_stopped_callback_name"],
     "Job ": ["retries_left", "ended_at", "started_at", "webhooks", "key"],
-    "BaseWorker": ["execution", "_stopped_job_id", "queues", "connection", "key"],
+    "BaseWorker": ["execution", "_stopped_job_id", "queues", "connection", "key", "birth_date", "pubsub_thread"],
     "Execution": ["created_at", "key"],
     "Queue": ["job_class", "key"],
 }
@@ -550,7 +561,7 @@ def test_rq_has_what_the_adapter_relies_on(connection: redis.Redis, worker: Grou
 
 
 def test_the_contract_names_every_private_name_in_use() -> None:
-    source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (inert_job, rq_adapter))
+    source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in MODULES)
     used = set(re.findall(r"\b(?:rq_job|queue|execution)\.(_[a-z]\w+)", source)) | {"_stopped_job_id"}
     named = {name.rpartition(".")[2] for name in CONTRACT} | {name for names in ATTRIBUTES.values() for name in names}
     assert used <= named

@@ -1,0 +1,180 @@
+"""What a user can have done to jobs after they were submitted, and to the queues. Knows no terminal.
+
+States are RQ's: a queued job that is cancelled becomes `canceled`, one in flight `stopped`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import redis
+import rq
+from redis.client import Pipeline
+from rq.job import JobStatus
+from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
+from rq.suspension import resume as rq_resume
+from rq.suspension import suspend as rq_suspend
+from rq.utils import as_text
+
+from svdq.pipeline.errors import InputError
+from svdq.producer import keys
+from svdq.producer.queue import PRIORITIES, SvdqQueue, fetch, queues, read_job
+from svdq.producer.status import ENDED
+from svdq.producer.storage import Storage
+
+#: States from which `retry` queues a job again.
+RETRIED = frozenset({"failed", "stopped", "canceled"})
+
+#: Marks a job that a group has; one that has just ended, or is queued, is left alone. KEYS: job, marks. ARGV: job id.
+_MARK = """
+if redis.call('hget', KEYS[1], 'status') ~= 'started' then
+  return 0
+end
+redis.call('sadd', KEYS[2], ARGV[1])
+return 1
+"""
+
+#: Moves a job within or between queues. KEYS: job, target, then all queues. ARGV: job id, target's name, front or back.
+_MOVE = """
+for i = 3, #KEYS do
+  if redis.call('lrem', KEYS[i], 1, ARGV[1]) > 0 then
+    redis.call(ARGV[3] == 'front' and 'lpush' or 'rpush', KEYS[2], ARGV[1])
+    redis.call('hset', KEYS[1], 'origin', ARGV[2])
+    return 1
+  end
+end
+return 0
+"""
+
+
+def cancel(connection: redis.Redis, job_id: str) -> str:
+    """Cancel a job; return what was done: "canceled", or "stopping" when a group has it and stops at its next step.
+
+    Raises:
+        InputError: there is no such job, or it has ended.
+    """
+    while True:
+        job = fetch(connection, job_id)
+        status = job.get_status(refresh=False).value
+        if status in ENDED:
+            raise InputError(f"Job {job_id!r} has ended already: it is {status}.")
+        if status == JobStatus.STARTED.value:
+            if connection.eval(_MARK, 2, job.key, keys.CANCELLED, job_id):
+                return "stopping"
+            continue  # it ended or went back to the queue just now
+        if _in_transaction(connection, job, lambda pipeline, job: job.cancel(pipeline=pipeline)):
+            return "canceled"
+
+
+def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[Pipeline, rq.job.Job], object]) -> bool:
+    """Change a job in one step, if nobody else takes or changes it meanwhile; return whether that came true."""
+    queue = SvdqQueue(job.origin, connection=connection)
+    with connection.pipeline() as pipeline:
+        pipeline.watch(job.key, queue.key)  # type: ignore[no-untyped-call]
+        job.refresh()  # type: ignore[no-untyped-call]
+        status = job.get_status(refresh=False)
+        if status is JobStatus.QUEUED and connection.lpos(queue.key, job.id) is None:
+            return False  # a group is just taking it
+        if status is JobStatus.STARTED:
+            return False
+        pipeline.multi()
+        change(pipeline, job)
+        try:
+            pipeline.execute()
+        except redis.WatchError:
+            return False
+    return True
+
+
+def retry(connection: redis.Redis, job_id: str) -> None:
+    """Queue a failed, stopped or cancelled job again: same id, same seed, at the end of its queue.
+
+    Raises:
+        InputError: there is no such job, or it is in another state.
+    """
+    job = fetch(connection, job_id)
+    status = job.get_status(refresh=False).value
+    if status not in RETRIED:
+        hint = "; `svdq requeue` renders it again" if status == "finished" else ""
+        raise InputError(f"Job {job_id!r} is {status}: only failed, stopped and cancelled ones are retried{hint}.")
+    _queue_again(connection, job)
+
+
+def requeue(connection: redis.Redis, storage: Storage, job_id: str) -> None:
+    """Queue any ended job again: same id, same seed; its files stay until new ones replace them.
+
+    Raises:
+        InputError: there is no such job, or it has not ended.
+        UnavailableError: the storage cannot be reached.
+    """
+    rq_job = fetch(connection, job_id)
+    status = rq_job.get_status(refresh=False).value
+    if status not in ENDED:
+        raise InputError(f"Job {job_id!r} has not ended: it is {status}.")
+    job = read_job(rq_job)
+    if job is not None:
+        # With it beside the files a worker would find that there is nothing left to do.
+        storage.remove(f"outputs/{job.name}-{job_id}.json")
+    _queue_again(connection, rq_job)
+
+
+def _queue_again(connection: redis.Redis, job: rq.job.Job) -> None:
+    def change(pipeline: Pipeline, job: rq.job.Job) -> None:
+        queue = SvdqQueue(job.origin, connection=connection)
+        for registry in (FailedJobRegistry, FinishedJobRegistry, CanceledJobRegistry):
+            pipeline.zrem(registry(queue=queue).key, job.id)
+        pipeline.srem(keys.CANCELLED, job.id)
+        pipeline.hdel(keys.CRASHES, job.id)
+        job.started_at = job.ended_at = job.worker_name = None
+        job.retries_left = keys.MAX_RETRIES
+        job.meta = {}
+        queue._enqueue_job(job, pipeline=pipeline)
+        pipeline.hdel(job.key, "started_at", "ended_at", "worker_name")
+        pipeline.persist(job.key)  # an ended job is kept for some days only
+
+    if not _in_transaction(connection, job, change):
+        raise InputError(f"Job {job.id!r} was changed by someone else just now; look at it and try again.")
+
+
+def failed_ids(connection: redis.Redis) -> list[str]:
+    """List all failed jobs, those that failed first first; stopped ones are none."""
+    ids = []
+    for queue in queues(connection):
+        for job_id in FailedJobRegistry(queue=queue).get_job_ids(cleanup=False):
+            if connection.hget(rq.job.Job.key_for(job_id), "status") == b"failed":
+                ids.append(job_id)
+    return ids
+
+
+def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:
+    """Move a queued job to the front or the end of its own queue or another one.
+
+    Raises:
+        InputError: there is no such job or priority, or it does not wait in a queue.
+    """
+    if priority is not None and priority not in PRIORITIES:
+        raise InputError(f"There is no priority {priority!r}; choose one of {', '.join(PRIORITIES)}.")
+    job = fetch(connection, job_id)
+    target = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
+    names = (job.key, target.key, *(queue.key for queue in queues(connection)))
+    if not connection.eval(_MOVE, len(names), *names, job_id, target.name, "front" if front else "back"):
+        raise InputError(f"Job {job_id!r} is {job.get_status().value}: only queued jobs can be moved.")
+
+
+def pause(connection: redis.Redis) -> None:
+    """Have all groups take no more jobs: RQ's suspend."""
+    rq_suspend(connection)
+
+
+def resume(connection: redis.Redis) -> None:
+    """Have all groups take jobs again, those too that paused because too much failed."""
+    rq_resume(connection)
+    connection.delete(keys.PAUSES)
+
+
+def pauses(connection: redis.Redis) -> Sequence[str]:
+    """Say why jobs are not taken, a sentence each; none when they are."""
+    sentences = []
+    if connection.exists(keys.SUSPENDED):
+        sentences.append("Paused: no jobs are taken; `svdq resume` goes on.")
+    for worker, reason in sorted(connection.hgetall(keys.PAUSES).items()):
+        sentences.append(f"PAUSED {as_text(worker)}: {as_text(reason)} Mend it; `svdq resume` goes on.")
+    return sentences

@@ -1,0 +1,124 @@
+"""Cancel, retry, requeue, move, pause and resume: on queued jobs, and on those that a real group has in flight."""
+
+from pathlib import Path
+
+import pytest
+import rq.command
+from rq.registry import CanceledJobRegistry, FailedJobRegistry
+
+from svdq.pipeline.errors import InputError
+from svdq.producer import control, keys
+from svdq.producer.queue import SvdqQueue, fetch
+from svdq.producer.storage import Storage
+
+SIMULATED = "simulated:step_ms=50"
+
+
+def default(house) -> SvdqQueue:
+    return SvdqQueue("svdq-default", connection=house.connection)
+
+
+def test_a_queued_job_is_cancelled_at_once(house) -> None:
+    first, second = house.submit(), house.submit()
+    assert house.run("svdq", "cancel", first).stdout == f"{first}  cancelled\n"
+    assert house.states([first, second]) == ["canceled", "queued"]
+    assert house.queued() == [second]
+    assert CanceledJobRegistry(queue=default(house)).get_job_ids() == [first]
+    with pytest.raises(InputError, match="has ended already: it is canceled"):
+        control.cancel(house.connection, first)
+
+
+def test_what_is_cancelled_can_be_retried(house) -> None:
+    first, second = house.submit(), house.submit()
+    control.cancel(house.connection, first)
+    assert house.run("svdq", "retry", first).stdout == f"{first}  queued\n"
+    assert house.queued() == [second, first]
+    assert CanceledJobRegistry(queue=default(house)).get_job_ids() == []
+    with pytest.raises(InputError, match="is queued: only failed"):
+        control.retry(house.connection, first)
+
+
+def test_jobs_are_moved(house) -> None:
+    one, two, three, four = (house.submit() for _ in range(4))
+    assert house.run("svdq", "move", three, four, "--front").returncode == 0
+    assert house.queued() == [three, four, one, two]
+    control.move(house.connection, two, front=False, priority="high")
+    assert house.queued() == [three, four, one]
+    assert SvdqQueue("svdq-high", connection=house.connection).get_job_ids() == [two]
+    assert fetch(house.connection, two).origin == "svdq-high"
+    assert house.run("svdq", "move", one).returncode == 2
+    with pytest.raises(InputError, match="no priority 'urgent'"):
+        control.move(house.connection, one, front=False, priority="urgent")
+    control.cancel(house.connection, one)
+    with pytest.raises(InputError, match="is canceled: only queued jobs can be moved"):
+        control.move(house.connection, one, front=True, priority=None)
+
+
+def test_a_pause_is_rqs_and_shown(house) -> None:
+    house.run("svdq", "pause")
+    assert house.connection.exists("rq:suspended")
+    house.connection.hset(keys.PAUSES, "svdq-a-1-x", "Three jobs failed.")
+    for command in ("info", "status"):
+        shown = house.run("svdq", command).stdout
+        assert "Paused: no jobs are taken" in shown
+        assert "PAUSED svdq-a-1-x: Three jobs failed." in shown
+    assert house.run("svdq", "resume").returncode == 0
+    assert not house.connection.exists("rq:suspended", keys.PAUSES)
+
+
+@pytest.mark.slow
+def test_jobs_in_flight_stop_at_their_next_step(house, until) -> None:
+    """By our command, by RQ's stop command, and by RQ's plain cancel, which tells no worker; the others go on."""
+    group = house.start(3, model=SIMULATED)
+    jobs = [house.submit(steps=120) for _ in range(3)]
+    after = house.submit(steps=4)
+    until(lambda: house.states(jobs).count("started") >= 3)
+    assert house.run("svdq", "cancel", jobs[1]).stdout == f"{jobs[1]}  stops at its next step\n"
+    rq.command.send_stop_job_command(house.connection, jobs[2], serializer=fetch(house.connection, jobs[2]).serializer)
+    fetch(house.connection, jobs[0]).cancel()
+
+    assert [view.status for view in house.wait([*jobs, after])] == ["canceled", "stopped", "stopped", "finished"]
+    until(lambda: "its result here is dropped" in group.text, lambda: group.text)
+    queue = default(house)
+    assert sorted(FailedJobRegistry(queue=queue).get_job_ids()) == sorted(jobs[1:])  # where RQ keeps stopped ones
+    until(lambda: not list(house.connection.scan_iter("rq:execution:*")))
+    assert not house.connection.exists("rq:wip:svdq-default", keys.CANCELLED)
+    assert not list((Path(house.settings.storage) / "outputs").glob(f"*{jobs[1]}*"))
+    assert "Traceback" not in group.text
+
+    # Once more, this time to its end.
+    house.run("svdq", "retry", jobs[1])
+    assert house.wait([jobs[1]])[0].status == "finished"
+
+
+@pytest.mark.slow
+def test_pause_and_requeue_of_a_running_group(house, until) -> None:
+    group = house.start(2, model=SIMULATED)
+    done = house.submit(steps=4)
+    file = Path(house.wait([done])[0].outputs[0])
+    before = file.stat().st_mtime_ns
+
+    control.pause(house.connection)
+    until(lambda: "Intake is paused" in group.text or house.run("svdq", "info"))
+    waiting = house.submit(steps=4)
+    until(lambda: "Intake is paused" in group.text, lambda: group.text)
+    assert house.states([waiting]) == ["queued"]
+    control.requeue(house.connection, Storage(house.settings.storage), done)
+    control.resume(house.connection)
+    assert [view.status for view in house.wait([waiting, done])] == ["finished", "finished"]
+    assert file.stat().st_mtime_ns > before  # really made again
+    assert house.connection.ttl(f"rq:job:{done}") > 0
+
+
+@pytest.mark.slow
+def test_three_jobs_that_fail_alike_pause_intake(house, until) -> None:
+    group = house.start(2, model="simulated:step_ms=20,nan_seed=5")
+    jobs = [house.submit(steps=6, seed=5) for _ in range(3)]
+    house.wait(jobs)
+    until(lambda: "INTAKE IS PAUSED" in group.text, lambda: group.text)
+    rest = [house.submit(steps=6, seed=6) for _ in range(2)]
+    until(lambda: "Intake is paused" in group.text, lambda: group.text)
+    assert "3 different jobs in a row failed" in house.run("svdq", "info").stdout
+    assert house.states(rest) == ["queued", "queued"]
+    house.run("svdq", "resume")
+    assert [view.status for view in house.wait(rest)] == ["finished", "finished"]

@@ -1,0 +1,179 @@
+"""The last rank's outlet when the storage refuses: videos wait, nothing is lost, and a stop is not held up."""
+
+import json
+import logging
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from svdq.pipeline.model import ModelInfo
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.ports import Report
+from svdq.pipeline.sample import Resumption, Sample
+from svdq.pipeline.trace import Tracer
+from svdq.producer.storage import Storage
+from svdq.worker.finished import job_as_used, recognise
+from svdq.worker.outlet import MAX_WAITING, Outlet
+
+MODEL = ModelInfo(name="fake", notice="", default_frames=2)
+FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
+
+
+def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png")) -> Sample:
+    return Sample(
+        job_id=f"id-{name}",
+        parameters=VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=2),
+        boundaries=(0, 4),
+        step=4,
+        # `execution` and whatever else is not the job's is nobody's business here.
+        ticket={"image": f"inputs/{'a' * 64}.png", "name": name, "formats": formats, "fit": "crop", "execution": ["x"]},
+        stages=((0, 4, 0.5),),
+        resumed=(Resumption(from_step=2, steps_done_again=1),),
+    )
+
+
+class Reports:
+    def __init__(self) -> None:
+        self.all: list[Report] = []
+        self._came = threading.Condition()
+
+    def __call__(self, report: Report) -> None:
+        with self._came:
+            self.all.append(report)
+            self._came.notify_all()
+
+    def wait(self, number: int) -> None:
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.all) >= number, 60)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "storage"
+    (folder / "inputs").mkdir(parents=True)
+    return folder
+
+
+def open_outlet(folder: Path, **options) -> Outlet:
+    return Outlet(Storage(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, **options)
+
+
+def wait_for_trouble(until, caplog: pytest.LogCaptureFixture) -> None:
+    until(lambda: "Videos wait to be written" in caplog.text)
+
+
+def test_videos_wait_for_a_storage_that_refuses(folder: Path, until, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    (folder / "outputs").write_text("a file is in the way")
+    outlet, reports = open_outlet(folder), Reports()
+    outlet.deliver(sample_of("one"), FRAMES, reports)
+    outlet.deliver(sample_of("two"), FRAMES, reports)
+    wait_for_trouble(until, caplog)
+    assert reports.all == []
+    (folder / "outputs").unlink()
+    reports.wait(2)
+    outlet.close()
+    assert [(report.job_id, report.failure) for report in reports.all] == [("id-one", None), ("id-two", None)]
+    assert sorted(path.name for path in (folder / "outputs").iterdir()) == sorted(
+        f"{name}-id-{name}{suffix}" for name in ("one", "two") for suffix in (".gif", "", ".json")
+    )
+    assert list((folder / "tmp").iterdir()) == []
+    assert caplog.text.count("Videos wait to be written") == 1
+    assert caplog.text.count("The storage can be used again") == 1
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("no right to mount a disk")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_full_disk_fails_no_video(tiny_disk: Path, until, caplog: pytest.LogCaptureFixture) -> None:
+    filler = tiny_disk / "filler"
+    with pytest.raises(OSError, match="No space"):
+        filler.write_bytes(bytes(10**6))
+    outlet, reports = open_outlet(tiny_disk / "storage"), Reports()
+    outlet.deliver(sample_of("one", ("mp4", "gif", "png")), FRAMES, reports)
+    wait_for_trouble(until, caplog)
+    assert "No space left on device" in caplog.text
+    filler.unlink()
+    reports.wait(1)
+    outlet.close()
+    assert reports.all[0].failure is None
+    assert list((tiny_disk / "storage/tmp").iterdir()) == []
+
+
+def test_a_loop_that_cannot_deliver_waits_and_a_stop_lets_it_go(
+    folder: Path, until, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "outputs").write_text("a file is in the way")
+    outlet, reports = open_outlet(folder), Reports()
+    delivered = threading.Semaphore(0)
+
+    def deliver() -> None:
+        for number in range(MAX_WAITING + 2):  # one more than are being written and wait
+            outlet.deliver(sample_of(str(number)), FRAMES, reports)
+            delivered.release()
+
+    loop = threading.Thread(target=deliver)
+    loop.start()
+    wait_for_trouble(until, caplog)
+    for _ in range(MAX_WAITING + 1):
+        assert delivered.acquire(timeout=60)
+    assert loop.is_alive()
+    outlet.release()
+    loop.join(60)
+    outlet.wait(60)
+    assert not loop.is_alive()
+    assert reports.all == [], "their jobs go back to the queue"
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_what_no_patience_mends_fails_at_once(folder: Path) -> None:
+    outlet, reports = open_outlet(folder), Reports()
+    outlet.deliver(sample_of("ä" * 190), FRAMES, reports)  # no file system takes so many bytes in a name
+    outlet.close()
+    assert "File name too long" in str(reports.all[0].failure)
+
+
+def test_what_is_not_ours_any_more_is_not_published(folder: Path) -> None:
+    outlet, reports = open_outlet(folder, fence=lambda sample: False), Reports()
+    outlet.deliver(sample_of("one"), FRAMES, reports)
+    outlet.close()
+    assert not (folder / "outputs").exists()
+    assert (reports.all[0].result, reports.all[0].failure) == ({}, None)
+
+
+def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder: Path) -> None:
+    storage, sample, reports = Storage(str(folder)), sample_of("one"), Reports()
+    outlet = open_outlet(folder)
+    outlet.deliver(sample, FRAMES, reports)
+    outlet.close()
+    job = job_as_used(sample.parameters, sample.ticket)
+    assert recognise(storage, MODEL, job, "id-one") == reports.all[0].result
+    sidecar = folder / "outputs/one-id-one.json"
+    assert json.loads(sidecar.read_text())["resumed"] == [{"from_step": 2, "steps_done_again": 1}]
+
+    # A decode that ran out of memory has used another chunk size than the job asked for.
+    assert recognise(storage, MODEL, job.model_copy(update={"decode_chunk_size": 1}), "id-one") is not None
+    assert recognise(storage, MODEL, job.model_copy(update={"seed": 2}), "id-one") is None
+    assert recognise(storage, ModelInfo(name="other", notice="", default_frames=2), job, "id-one") is None
+    assert recognise(storage, MODEL, job, "id-two") is None
+    shutil.rmtree(folder / "outputs/one-id-one")
+    assert recognise(storage, MODEL, job, "id-one") is None
+    sidecar.write_text("{}")
+    assert recognise(storage, MODEL, job, "id-one") is None

@@ -1,0 +1,319 @@
+"""What dead groups had is taken back: real kills of real processes, on this host and as another host sees it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from svdq.producer import keys
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue, enqueue, fetch
+from svdq.worker import handover, identity, recovery
+from svdq.worker.breadcrumbs import Blame
+from svdq.worker.recovery import Crashes, Recovery
+from svdq.worker.rq_adapter import GroupWorker
+
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+SIMULATED = "simulated:step_ms=50"
+
+
+@pytest.fixture
+def worker(connection: redis.Redis) -> Iterator[GroupWorker]:
+    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    worker.start()
+    yield worker
+    worker.end()
+
+
+@pytest.fixture
+def dead(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> GroupWorker:
+    """A worker whose name says that its process is gone."""
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        process.wait()
+    parts = identity.new_name().rsplit("-", 2)
+    monkeypatch.setattr(identity, "new_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
+    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    monkeypatch.undo()
+    worker.register_birth()
+    return worker
+
+
+def put(connection: redis.Redis, *job_ids: str) -> None:
+    for job_id in job_ids:
+        enqueue(connection, JOB, job_id)
+
+
+def waiting(connection: redis.Redis) -> list[str]:
+    return SvdqQueue("svdq-default", connection=connection).get_job_ids()
+
+
+def leftovers(connection: redis.Redis) -> list[bytes]:
+    """Keys that stand for work in progress."""
+    patterns = ("rq:wip:*", "rq:execution:*", "rq:queue:*:intermediate", keys.POPPED, keys.CANCELLED, keys.CRASHES)
+    return [key for pattern in patterns for key in connection.scan_iter(pattern)]
+
+
+# Who is gone.
+
+
+def test_a_name_tells_whether_its_process_is_gone() -> None:
+    name = identity.new_name()
+    assert not identity.is_gone(name)
+    before, pid, place = name.rsplit("-", 2)
+    assert identity.is_gone(f"{before}-{2**22 + 1}-{place}")
+    reused = place.split(".")
+    reused[1] = "1"  # the same number, started at another time
+    assert identity.is_gone(f"{before}-{pid}-{'.'.join(reused)}")
+
+
+@pytest.mark.parametrize("name", ["", "1", "svdq-a-b-c-d", f"svdq-{socket.gethostname()}-x-y.1.z", "a-1-x.2.c"])
+def test_of_others_nothing_is_assumed(name: str) -> None:
+    assert not identity.is_gone(name)
+
+
+def test_a_process_that_is_only_not_collected_is_gone() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+        pass
+    assert identity.process_is_gone(process.pid)
+    process.wait()
+    assert not identity.process_is_gone(os.getpid())
+
+
+# Hand-overs.
+
+
+def test_what_is_popped_has_an_owner(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b")
+    assert handover.pop(connection, worker.queues, worker.name).job_id == b"a"
+    assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
+    assert worker.pop().rq_job.id == "b"  # begun: it is popped no more
+    assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
+
+
+def test_two_recoverers_put_a_job_back_once(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a")
+    flight = worker.pop()
+    assert handover.give_back(connection, flight.queue, flight.execution)
+    assert not handover.give_back(connection, flight.queue, flight.execution)
+    assert waiting(connection) == ["a"]
+    assert leftovers(connection) == []
+
+
+def test_a_lease_that_was_prolonged_meanwhile_is_left(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a")
+    flight = worker.pop()
+    assert not handover.give_back(connection, flight.queue, flight.execution, lease_until=1000)
+    assert worker.holds(flight)
+
+
+@pytest.mark.parametrize("status", ["finished", "canceled", None])
+def test_what_is_not_to_be_rendered_is_not_put_back(connection: redis.Redis, worker: GroupWorker, status) -> None:
+    put(connection, "a")
+    flight = worker.pop()
+    if status is None:
+        connection.delete("rq:job:a")
+    else:
+        connection.hset("rq:job:a", "status", status)
+    assert not handover.give_back(connection, flight.queue, flight.execution)
+    assert waiting(connection) == []
+    assert not connection.exists("rq:wip:svdq-default")
+
+
+# At a group's start.
+
+
+def test_jobs_of_a_dead_group_come_back_in_order(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+) -> None:
+    put(connection, "a", "b", "c", "d", "e")
+    mine = worker.pop()
+    for _ in range(2):
+        dead.pop()
+    handover.pop(connection, dead.queues, dead.name)  # killed right after: d
+    put(connection, "newer")
+
+    Recovery(worker, 2).at_start(None)
+
+    assert waiting(connection) == ["b", "c", "d", "e", "newer"]
+    assert worker.holds(mine)
+    for job_id in ("b", "c", "d"):
+        job = fetch(connection, job_id)
+        assert (job.get_status().value, job.retries_left) == ("queued", 3)
+    Recovery(worker, 2).at_start(None)
+    assert waiting(connection) == ["b", "c", "d", "e", "newer"]
+
+
+def test_a_dead_groups_lock_is_freed_and_a_living_ones_is_not(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+) -> None:
+    connection.set("rq:clean_registries:svdq-default", dead.name)
+    connection.set("rq:clean_registries:svdq-high", worker.name)
+    connection.set("rq:clean_registries:svdq-low", 1)  # RQ's own
+    Recovery(worker, 2).at_start(None)
+    assert not connection.exists("rq:clean_registries:svdq-default")
+    assert connection.exists("rq:clean_registries:svdq-high", "rq:clean_registries:svdq-low") == 2
+
+
+# In regular maintenance, as another host sees it.
+
+
+def test_expired_leases_come_back_without_spending_retries(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+) -> None:
+    put(connection, "a", "b", "c", "d")
+    first, _ = dead.pop(), dead.pop()
+    handover.pop(connection, dead.queues, dead.name)
+    recovery = Recovery(worker, 2)
+    recovery.expired()
+    assert waiting(connection) == ["d"]  # a living one's, as far as Redis knows
+
+    connection.zadd("rq:wip:svdq-default", dict.fromkeys(connection.zrange("rq:wip:svdq-default", 0, -1), 1))
+    connection.delete(first.execution.key, dead.key)  # what ends with the lease
+    recovery.expired()
+    worker.maintain()
+    assert waiting(connection) == ["a", "b", "c", "d"]
+    assert {connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in "abc"} == {b"3"}
+    assert [key for key in leftovers(connection) if key != b"rq:execution"] == []
+
+
+# Jobs that end their rank.
+
+
+def crash(step: int) -> Blame:
+    return Blame(job_id="a", step=step, rank=1)
+
+
+def test_crashes_are_counted_at_one_step() -> None:
+    first = Crashes.after(None, crash(4))
+    assert (first.here, first.total) == (1, 1)
+    assert Crashes.after(first, crash(4)).too_many(2)
+    moved = Crashes.after(first, crash(7))
+    assert not moved.too_many(2)
+    for step in range(8, 16):
+        moved = Crashes.after(moved, crash(step))
+    assert moved.total == 10
+    assert moved.too_many(2)  # wherever: it does not go on for ever
+
+
+def test_a_job_that_killed_its_rank_twice_is_set_aside(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+) -> None:
+    put(connection, "a", "b")
+    dead.pop()
+    dead.pop()
+    Recovery(worker, 2).at_start(crash(4))
+    assert waiting(connection) == ["a", "b"]
+    dead.pop()
+    dead.pop()
+    Recovery(worker, 2).at_start(crash(4))
+    assert waiting(connection) == ["b"]
+    failed = fetch(connection, "a")
+    assert failed.get_status().value == "failed"
+    assert "died 2 times" in failed.latest_result().exc_string
+    assert leftovers(connection) == []
+    assert recovery.MAX_CRASHES_FACTOR > 1
+
+
+# Real groups.
+
+
+def outputs(house) -> list[str]:
+    return sorted(path.name for path in (Path(house.settings.storage) / "outputs").glob("*.json"))
+
+
+def check_all_finished(house, jobs: list[str]) -> None:
+    views = house.wait(jobs)
+    assert [view.status for view in views] == ["finished"] * len(jobs), [view.error for view in views]
+    assert outputs(house) == sorted(f"photo-{job_id}.json" for job_id in jobs)
+    assert {house.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in jobs} == {b"3"}
+    successes = sum(len(fetch(house.connection, job_id).results()) for job_id in jobs)
+    assert successes == len(jobs)
+    assert leftovers(house.connection) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_killed_rank_loses_nothing(house, until, rank: int) -> None:
+    group = house.start(3, model=SIMULATED)
+    jobs = [house.submit(steps=30) for _ in range(6)]
+    until(lambda: house.states(jobs).count("started") >= 3)
+    group.ranks()[rank].kill()
+    group.ready(times=2)
+    check_all_finished(house, jobs)
+    ends = [fetch(house.connection, job_id).ended_at for job_id in jobs]
+    assert ends == sorted(ends)  # in their old order
+
+
+@pytest.mark.slow
+def test_after_a_kill_of_everything_the_next_group_goes_on_at_once(house, until) -> None:
+    group = house.start(2, model=SIMULATED)
+    jobs = [house.submit(steps=60) for _ in range(4)]
+    until(lambda: house.states(jobs).count("started") >= 2)
+    family = [psutil.Process(group.process.pid), *psutil.Process(group.process.pid).children(recursive=True)]
+    for process in family:
+        process.suspend()
+    for process in family:
+        process.kill()
+    group.process.wait()
+    psutil.wait_procs(family, timeout=30)
+    newer = house.submit(steps=4)
+    again = house.start(2, model=SIMULATED)
+    until(lambda: "Took back" in again.text, lambda: again.text)
+    check_all_finished(house, [*jobs, newer])
+    assert "set aside" not in again.text
+
+
+@pytest.mark.slow
+def test_a_poison_job_is_set_aside_and_its_neighbours_finish(house, until) -> None:
+    group = house.start(3, model="simulated:step_ms=20,kill_seed=13")
+    jobs = [house.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
+    views = house.wait(jobs)
+    assert [view.status for view in views] == ["finished", "finished", "failed", "finished", "finished"]
+    assert "died 2 times" in views[2].error
+    assert group.text.count("Ready with") == 3
+    assert leftovers(house.connection) == []
+
+
+@pytest.mark.slow
+def test_a_group_that_slept_past_its_lease_publishes_nothing(house, until) -> None:
+    sleeper = house.start(2, model="simulated:step_ms=100")
+    job = house.submit(steps=40)
+    until(lambda: house.view(job).step > 2)
+    family = psutil.Process(sleeper.process.pid).children(recursive=True)
+    for process in family:
+        process.send_signal(signal.SIGSTOP)
+    house.start(2, model="simulated:step_ms=100")
+    view = house.wait([job])[0]
+    assert view.status == "finished"
+    published = {path: path.stat().st_mtime_ns for path in (Path(house.settings.storage) / "outputs").iterdir()}
+    for process in family:
+        process.send_signal(signal.SIGCONT)
+    until(lambda: f"Job {job} is not ours any more" in sleeper.text, lambda: sleeper.text)
+    after = house.submit(steps=4)
+    house.wait([after])
+    until(lambda: "its result here is dropped" in sleeper.text, lambda: sleeper.text)
+    assert len(fetch(house.connection, job).results()) == 1
+    assert {path: path.stat().st_mtime_ns for path in published} == published
+
+
+@pytest.mark.slow
+def test_redis_that_is_killed_comes_back_and_nothing_is_lost(house, until) -> None:
+    group = house.start(2, model=SIMULATED)
+    jobs = [house.submit(steps=20) for _ in range(5)]
+    for number in (1, 2):
+        until(lambda number=number: house.states(jobs).count("finished") >= number)
+        os.kill(house.connection.info("server")["process_id"], signal.SIGKILL)
+        until(lambda number=number: group.text.count("Redis is back.") >= number, lambda: group.text)
+    check_all_finished(house, jobs)
+    assert "Traceback" not in group.text
+    assert group.text.count("Ready with") == 1
+    assert json.loads(house.run("svdq", "info", "--json").stdout)["workers"]

@@ -1,0 +1,137 @@
+"""Half-done videos through real groups: stopped or killed in the middle, they go on where they were, bit by bit."""
+
+import json
+import signal
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from svdq.pipeline.tiny import write_tiny_model
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(folder)
+    return str(folder)
+
+
+def frames_of(house, job_id: str) -> np.ndarray:
+    view = house.view(job_id)
+    assert view.status == "finished", view.error
+    return np.stack([np.asarray(Image.open(path)) for path in sorted(Path(view.outputs[0]).glob("*.png"))])
+
+
+def sidecar_of(house, job_id: str) -> dict:
+    (path,) = (Path(house.settings.storage) / "outputs").glob(f"*{job_id}.json")
+    return json.loads(path.read_text())
+
+
+def nothing_is_left(house) -> None:
+    assert list((house.settings.home / "checkpoints").iterdir()) == []
+    assert list((Path(house.settings.storage) / "tmp").iterdir()) == []
+
+
+def submit_twice(house, **options) -> tuple[str, str]:
+    """Submit the same video twice: one to be disturbed, one to compare it with."""
+    return house.submit(formats=("png",), seed=5, **options), house.submit(formats=("png",), seed=5, **options)
+
+
+def kill(group) -> None:
+    family = psutil.Process(group.process.pid).children(recursive=True)
+    for process in [psutil.Process(group.process.pid), *family]:
+        process.kill()
+    group.process.wait()
+    psutil.wait_procs(family, timeout=60)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_group_that_was_stopped_goes_on_where_it_was(house, until, tiny: str, ranks: int) -> None:
+    job_id, same = submit_twice(house, frames=4, steps=40, width=128, height=64)
+    group = house.start(ranks, model=tiny)
+    until(lambda: house.view(job_id).step >= 3, lambda: group.text)
+    group.tell(signal.SIGTERM)
+    assert group.end() == 0
+    assert house.queued() == [job_id, same]
+    kept = [int(path.stem) for path in (house.settings.home / "checkpoints" / job_id).iterdir()]
+    assert max(kept) >= 3
+
+    # With another number of ranks: what is left is spread over those that are there.
+    assert house.start(2, "--burst", model=tiny, wait=False).end() == 0
+    np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
+    sidecar = sidecar_of(house, job_id)
+    assert sidecar["resumed"] == [{"from_step": max(kept), "steps_done_again": 0}]
+    assert sum(stage["steps"] for stage in sidecar["stages"]) == 40
+    nothing_is_left(house)
+
+
+def test_all_ranks_killed_late_in_a_video_cost_no_more_than_the_steps_of_one(house, until) -> None:
+    model = "simulated:step_ms=100"
+    job_id = house.submit(steps=30, frames=2)
+    group = house.start(3, model=model)
+    until(lambda: house.view(job_id).step >= 26, lambda: group.text)
+    kill(group)
+
+    second = house.start(3, "--burst", model=model, wait=False)
+    assert second.end() == 0, second.text
+    # The simulated model fails a video of which a step was done twice in a row, or left out.
+    assert house.view(job_id).status == "finished", house.view(job_id).error
+    (resumption,) = sidecar_of(house, job_id)["resumed"]
+    assert resumption["from_step"] >= 19
+    assert resumption["steps_done_again"] <= 11, "a third of the steps, and one for the rounding"
+    nothing_is_left(house)
+
+
+def test_a_video_that_was_denoised_and_not_decoded_is_only_decoded(house, until) -> None:
+    model = "simulated:step_ms=20,decode_ms=3000"
+    job_id = house.submit(steps=8, frames=2)
+    group = house.start(2, model=model)
+    until(lambda: house.view(job_id).step == 8, lambda: group.text)
+    until(lambda: (house.settings.home / "checkpoints" / job_id / "8.safetensors").exists())
+    kill(group)
+    assert house.start(2, "--burst", model=model, wait=False).end() == 0
+    sidecar = sidecar_of(house, job_id)
+    assert sidecar["resumed"] == [{"from_step": 8, "steps_done_again": 0}]
+    nothing_is_left(house)
+
+
+def test_a_video_whose_end_was_not_acknowledged_is_not_rendered_again(house) -> None:
+    job_id = house.submit(seed=9)
+    assert house.start(2, "--burst", wait=False).end() == 0
+    before = {path: path.stat().st_mtime_ns for path in (Path(house.settings.storage) / "outputs").iterdir()}
+    result = house.view(job_id).outputs
+
+    # As a kill between the rename and the acknowledgement leaves it.
+    house.connection.hset(f"rq:job:{job_id}", "status", "queued")
+    house.connection.zrem("rq:finished:svdq-default", job_id)
+    house.connection.delete(f"rq:results:{job_id}")
+    house.connection.lpush("rq:queue:svdq-default", job_id)
+
+    group = house.start(2, "--burst", wait=False)
+    assert group.end() == 0
+    assert house.view(job_id).status == "finished"
+    assert house.view(job_id).outputs == result
+    assert f"The files of job {job_id} are there already" in group.text
+    assert {path: path.stat().st_mtime_ns for path in (Path(house.settings.storage) / "outputs").iterdir()} == before
+
+
+def test_until_ends_the_group_and_keeps_what_is_half_done(house, until) -> None:
+    job_id = house.submit(steps=1000)
+    moment = datetime.now() + timedelta(seconds=12)  # rank 0 is up by then
+    group = house.start(2, "--until", moment.isoformat(timespec="seconds"), model="simulated:step_ms=50", wait=False)
+    assert group.end() == 0
+    assert house.queued() == [job_id]
+    assert "went back to the queue" in group.text
+    assert list((house.settings.home / "checkpoints" / job_id).glob("*.safetensors"))
+
+
+def test_a_time_that_is_none_is_refused_before_anything_starts(house) -> None:
+    answer = house.run("svdq", "worker", "--ranks", 2, "--until", "late")
+    assert answer.returncode == 2
+    assert "--until 'late' is not a time" in answer.stderr

@@ -1,0 +1,147 @@
+"""Hand-overs of jobs between queue and worker, each one atomic script: a kill at any point loses and doubles nothing.
+
+A job is in exactly one of these at any time: its queue; RQ's intermediate queue, with its owner in `svdq:popped`; RQ's
+registry of executions (`rq:wip:…`); or a registry of ended jobs. Knows no processes and no policy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import redis
+import rq
+from rq.executions import Execution, ExecutionRegistry
+
+from svdq.producer import keys
+
+#: KEYS: rq:suspended, our pauses, svdq:popped, then queue and intermediate queue in turn. ARGV: the worker's name.
+#: Returns {number of the queue, job id}; {} when nothing is queued; {-1} when intake is paused.
+_POP = """
+if redis.call('exists', KEYS[1]) == 1 or redis.call('hexists', KEYS[2], ARGV[1]) == 1 then
+  return {-1}
+end
+for i = 4, #KEYS, 2 do
+  local id = redis.call('lmove', KEYS[i], KEYS[i + 1], 'LEFT', 'RIGHT')
+  if id then
+    redis.call('hset', KEYS[3], id, ARGV[1])
+    return {(i - 4) / 2, id}
+  end
+end
+return {}
+"""
+
+#: KEYS: rq:wip:<queue>, the execution, the job's executions, queue, job. ARGV: <job>:<execution>, execution, job, and
+#: the latest end of its lease. Returns 1 when the job is back in its queue, -1 when it is not to be rendered any more.
+_GIVE_BACK = """
+local lease = redis.call('zscore', KEYS[1], ARGV[1])
+if not lease or tonumber(lease) > tonumber(ARGV[4]) then
+  return 0
+end
+redis.call('zrem', KEYS[1], ARGV[1])
+redis.call('del', KEYS[2])
+redis.call('zrem', KEYS[3], ARGV[2])
+if redis.call('type', KEYS[5]).ok ~= 'hash' or redis.call('hget', KEYS[5], 'status') ~= 'started' then
+  return -1
+end
+redis.call('hset', KEYS[5], 'status', 'queued')
+redis.call('hdel', KEYS[5], 'worker_name', 'started_at')
+redis.call('lpush', KEYS[4], ARGV[3])
+return 1
+"""
+
+#: KEYS: svdq:popped, intermediate queue, queue, job. ARGV: job id, its owner.
+_GIVE_BACK_POPPED = """
+if redis.call('hget', KEYS[1], ARGV[1]) ~= ARGV[2] then
+  return 0
+end
+redis.call('hdel', KEYS[1], ARGV[1])
+if redis.call('lrem', KEYS[2], 1, ARGV[1]) == 0 then
+  return 0
+end
+if redis.call('type', KEYS[4]).ok ~= 'hash' or redis.call('hget', KEYS[4], 'status') ~= 'queued' then
+  return -1
+end
+redis.call('lpush', KEYS[3], ARGV[1])
+return 1
+"""
+
+#: KEYS: queue, intermediate queue, svdq:popped. ARGV: job id, the worker's name.
+_CLAIM = """
+if redis.call('lrem', KEYS[1], 1, ARGV[1]) == 0 then
+  return 0
+end
+redis.call('rpush', KEYS[2], ARGV[1])
+redis.call('hset', KEYS[3], ARGV[1], ARGV[2])
+return 1
+"""
+
+#: KEYS: a lock. ARGV: who holds it.
+_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+#: Later than any lease ends.
+FOREVER = 1e18
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pop:
+    """What taking the next job came to."""
+
+    #: The queue it was taken from; None when none was taken.
+    queue: rq.Queue | None = None
+    #: Its id as it stood in the queue.
+    job_id: bytes = b""
+    #: Whether intake is paused, so that nothing was looked at.
+    paused: bool = False
+
+
+def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str) -> Pop:
+    """Take the next job off the queues, most urgent queue first, and note who has it."""
+    places = [key for queue in queues for key in (queue.key, queue.intermediate_queue_key)]
+    names = [keys.SUSPENDED, keys.PAUSES, keys.POPPED, *places]
+    answer = connection.eval(_POP, len(names), *names, worker_name)
+    if not answer:
+        return Pop()
+    return Pop(paused=True) if answer[0] < 0 else Pop(queue=queues[answer[0]], job_id=answer[1])
+
+
+def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: str) -> bool:
+    """Take one certain job off a queue, if it is there, as `pop` takes the next."""
+    names = (queue.key, queue.intermediate_queue_key, keys.POPPED)
+    return bool(connection.eval(_CLAIM, len(names), *names, job_id, worker_name))
+
+
+def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
+    """Note that a popped job is popped no more: it was begun or has ended."""
+    pipeline.lrem(queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]  # redis-py's stub wants text
+    pipeline.hdel(keys.POPPED, job_id)
+
+
+def give_back(connection: redis.Redis, queue: rq.Queue, execution: Execution, lease_until: float = FOREVER) -> bool:
+    """Put the job of an execution to the front of its queue, unless someone else did; spends no retry.
+
+    Args:
+        connection: to Redis.
+        queue: where it came from.
+        execution: ends with this.
+        lease_until: only if its lease ends no later: a beat may have come since it was looked at.
+    """
+    job_id = execution.job_id
+    names = (
+        queue.started_job_registry.key,
+        execution.key,
+        ExecutionRegistry(job_id, connection).key,
+        queue.key,
+        rq.job.Job.key_for(job_id),
+    )
+    values = (execution.composite_key, execution.id, job_id, lease_until)
+    return bool(connection.eval(_GIVE_BACK, len(names), *names, *values) == 1)
+
+
+def give_back_popped(connection: redis.Redis, queue: rq.Queue, job_id: str, owner: str) -> bool:
+    """Put a job that was popped and never begun to the front of its queue, unless someone else did."""
+    names = (keys.POPPED, queue.intermediate_queue_key, queue.key, rq.job.Job.key_for(job_id))
+    return bool(connection.eval(_GIVE_BACK_POPPED, len(names), *names, job_id, owner) == 1)
+
+
+def unlock(connection: redis.Redis, name: str, holder: str) -> None:
+    """Free a lock if it is still that holder's."""
+    connection.eval(_UNLOCK, 1, name, holder)
