@@ -21,16 +21,17 @@ def temporary_name(prefix: str = "") -> str:
     return f"{prefix}{_here()}@{os.getpid()}-{secrets.token_hex(8)}"  # `@` stands in no host name
 
 
-def sweep(paths: Iterable[Path], prefix: str = "") -> None:
-    """Remove those files and folders whose process is gone, or that are older than a day.
+def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONED_S) -> None:
+    """Remove those files and folders whose process is gone, or that are older than `abandoned_s`.
 
     Args:
         paths: what has names of `temporary_name`, or any others.
         prefix: what the names were given.
+        abandoned_s: seconds, or infinity for what a living process may need for days.
     """
     for path in paths:
         with contextlib.suppress(OSError):  # its owner has just finished with it
-            if _is_orphan(path.name.removeprefix(prefix)) or time.time() - path.stat().st_mtime > ABANDONED_S:
+            if _is_orphan(path.name.removeprefix(prefix)) or time.time() - path.stat().st_mtime > abandoned_s:
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:

@@ -4,13 +4,15 @@ Ctrl-C once means take no more jobs and finish those in flight, twice means stop
 means end whatever it costs.
 """
 
+import contextlib
 import importlib.util
+import math
 import os
+import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +22,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import write_trace
 from svdq.producer.settings import Settings
+from svdq.producer.temporary import sweep, temporary_name
 from svdq.worker import rundir
 from svdq.worker.group_process import GroupProcess
 from svdq.worker.until import parse_until
@@ -92,7 +95,7 @@ def launch(settings: Settings, options: LaunchOptions) -> int:
     arguments += ["--trace"] if options.trace is not None else []
     for shape in options.warm:
         arguments += ["--warm", shape]
-    with tempfile.TemporaryDirectory(prefix="svdq-run-") as folder:
+    with _run_folder(settings.home / "run") as folder:
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
         groups = []
         for number, run_dir in enumerate(run_dirs):
@@ -105,6 +108,19 @@ def launch(settings: Settings, options: LaunchOptions) -> int:
         if options.trace is not None:
             write_trace(options.trace, rundir.read_traces(run_dirs))
         return code
+
+
+@contextlib.contextmanager
+def _run_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder of this launcher's own for a block, and remove those of launchers that were killed."""
+    parent.mkdir(parents=True, exist_ok=True)
+    sweep(parent.iterdir(), abandoned_s=math.inf)
+    folder = parent / temporary_name()
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Watch:
