@@ -115,6 +115,8 @@ def _run(
             max_pixels=settings.max_pixels,
             max_attempts=settings.max_attempts,
             until_s=until_s,
+            # One computed, one received and one sent by each rank, and those that are being written.
+            max_in_flight=3 * place.num_ranks + 4,
             blame=read_blame(breadcrumbs.folder, breadcrumbs.life),
         )
         outage = Outage(restarter(settings))

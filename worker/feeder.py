@@ -40,6 +40,9 @@ class IntakeOptions:
     until_s: float | None = None
     #: Times that a job may end its rank before it is set aside.
     max_attempts: int = 2
+    #: Jobs in flight at once, at most. What waits between ranks is bounded in bytes, by sockets; small samples would let
+    #: one group take the whole queue while its last rank waits for a slow disk.
+    max_in_flight: int = 25
     #: The job that the life before of this group died of, if it is known.
     blame: Blame | None = None
 
@@ -93,7 +96,8 @@ class Feeder:
     def fill(self, num_wanted: int) -> None:
         """Take the next job when the stage wants one, and look ahead for what it needs when not."""
         if self._next is None and not self.draining.is_set():
-            if self._num_given >= num_wanted:
+            full = len(self._reporter.flights) >= self._options.max_in_flight
+            if full or self._num_given >= num_wanted:
                 self._look_ahead()
             elif is_too_late(time.time(), self._options.until_s, self._latencies_s):
                 self.draining.set()

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Seconds until the second attempt; each further one waits twice as long, up to the last of these.
-FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
 #: What is wrong with the name or content of one file, and no better for any other attempt.
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
 

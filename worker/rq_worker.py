@@ -28,7 +28,7 @@ LEASE_S = 15
 #: Seconds between beats.
 BEAT_S = 4.0
 #: Seconds between looks for what others have abandoned.
-MAINTENANCE_S = 5.0
+MAINTENANCE_S = 2.0
 #: Seconds after which a lock on RQ's maintenance is free again, whatever became of its holder; RQ has 899.
 LOCK_S = 60
 

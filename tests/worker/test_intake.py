@@ -88,6 +88,16 @@ def test_no_more_is_taken_off_the_queue_than_the_stage_wants(house, open_intake:
         until(lambda number=number: house.queued() == job_ids[number + 1 :])
 
 
+def test_no_more_is_in_flight_than_the_group_can_hold(house, open_intake: Open, until) -> None:
+    """A slow last rank must not make one group take the whole queue."""
+    job_ids = [house.submit() for _ in range(4)]
+    intake = open_intake(max_in_flight=2)
+    assert [take(intake).job_id for _ in range(2)] == job_ids[:2]
+    intake.nearly_free()
+    let_it_go_round(house, until)
+    assert house.queued() == job_ids[2:]
+
+
 def test_an_urgent_job_overtakes_what_is_not_taken_yet(house, open_intake: Open) -> None:
     first, second = house.submit(), house.submit()
     intake = open_intake()

@@ -1,0 +1,49 @@
+"""Two groups on one queue, of which one dies and one sleeps past its leases."""
+
+import time
+
+from tests.faults.arena import Arena
+from tests.faults.group import Group
+from tests.faults.waiting import wait_until
+
+STEPS = 12
+#: Seconds of SIGSTOP: twice a lease.
+SLEEP_S = 30.0
+#: Seconds that it gets afterwards to publish what it must not.
+WOKEN_S = 3.0
+#: The part of the jobs that is submitted before the first fault; the rest keeps both groups at work in the second.
+FIRST_WAVE = 0.5
+
+
+def two_groups(arena: Arena) -> None:
+    """Kill one of two groups: the other takes over. Stop one of two and wake it: it publishes nothing it has lost."""
+    doomed, sleeper = arena.start(), arena.start()
+    first = int(arena.size.num_jobs * FIRST_WAVE)
+    for _ in range(first):
+        arena.submit(steps=STEPS)
+    wait_until(lambda: _holds(arena, _rank_0(doomed)), "the one to be killed has jobs")
+    arena.strike(doomed.kill_all, kills=True)
+
+    helper = arena.start()
+    for _ in range(arena.size.num_jobs - first):
+        arena.submit(steps=STEPS)
+    held = [sleeper, helper]
+    arena.rng.shuffle(held)
+    wait_until(lambda: _holds(arena, _rank_0(held[0])), "the one to be stopped has jobs")
+
+    def strike() -> None:
+        held[0].pause()
+        time.sleep(arena.size.hold_s or SLEEP_S)
+        held[0].wake()
+        time.sleep(WOKEN_S)
+
+    arena.strike(strike, kills=False)
+
+
+def _rank_0(group: Group) -> int:
+    return group.ranks()[0].pid
+
+
+def _holds(arena: Arena, pid: int) -> bool:
+    """Whether the group of a rank 0 has jobs in flight; its worker's name carries the process id."""
+    return any(status == "started" and f"-{pid}-" in worker for status, worker in arena.states().values())

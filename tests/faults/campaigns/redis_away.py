@@ -1,0 +1,62 @@
+"""A Redis that dies, is away or does not answer while jobs are in flight."""
+
+import time
+
+from svdq.producer.redis_server import running_url
+from tests.faults.arena import Arena
+from tests.faults.waiting import wait_until
+
+STEPS = 24
+#: Times that Redis is killed.
+NUM_KILLS = 10
+#: Seconds between faults, and for which a killed server is away.
+LEAST_GAP_S, MOST_GAP_S = 0.5, 2.0
+LEAST_AWAY_S, MOST_AWAY_S = 0.2, 2.0
+#: Seconds for which it does not answer.
+PAUSE_S = 60.0
+
+
+def redis_kill(arena: Arena) -> None:
+    """kill -9 of Redis and a start some seconds later, from its append-only file."""
+    for _ in range(arena.size.num_jobs):
+        arena.submit(steps=STEPS)
+    arena.start()
+
+    def strike() -> float:
+        arena.redis.kill()
+        time.sleep(arena.rng.uniform(LEAST_AWAY_S, MOST_AWAY_S))
+        arena.redis.start()
+        return time.monotonic()
+
+    for _ in range(NUM_KILLS):
+        arena.breathe(LEAST_GAP_S, MOST_GAP_S)
+        arena.strike(strike, kills=False)
+
+
+def redis_embedded(arena: Arena) -> None:
+    """kill -9 of the embedded Redis, which nobody but the workers themselves starts again."""
+    for _ in range(arena.size.num_jobs):
+        arena.submit(steps=STEPS)
+    arena.start(embedded=True)
+
+    def strike() -> None:
+        arena.redis.kill()
+        wait_until(lambda: running_url(arena.settings.home), "the worker starts Redis again")
+
+    for _ in range(NUM_KILLS):
+        arena.breathe(LEAST_GAP_S, MOST_GAP_S)
+        arena.strike(strike, kills=False)
+
+
+def redis_pause(arena: Arena) -> None:
+    """Redis answers nobody for longer than leases last, then goes on as if nothing had been."""
+    for _ in range(arena.size.num_jobs):
+        arena.submit(steps=STEPS)
+    arena.start()
+
+    def strike() -> float:
+        arena.redis.pause(arena.size.hold_s or PAUSE_S)
+        return time.monotonic()
+
+    arena.breathe(LEAST_GAP_S, MOST_GAP_S)
+    arena.strike(strike, kills=False)

@@ -1,0 +1,38 @@
+"""A kill in each of the narrow places between two steps that belong together."""
+
+from functools import partial
+
+from tests.faults.arena import Arena
+from tests.faults.waiting import wait_until
+
+STEPS = 4
+#: Kills in each window, as the jobs allow: each spends two.
+MOST_KILLS = 20
+JOBS_A_KILL = 2
+#: Times that a job may be blamed. A kill in rank 0's bookkeeping always strikes while the job before is in the same
+#: step, so with the default of two that job would rightly count as poison; `mixed` is about that.
+MAX_ATTEMPTS = 1000
+
+WINDOWS = ("after-pop", "after-admission", "after-rename", "before-acknowledgement")
+
+
+def _window(arena: Arena, where: str) -> None:
+    """The rank that comes by kills itself there, every second time; at most one video is rendered again a kill."""
+    num_kills = min(MOST_KILLS, arena.size.num_jobs // JOBS_A_KILL)
+    controls = arena.folder / where
+    controls.mkdir()
+    for number in range(num_kills):
+        (controls / f"kill{number:02}").touch()
+    for _ in range(arena.size.num_jobs):
+        arena.submit(steps=STEPS)
+    arena.start_with(where, SVDQ_MAX_ATTEMPTS=str(MAX_ATTEMPTS))
+    wait_until(lambda: not list(controls.glob("kill*")) or arena.all_ended(), "all kills are spent", 60.0 * num_kills)
+    arena.tally.num_faults += num_kills - len(list(controls.glob("kill*")))
+    if arena.tally.num_faults < num_kills:
+        arena.tally.notes.append(f"all jobs had ended after {arena.tally.num_faults} of {num_kills} kills")
+
+
+after_pop = partial(_window, where="after-pop")
+after_admission = partial(_window, where="after-admission")
+after_rename = partial(_window, where="after-rename")
+before_acknowledgement = partial(_window, where="before-acknowledgement")

@@ -1,0 +1,109 @@
+"""Which campaigns there are, how large each is, and running one."""
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tests.faults.arena import Arena
+from tests.faults.campaigns import bits, groups, kills, mixed, redis_away, soak, storage, windows
+from tests.faults.leftovers import leftovers
+from tests.faults.plan import Size
+from tests.faults.report import Outcome
+from tests.faults.verify import verify
+
+#: A step as long as a short one on a GPU, slept through.
+SIMULATED = "simulated:step_ms=50"
+#: Steps so quick that everything else is the load.
+QUICK = "simulated:step_ms=2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """One kind of trouble, and what it takes."""
+
+    #: Submits jobs, starts workers and injects faults; what is left is waited for.
+    run: Callable[[Arena], None]
+    num_jobs: int = 100
+    ranks: int = 3
+    model: str = SIMULATED
+    #: Whether its storage is on a small disk.
+    own_disk: bool = False
+
+
+CAMPAIGNS = {
+    "kill-rank": Campaign(run=kills.kill_rank),
+    "kill-launcher": Campaign(run=kills.kill_launcher),
+    "sigterm": Campaign(run=kills.sigterm),
+    "kill-all": Campaign(run=kills.kill_all),
+    "bits": Campaign(run=bits.bits, num_jobs=4),
+    "redis-kill": Campaign(run=redis_away.redis_kill),
+    "redis-embedded": Campaign(run=redis_away.redis_embedded),
+    "redis-pause": Campaign(run=redis_away.redis_pause),
+    "mixed": Campaign(run=mixed.mixed, model=mixed.MODEL),
+    "storage-full": Campaign(run=storage.storage_full, own_disk=True),
+    "storage-slow": Campaign(run=storage.storage_slow, num_jobs=20, model=QUICK),
+    "two-groups": Campaign(run=groups.two_groups, ranks=2),
+    "after-pop": Campaign(run=windows.after_pop, num_jobs=40, ranks=2),
+    "after-admission": Campaign(run=windows.after_admission, num_jobs=40, ranks=2),
+    "after-rename": Campaign(run=windows.after_rename, num_jobs=40, ranks=2),
+    "before-acknowledgement": Campaign(run=windows.before_acknowledgement, num_jobs=40, ranks=2),
+    "soak": Campaign(run=soak.soak, num_jobs=3000, model=QUICK),
+}
+#: What `make test` runs, small.
+SHORT = ("kill-rank", "mixed", "kill-all")
+#: Names of several at once.
+SETS = {"all": tuple(CAMPAIGNS), "windows": windows.WINDOWS, "short": SHORT}
+
+
+def run_campaign(
+    name: str, *, seed: int, num_jobs: int | None = None, ranks: int | None = None, hold_s: float | None = None
+) -> Outcome:
+    """Run one campaign in an arena of its own and judge it; what failed is kept to be looked at.
+
+    Args:
+        name: one of CAMPAIGNS.
+        seed: of all that is random in it.
+        num_jobs: instead of the campaign's own number.
+        ranks: the same.
+        hold_s: seconds that a pause or a full disk lasts, instead of the campaign's own.
+    """
+    campaign = CAMPAIGNS[name]
+    size = Size(num_jobs=num_jobs or campaign.num_jobs, ranks=ranks or campaign.ranks, hold_s=hold_s)
+    began_at = time.monotonic()
+    arena = Arena(size=size, seed=seed, model=campaign.model, own_disk=campaign.own_disk)
+    keep = True
+    try:
+        try:
+            campaign.run(arena)
+        except Exception:  # noqa: BLE001 - what the harness could not do is a finding, too; its jobs are judged anyway
+            arena.tally.broken.append(traceback.format_exc())
+        arena.settle()
+        outcome = replace(judge(name, arena), took_s=time.monotonic() - began_at)
+        keep = not outcome.kept
+        return outcome
+    finally:
+        arena.leave(keep=keep)
+
+
+def judge(name: str, arena: Arena) -> Outcome:
+    """Hold what has become of an arena's jobs against what must."""
+    verdict, tally = verify(arena), arena.tally
+    if tally.most_steps_again is not None and verdict.most_steps_again > tally.most_steps_again:
+        tally.broken.append(f"{verdict.most_steps_again} steps were done again, more than {tally.most_steps_again}")
+    if verdict.num_rendered_again > tally.num_faults:  # a writer has one video at a time in its hands
+        tally.broken.append(f"{verdict.num_rendered_again} videos were rendered again")
+    return Outcome(
+        campaign=name,
+        num_jobs=len(arena.jobs),
+        num_faults=tally.num_faults,
+        lost=tuple(verdict.lost),
+        duplicated=tuple(verdict.duplicated),
+        wrong=tuple(verdict.wrong),
+        leftovers=tuple(leftovers(arena)),
+        broken=tuple(tally.broken),
+        recoveries_s=tuple(tally.recoveries_s),
+        num_rendered_again=verdict.num_rendered_again,
+        most_steps_again=verdict.most_steps_again,
+        notes=tuple(tally.notes),
+    )

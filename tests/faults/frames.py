@@ -1,0 +1,81 @@
+"""The frames in a file, and the frames that an undisturbed run puts there. Knows no Redis and no processes."""
+
+from pathlib import Path
+from typing import Protocol
+
+import av
+import numpy as np
+from PIL import Image, ImageSequence
+
+from svdq.pipeline.model import Part
+from svdq.pipeline.simulated import SimulatedModel
+from svdq.pipeline.video import write_video
+from svdq.producer.job import Format, Job
+
+
+def read_frames(path: Path) -> np.ndarray:
+    """Decode a file, or a folder of png files, to its end: (F, H, W, 3), uint8.
+
+    Raises:
+        OSError, ValueError: it cannot be decoded (FFmpegError is an OSError or a ValueError).
+    """
+    if path.is_dir():
+        return np.stack([np.asarray(Image.open(frame).convert("RGB")) for frame in sorted(path.glob("*.png"))])
+    if path.suffix == ".mp4":
+        with av.open(str(path)) as container:
+            return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    with Image.open(path) as image:
+        return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)])
+
+
+class Reference(Protocol):
+    """Knows what undisturbed runs make."""
+
+    def frames(self, job: Job, kind: Format) -> np.ndarray:
+        """Give the frames that must be in a job's file of that kind: (F, H, W, 3), uint8."""
+        ...
+
+
+class SimulatedReference:
+    """Runs the simulated model here and writes its frames as the worker does: an undisturbed run without a worker."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make it.
+
+        Args:
+            folder: an existing one, for files of its own.
+        """
+        self._folder = folder
+        self._model = SimulatedModel.from_name("simulated:step_ms=0", Part.ENCODER | Part.DENOISER | Part.DECODER)
+        #: What was decoded from what was written, by the frames' bytes and the kind of file.
+        self._decoded: dict[tuple[bytes, Format], np.ndarray] = {}
+
+    def frames(self, job: Job, kind: Format) -> np.ndarray:
+        """Encode, do every step, decode, write, read."""
+        parameters = job.parameters
+        tensors = self._model.encode(None, parameters)
+        self._model.denoiser(tensors, parameters)
+        for index in range(parameters.steps):
+            self._model.step(tensors["latents"], index)
+        frames = self._model.decode(tensors, parameters, parameters.num_frames)
+        key = (frames.tobytes(), kind)
+        if key not in self._decoded:
+            path = self._folder / (f"{len(self._decoded)}" if kind == "png" else f"{len(self._decoded)}.{kind}")
+            write_video(frames, path, kind, job.fps, "reference")
+            self._decoded[key] = read_frames(path)
+        return self._decoded[key]
+
+
+class RecordedReference:
+    """What another, undisturbed campaign has made of the same seeds."""
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[int, Format], np.ndarray] = {}
+
+    def record(self, job: Job, kind: Format, path: Path) -> None:
+        """Keep what a file holds."""
+        self._frames[job.seed, kind] = read_frames(path)
+
+    def frames(self, job: Job, kind: Format) -> np.ndarray:
+        """Look it up."""
+        return self._frames[job.seed, kind]

@@ -1,0 +1,53 @@
+"""What must not be left when all jobs have ended and all workers are gone: files, processes, keys in Redis."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import psutil
+
+from svdq.producer import keys
+from svdq.producer.status import view_many
+from tests.faults.arena import Arena
+
+#: RQ's keys of jobs in work; all are gone when none is.
+KEYS_IN_WORK = ("rq:wip:*", "rq:queue:*:intermediate", "rq:execution:*", "rq:executions:*")
+
+
+def leftovers(arena: Arena) -> list[str]:
+    """List what is left in an arena whose workers have ended, a line each."""
+    return [*_keys(arena), *_files(arena), *_processes(arena)]
+
+
+def _keys(arena: Arena) -> list[str]:
+    patterns = (*KEYS_IN_WORK, f"{keys.PREFIX}*")
+    return [f"Redis key {key.decode()}" for pattern in patterns for key in arena.connection.scan_iter(pattern)]
+
+
+def _files(arena: Arena) -> list[str]:
+    left = [
+        *(arena.storage / "tmp").glob("*"),
+        *(arena.settings.home / "checkpoints").glob("*"),
+        *(arena.storage / "checkpoints").glob("*"),
+        *arena.tmp.glob("svdq-*"),
+        *(arena.settings.home / "run").glob("*"),
+        *(arena.settings.home / "runs").glob("*"),
+    ]
+    # Nothing stands beside the files of finished jobs and their sidecars.
+    allowed = set()
+    for view in view_many(arena.connection, arena.jobs):
+        if view.status == "finished":
+            allowed |= {Path(output).name for output in view.outputs} | {f"{view.name}-{view.id}.json"}
+    left += [path for path in (arena.storage / "outputs").iterdir() if path.name not in allowed]
+    return [f"file {path.relative_to(arena.folder)}" for path in left]
+
+
+def _processes(arena: Arena) -> list[str]:
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline", "status"]):
+        if process.pid in (os.getpid(), arena.redis.pid) or process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("SVDQ_HOME") == str(arena.settings.home):
+                found.append(f"process {process.pid}: {' '.join(process.info['cmdline'] or ())}")
+    return found
