@@ -40,8 +40,8 @@ class IntakeOptions:
     until_s: float | None = None
     #: Times that a job may end its rank before it is set aside.
     max_attempts: int = 2
-    #: Jobs in flight at once, at most. What waits between ranks is bounded in bytes, by sockets; small samples would let
-    #: one group take the whole queue while its last rank waits for a slow disk.
+    #: Jobs in flight at once, at most. What waits between ranks is bounded in bytes, by sockets; small samples would
+    #: let one group take the whole queue while its last rank waits for a slow disk.
     max_in_flight: int = 25
     #: The job that the life before of this group died of, if it is known.
     blame: Blame | None = None
