@@ -113,11 +113,11 @@ def render_with_diffusers(
     model: str, image: Image.Image, parameters: VideoParameters, *, device: str = "cpu"
 ) -> NDArray[np.uint8]:
     """Render one video with diffusers' StableVideoDiffusionPipeline; frames (F, H, W, 3)."""
-    from diffusers import StableVideoDiffusionPipeline
-
     from svdq.pipeline.svd_folder import be_quiet
 
-    be_quiet()
+    be_quiet()  # before the import: transformers warns while it is imported
+    from diffusers import StableVideoDiffusionPipeline
+
     torch.set_num_threads(1)
     pipeline = StableVideoDiffusionPipeline.from_pretrained(model, dtype=dtype_for(torch.device(device)))
     pipeline = pipeline.to(device)
