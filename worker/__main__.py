@@ -100,7 +100,12 @@ def _run(
     tracer = Tracer(place.rank, on=trace)
     parts = Part.of_rank(place.rank, place.num_ranks)
     model = open_model(settings.model, parts, our_device, dtype_for(our_device))
-    links = join(place, our_device)
+    try:
+        links = join(place, our_device)
+    except OSError as error:
+        # A neighbour has ended in the middle of the meeting: as likely as not all were told to stop.
+        _lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
+        os._exit(0)
     monitor = ProgressMonitor(connect(url), place.rank, model.info.notice, breadcrumbs)
     shelf = open_shelf(checkpoints, settings.home, storage)
     codec = Codec(model=model.info.name, device=our_device)

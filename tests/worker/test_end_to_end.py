@@ -307,8 +307,8 @@ def test_ctrl_c_three_times_and_before_it_is_up_leaves_no_processes(house, until
         group.tell(signal.SIGINT)
         group.process.poll()
     assert group.end() == 0
-    # What torchrun and half-started ranks say while they are killed is not ours to promise.
     no_processes_left(family)
+    check_quiet(group.text)
 
 
 def test_a_killed_launcher_leaves_no_processes(house, until, no_processes_left) -> None:
