@@ -138,10 +138,12 @@ class Intake:
 
     def _run(self) -> None:
         while True:
+            # Looked at first: what ended before the group was closed is written in the round that follows.
+            closing = self._closing.is_set()
             try:
-                self._round()
+                self._round(closing=closing)
                 self._outage.over()
-                if self._closing.is_set():
+                if closing:
                     return
             except redis.RedisError as error:
                 self._outage.note(error)
@@ -155,7 +157,7 @@ class Intake:
             self._wake.wait(POLL_S)
             self._wake.clear()
 
-    def _round(self) -> None:
+    def _round(self, *, closing: bool) -> None:
         if not self._begun:
             self._worker.start()
             self._recovery.at_start(self._options.blame)
@@ -168,7 +170,7 @@ class Intake:
         while not self._stops.empty():
             self._reporter.cancel(self._stops.get())
         self._reporter.finish_all()
-        if self._closing.is_set():
+        if closing:
             return
         self._feeder.fill(self._num_wanted)
         if time.monotonic() >= self._maintain_at and self._outage.steady_s >= GRACE_S:
