@@ -14,7 +14,6 @@ import json
 import secrets
 import socket
 import struct
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from svdq.pipeline.message import Kind, Layout, Message, byte_views, layout_of, payload_bytes, unpack
+from svdq.pipeline.message import Layout, Message, allocate, byte_views, decode_header, encode_header
 
 #: Length of the header that follows, in bytes.
 _LENGTH: Final = struct.Struct("!I")
@@ -34,16 +33,6 @@ _MAX_BUFFERS = 256
 
 class ChannelClosedError(ConnectionError):
     """The neighbour is gone without having said CLOSE."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Announcement:
-    """A header: what comes, and the payload that follows it (an empty layout: none does)."""
-
-    #: The message but for its tensors.
-    message: Message
-    #: Its tensors.
-    layout: Layout
 
 
 class Channel:
@@ -66,11 +55,7 @@ class Channel:
 
         Spares waking a thread for what fits into the socket's buffer. Tensors for NCCL are left to `finish`.
         """
-        header = json.dumps(
-            {"kind": message.kind.value, "body": message.body, "layout": layout_of(message.tensors)},
-            separators=(",", ":"),
-            allow_nan=False,
-        ).encode()
+        header = encode_header(message)
         buffers = [memoryview(_LENGTH.pack(len(header)) + header)]
         if self._nccl_peer is None:
             buffers += byte_views(message.tensors)
@@ -98,8 +83,8 @@ class Channel:
             num_sent -= len(buffer)
         return []
 
-    def receive_header(self) -> Announcement:
-        """Wait for the next header, for days if need be.
+    def receive_header(self) -> tuple[Message, Layout]:
+        """Wait for the next message, for days if need be, and return all of it but its tensors, and what these are.
 
         Raises:
             ChannelClosedError: the neighbour is gone.
@@ -108,20 +93,17 @@ class Channel:
         self._receive_exactly(memoryview(length))
         header = bytearray(*_LENGTH.unpack(length))
         self._receive_exactly(memoryview(header))
-        document = json.loads(header)
-        message = Message(kind=Kind(document["kind"]), body=document["body"])
-        return Announcement(message=message, layout=document["layout"])
+        return decode_header(header)
 
-    def receive_payload(self, layout: Layout) -> dict[str, Tensor]:
+    def receive_tensors(self, layout: Layout) -> dict[str, Tensor]:
         """Receive the tensors that a header has announced, onto the device."""
         if self._nccl_peer is not None:
-            tensors = unpack(layout, torch.empty(payload_bytes(layout), dtype=torch.uint8, device=self.device))
+            tensors = allocate(layout, self.device)
             for tensor in tensors.values():
                 dist.recv(tensor, self._nccl_peer)
             torch.cuda.current_stream(self.device).synchronize()
             return tensors
-        payload = torch.empty(payload_bytes(layout), dtype=torch.uint8)
-        tensors = unpack(layout, payload)
+        tensors = allocate(layout, torch.device("cpu"))
         for view in byte_views(tensors):
             self._receive_exactly(view)
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}

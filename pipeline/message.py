@@ -10,13 +10,11 @@ from enum import Enum
 from typing import Any
 
 import torch
+from pydantic_core import from_json, to_json
 from torch import Tensor
 
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
-
-#: Tensors start at multiples of this in a payload, so that they can be viewed in place whatever their dtype.
-_ALIGNMENT = 16
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
@@ -45,7 +43,7 @@ class Message:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-#: Name, dtype and shape of each tensor of a payload, in order.
+#: Name, dtype and shape of each tensor of a message, in order.
 Layout = Sequence[tuple[str, str, Sequence[int]]]
 
 
@@ -89,22 +87,19 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
         raise ValueError(f"this is not a sample: {error!r}") from error
 
 
-def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """Describe the tensors of a payload."""
-    return [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in tensors.items()]
+def encode_header(message: Message) -> bytes:
+    """Write all of a message but the content of its tensors as JSON."""
+    layout = [
+        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in message.tensors.items()
+    ]
+    # pydantic's JSON, because after a sleep json's takes several times as long: much more code to fetch anew.
+    return to_json({"kind": message.kind.value, "body": message.body, "layout": layout})
 
 
-def _span(dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, int]:
-    """Bytes of a tensor, and bytes that it takes in a payload."""
-    num_bytes = dtype.itemsize
-    for size in shape:
-        num_bytes *= size
-    return num_bytes, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def payload_bytes(layout: Layout) -> int:
-    """Bytes of the payload that a layout describes."""
-    return sum(_span(_DTYPES[dtype], shape)[1] for _, dtype, shape in layout)
+def decode_header(header: bytes | bytearray) -> tuple[Message, Layout]:
+    """Read a message without its tensors, and what tensors follow; the opposite of `encode_header`."""
+    document = from_json(header)
+    return Message(kind=Kind(document["kind"]), body=document["body"]), document["layout"]
 
 
 def byte_views(tensors: Mapping[str, Tensor]) -> list[memoryview]:
@@ -115,17 +110,11 @@ def byte_views(tensors: Mapping[str, Tensor]) -> list[memoryview]:
 def _bytes_of(tensor: Tensor) -> memoryview:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         tensor = tensor.detach().cpu().contiguous()
-    # As bytes first: numpy has no bfloat16.
-    return tensor.view(-1).view(torch.uint8).numpy().data
+    if tensor.dtype is torch.bfloat16:  # which numpy does not have
+        tensor = tensor.view(torch.int16)
+    return tensor.numpy().data.cast("B")
 
 
-def unpack(layout: Layout, payload: Tensor) -> dict[str, Tensor]:
-    """View the tensors of a payload in place."""
-    tensors: dict[str, Tensor] = {}
-    start = 0
-    for name, dtype_name, shape in layout:
-        dtype = _DTYPES[dtype_name]
-        num_bytes, span = _span(dtype, shape)
-        tensors[name] = payload[start : start + num_bytes].view(dtype).view(list(shape))
-        start += span
-    return tensors
+def allocate(layout: Layout, device: torch.device) -> dict[str, Tensor]:
+    """Make room for the tensors of a message."""
+    return {name: torch.empty(shape, dtype=_DTYPES[dtype], device=device) for name, dtype, shape in layout}

@@ -4,9 +4,12 @@ Its latents are transformed in each step by a function that neither commutes nor
 outcome: a sample that missed a step, did one twice or out of order, or whose latents were mixed up, fails.
 """
 
+import ctypes
 import math
 import os
 import signal
+import sys
+import threading
 import time
 from typing import Any
 
@@ -25,7 +28,9 @@ from svdq.pipeline.sample import Tensors
 NOTICE = "simulated (no pictures: its compute is a sleep)"
 #: Whole numbers up to 2048 are exact in float16, so arithmetic modulo this prime is.
 _MODULUS = 2039
-#: The step at which `kill_seed` kills: late enough that other videos are in flight behind it.
+#: Of <linux/prctl.h>; takes nanoseconds.
+_PR_SET_TIMERSLACK = 29
+#: The step at which `kill_seed` kills and `hang_seed` hangs: late enough that other videos are in flight behind it.
 KILL_STEP = 3
 
 
@@ -46,6 +51,8 @@ class Timings(BaseModel):
     slowdown: float = Field(1.0, gt=0)
     #: For tests of faults: a video of this seed kills its process in its fourth step, or its last if it has fewer.
     kill_seed: int | None = None
+    #: For tests of faults: a video of this seed never comes out of that step.
+    hang_seed: int | None = None
     #: For tests of faults: the latents of a video of this seed become NaN.
     nan_seed: int | None = None
 
@@ -61,11 +68,13 @@ class SimulatedModel:
         )
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0
-        #: The step at which the sample in this stage kills the process, and whether its latents become NaN.
+        #: The step at which the sample in this stage kills the process or hangs, and whether its latents become NaN.
         self._kill_step: int | None = None
+        self._hang_step: int | None = None
         self._is_nan = False
         #: The latents of the sample in this stage, flat.
         self._flat = np.zeros(1, np.float16)
+        _sleep_precisely()
 
     @classmethod
     def from_name(cls, name: str, parts: Part) -> "SimulatedModel":
@@ -112,16 +121,20 @@ class SimulatedModel:
     def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> "SimulatedModel":
         """Denoise with this model itself: it keeps nothing of a sample."""
         self._start_clock()
-        self._kill_step = min(KILL_STEP, parameters.steps - 1) if parameters.seed == self._timings.kill_seed else None
+        late = min(KILL_STEP, parameters.steps - 1)
+        self._kill_step = late if parameters.seed == self._timings.kill_seed else None
+        self._hang_step = late if parameters.seed == self._timings.hang_seed else None
         self._is_nan = parameters.seed == self._timings.nan_seed
         # Through numpy, which sets one element ten times faster: the host's share of a simulated step must be small.
-        self._flat = tensors["latents"].view(-1).numpy()
+        self._flat = tensors["latents"].numpy().reshape(-1)
         return self
 
     def step(self, latents: Tensor, index: int) -> Tensor:
         """Sleep, and move the first latent by the step's number, in place."""
         if index == self._kill_step:
             os.kill(os.getpid(), signal.SIGKILL)
+        if index == self._hang_step:
+            threading.Event().wait()
         self._flat[0] = math.nan if self._is_nan else _moved(int(self._flat[0]), index)
         self._sleep(self._timings.step_ms * self._timings.slowdown)
         return latents
@@ -129,13 +142,13 @@ class SimulatedModel:
     def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
         """Sleep, and check that every step was done once and in order; gray frames (F, H, W, 3)."""
         self._start_clock()
-        expected = self._plain_latents(parameters).clone()
         first = parameters.seed % _MODULUS
         for index in range(parameters.steps):
             first = _moved(first, index)
-        expected.view(-1)[0] = first
+        latents = tensors["latents"].numpy().reshape(-1)
         # Compared as integers, which is several times faster than comparing halves.
-        if not torch.equal(expected.view(torch.int16), tensors["latents"].view(torch.int16)):
+        plain = self._plain_latents(parameters).numpy().reshape(-1).view(np.int16)
+        if latents[0] != first or not np.array_equal(latents.view(np.int16)[1:], plain[1:]):
             raise SampleError("The simulated latents are not what every step, once and in order, makes of them.")
         self._sleep(self._timings.decode_ms)
         shape = (parameters.num_frames, parameters.height, parameters.width, 3)
@@ -147,6 +160,12 @@ class SimulatedModel:
             numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.int32) % _MODULUS
             self._plain = {shape: numbers.view(shape).to(torch.float16)}
         return self._plain[shape]
+
+
+def _sleep_precisely() -> None:
+    """Have this thread's sleeps end when they should; Linux lets them end 50 microseconds late to save power."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def _moved(number: int, index: int) -> int:

@@ -3,27 +3,25 @@
 The world is told and asked through the small protocols of `ports`.
 """
 
-import logging
-import math
+import gc
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from svdq.pipeline.costs import CostBook, Shape
-from svdq.pipeline.errors import SampleError, SvdqError
+from svdq.pipeline.decoding import decode
+from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
 from svdq.pipeline.message import Kind, Message, sample_body, sample_from
-from svdq.pipeline.model import Frames, VideoModel
+from svdq.pipeline.model import VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Partitioner
 from svdq.pipeline.ports import Keeper, Monitor, NoKeeper, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport import Receiver, Sender
-
-logger = logging.getLogger(__name__)
 
 #: Seconds that a rank denoises one sample before it is kept between two steps, besides at every hand-over.
 KEEP_EVERY_S = 30.0
@@ -71,8 +69,12 @@ class Stage:
         self._warm: set[Shape] = set()
         self._stopping = threading.Event()
 
+    @torch.inference_mode()
     def run(self) -> None:
         """Receive, denoise, pass on, until no more samples come or `stop` is called."""
+        # What is there by now stays: no collection needs to walk through all of torch in the middle of a stage.
+        gc.collect()
+        gc.freeze()
         follower = threading.Thread(target=self._follow_reports, name="reports", daemon=True)
         follower.start()
         while (sample := self._receive()) is not None:
@@ -149,7 +151,7 @@ class Stage:
             with self._tracer.span("encode", request.job_id):
                 tensors = self._model.encode(request.photo, parameters)
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
-            return sample.failed(_sentence(error, "while its photo was encoded"))
+            return sample.failed(say_why(error, "while its photo was encoded"))
         return replace(sample, tensors=tensors, seconds={"encode": time.perf_counter() - started})
 
     # Denoising: this rank's range of steps.
@@ -163,7 +165,7 @@ class Stage:
         keep_at = started + self._keep_every_s
         index = first = sample.step
         try:
-            with torch.inference_mode(), self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
+            with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
                 latents = sample.tensors["latents"]
                 for index in range(first, stop):
@@ -180,10 +182,10 @@ class Stage:
                     if index == stop - 1:
                         self._nearly_free()
                     latents = denoiser.step(latents, index)
-                if not _finite(latents):
-                    return sample.failed(self._say_where_it_broke(sample, stop))
+                if not all_finite(latents):
+                    return sample.failed(say_where_it_broke(self._model, sample, stop, self._monitor))
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
-            return sample.failed(_sentence(error, f"in step {index + 1} of {sample.parameters.steps}"))
+            return sample.failed(say_why(error, f"in step {index + 1} of {sample.parameters.steps}"))
         sample = self._advanced(sample, stop, latents, started)
         self._keeper.keep(sample)
         return sample
@@ -197,24 +199,6 @@ class Stage:
             step=step,
             tensors={**sample.tensors, "latents": latents},
             stages=(*sample.stages, (self.rank, step - sample.step, time.perf_counter() - started)),
-        )
-
-    def _say_where_it_broke(self, sample: Sample, stop: int) -> str:
-        """Do the steps of a stage again, looking at the latents after each, and name the first that is to blame."""
-        where = f"in steps {sample.step + 1} to {stop}"  # should the same steps do better now
-        latents = sample.tensors["latents"]
-        denoiser = self._model.denoiser(sample.tensors, sample.parameters)
-        if not _finite(latents):
-            where, stop = "before step 1", sample.step
-        for index in range(sample.step, stop):
-            self._monitor.step(sample, index)
-            latents = denoiser.step(latents, index)
-            if not _finite(latents):
-                where = f"in step {index + 1}"
-                break
-        return (
-            f"The latents became NaN or infinite {where} of {sample.parameters.steps}; "
-            "try another seed, or float32 in place of float16."
         )
 
     def _nearly_free(self) -> None:
@@ -232,7 +216,9 @@ class Stage:
         if not sample.ended and self._monitor.cancelled(sample.job_id):
             sample = replace(sample, cancelled=True, tensors={})
         if not sample.ended:
-            sample, frames = self._decode(sample)
+            self._monitor.step(sample, sample.parameters.steps)
+            with self._tracer.span("decode", sample.job_id):
+                sample, frames = decode(self._model, sample)
             self._monitor.idle()
             if frames is not None:
                 self._sink.deliver(sample, frames, self._report)
@@ -248,42 +234,9 @@ class Stage:
             )
         )
 
-    def _decode(self, sample: Sample) -> tuple[Sample, Frames | None]:
-        parameters = sample.parameters
-        chunk_size = min(parameters.decode_chunk_size or parameters.num_frames, parameters.num_frames)
-        self._monitor.step(sample, parameters.steps)
-        started = time.perf_counter()
-        while True:
-            try:
-                with torch.inference_mode(), self._tracer.span("decode", sample.job_id):
-                    frames = self._model.decode(sample.tensors, parameters, chunk_size)
-                break
-            except torch.OutOfMemoryError as error:
-                if chunk_size == 1:
-                    return sample.failed(_sentence(error, "while one frame at a time was decoded")), None
-                # The latents are still here: nothing is denoised twice.
-                chunk_size = (chunk_size + 1) // 2
-                logger.warning(
-                    "Out of memory in the decode of %s; trying again with decode_chunk_size %d.",
-                    sample.job_id,
-                    chunk_size,
-                )
-                torch.cuda.empty_cache()
-            except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
-                return sample.failed(_sentence(error, "while its frames were decoded")), None
-        return (
-            replace(
-                sample,
-                parameters=parameters.model_copy(update={"decode_chunk_size": chunk_size}),
-                tensors={},
-                seconds={**sample.seconds, "decode": time.perf_counter() - started},
-            ),
-            frames,
-        )
-
     def _report(self, report: Report) -> None:
         if self._returns is not None:
-            self._returns.send(Message(kind=Kind.REPORT, body=asdict(report)))
+            self._returns.send(Message(kind=Kind.REPORT, body=vars(report)))
         else:
             assert self._source is not None
             self._record(report)
@@ -312,24 +265,3 @@ class Stage:
             report = Report(**message.body)
             self._record(report)
             self._source.ended(report)
-
-
-def _finite(latents: Tensor) -> bool:
-    """Whether no latent is NaN or infinite: a sum is only if all terms are, and is ten times cheaper than a mask."""
-    # In float32: the sum of many finite halves may be too large for a half.
-    return math.isfinite(float(latents.sum(dtype=torch.float32)))
-
-
-def _sentence(error: Exception, where: str) -> str:
-    """Say why a sample failed. What we raise is a sentence already; the rest is logged with its traceback."""
-    if isinstance(error, SampleError):
-        return str(error)
-    if isinstance(error, SvdqError):
-        return f"{error} ({where})"
-    if isinstance(error, torch.OutOfMemoryError):
-        return (
-            f"Out of GPU memory {where}; try fewer frames, a smaller size or a smaller decode_chunk_size, "
-            f"or a GPU with more memory. ({str(error).splitlines()[0][:300]})"
-        )
-    logger.exception("A sample failed %s", where, exc_info=error)
-    return f"{type(error).__name__} {where}: {str(error)[:1000]}"

@@ -150,11 +150,10 @@ class Receiver:
             self._on_lost(f"Rank {self._neighbour} cannot be heard any more: {error}.")
 
     def _receive_next(self) -> bool:
-        announcement = self._channel.receive_header()
-        message = announcement.message
-        if announcement.layout:
+        message, layout = self._channel.receive_header()
+        if layout:
             self._room.acquire()
-            tensors = self._channel.receive_payload(announcement.layout)
+            tensors = self._channel.receive_tensors(layout)
             message = Message(kind=message.kind, body=message.body, tensors=tensors)
         self._inbox.put(message)
         return message.kind is not Kind.CLOSE
