@@ -1,0 +1,32 @@
+"""Several groups on one queue, as `svdq worker --groups` starts them: they share the work, and end together."""
+
+import json
+import signal
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SIMULATED = "simulated:step_ms=50"
+
+
+def test_groups_share_a_queue_and_each_job_is_done_once(house) -> None:
+    job_ids = [house.submit(steps=10) for _ in range(16)]
+    group = house.start(1, "--groups", "2", "--burst", model=SIMULATED, wait=False)
+    assert group.end() == 0, group.text
+    assert house.states(job_ids) == ["finished"] * 16
+    sidecars = [json.loads(path.read_text()) for path in (house.settings.home / "storage/outputs").glob("*.json")]
+    assert sorted(sidecar["job_id"] for sidecar in sidecars) == sorted(job_ids)
+    assert len({sidecar["group"]["pid"] for sidecar in sidecars}) == 2
+
+
+def test_one_ctrl_c_drains_all_groups(house, until, no_processes_left) -> None:
+    group = house.start(2, "--groups", "2", model=SIMULATED).ready(times=2)
+    processes = psutil.Process(group.process.pid).children(recursive=True)
+    job_ids = [house.submit(steps=20) for _ in range(12)]
+    until(lambda: house.states(job_ids).count("started") >= 2, lambda: group.text)
+    group.tell(signal.SIGINT)
+    assert group.end() == 0, group.text
+    assert set(house.states(job_ids)) == {"finished", "queued"}
+    no_processes_left(processes)
