@@ -1,24 +1,33 @@
 """The exceptions of svdq. Knows nothing else.
 
-    SvdqError                a sentence for the user: what was wrong, the value, what to do
+    SvdqError                a sentence for the user: what was wrong, the value, what to do (exit code 1)
      ├── InputError          the user's input or settings are wrong; nothing was done (exit code 2)
-     ├── UnavailableError    Redis, storage or a program that is needed cannot be reached (exit code 2)
+     ├── UnavailableError    Redis, storage or a program that is needed cannot be reached (exit code 3)
      └── SampleError         this video failed while it was being made; others go on
 
 Messages are whole sentences, shown to users as they stand. Chain with `raise … from error`.
 """
 
+from typing import ClassVar
+
 
 class SvdqError(Exception):
     """Base of every error that svdq raises on purpose; its text is one clear sentence."""
+
+    #: Exit code of a program that ends by it.
+    exit_code: ClassVar[int] = 1
 
 
 class InputError(SvdqError):
     """The user's input or settings are wrong; nothing was enqueued or written."""
 
+    exit_code = 2
+
 
 class UnavailableError(SvdqError):
     """A server, storage or program that is needed cannot be reached."""
+
+    exit_code = 3
 
 
 class SampleError(SvdqError):

@@ -1,8 +1,10 @@
 """Fixtures: a home of its own for a test, with a real Redis server that ends with it."""
 
+import logging
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from svdq.producer.queue import session
 from svdq.producer.redis_server import stop_server
 from svdq.producer.settings import Settings
 
+#: The secret key of the S3 server; it must turn up nowhere.
+S3_SECRET = "s3-secret-of-the-tests"
 #: `svdq` as a user runs it.
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -41,6 +45,36 @@ def settings(home: Path) -> Settings:
 def connection(settings: Settings) -> Iterator[redis.Redis]:
     with session(settings) as connection:
         yield connection
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """URL of an S3 server on this machine."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.INFO)  # what is asked of it, for tests to read
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of an empty place in an S3 bucket, with credentials for it in the environment."""
+    import s3fs
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "AKIASVDQTEST",
+        "AWS_SECRET_ACCESS_KEY": S3_SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"svdq-{uuid.uuid4().hex}"
+    s3fs.S3FileSystem(skip_instance_cache=True).mkdir(bucket)
+    yield f"s3://{bucket}/some/prefix"
+    s3fs.S3FileSystem(skip_instance_cache=True).rm(bucket, recursive=True)
 
 
 @pytest.fixture

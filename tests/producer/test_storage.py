@@ -3,6 +3,7 @@ import signal
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_bad_keys(storage: Storage, key: str) -> None:
 
 
 def test_problems_are_sentences_without_secrets(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError) as caught:
+    with pytest.raises(InputError, match=r"^There is no kind of storage nosuch://") as caught:
         Storage("nosuch://u:secret@h/x?token=hidden")
     assert "secret" not in str(caught.value)
     assert "hidden" not in str(caught.value)
@@ -93,6 +94,58 @@ def test_problems_are_sentences_without_secrets(tmp_path: Path) -> None:
         Storage(str(tmp_path / "file")).put_input(b"x", "jpg")
     with pytest.raises(UnavailableError):
         Storage(str(tmp_path)).read("inputs/none.jpg")
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [
+        ("s3://bucket/x", "s3fs", "s3"),
+        ("gs://bucket/x", "gcsfs", "gcs"),
+        ("az://container/x", "adlfs", "azure"),
+        ("sftp://user:secret@host/x", "paramiko", "sftp"),
+    ],
+)
+def test_a_plugin_that_is_not_installed_is_named(url: str, module: str, extra: str) -> None:
+    code = (
+        "import sys\n"
+        f"sys.modules[{module!r}] = None  # as Python has it that a package is not there\n"
+        "from svdq.cli.main import run\n"
+        f"sys.exit(run(['report', '--storage', {url!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"pip install 'svdq[{extra}]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
+
+
+def test_a_photo_that_is_submitted_again_is_young_again(storage: Storage) -> None:
+    key = storage.put_input(b"photo", "jpg")
+    assert storage.has_input(key)
+    assert not storage.has_input("inputs/none.jpg")
+    if storage.folder:
+        os.utime(storage.folder / key, (0, 0))
+        assert storage.has_input(key)
+        entry = storage.entry(key)
+        assert entry is not None
+        assert datetime.now(UTC) - entry.modified_at < timedelta(minutes=5)
+
+
+def test_entries_are_all_files_below(storage: Storage, tmp_path: Path) -> None:
+    assert list(storage.entries("outputs")) == []
+    assert storage.entry("outputs/a.json") is None
+    for number, key in enumerate(("outputs/a.json", "outputs/b/c d/é.mp4", "outputs.txt", "inputs/x.jpg")):
+        storage.write_bytes(key, b"x" * number)
+    found = {entry.key: entry.size for entry in storage.entries("outputs")}
+    assert found == {"outputs/a.json": 0, "outputs/b/c d/é.mp4": 1}
+    assert all(abs(datetime.now(UTC) - entry.modified_at) < timedelta(minutes=5) for entry in storage.entries("inputs"))
+    assert storage.entry("inputs/x.jpg") == next(iter(storage.entries("inputs")))
+    assert dict(storage.read_many(["outputs/a.json", "outputs/none", "inputs/x.jpg"])) == {
+        "outputs/a.json": b"",
+        "inputs/x.jpg": b"xxx",
+    }
+    storage.copy_out("inputs/x.jpg", tmp_path / "copy.jpg")
+    assert (tmp_path / "copy.jpg").read_bytes() == b"xxx"
 
 
 def test_location_of_a_url_has_no_secrets() -> None:

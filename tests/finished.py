@@ -1,0 +1,57 @@
+"""Finished videos without a worker: real files and the JSON beside them, as the last rank leaves them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from svdq.pipeline.video import write_video
+from svdq.producer.job import Job
+from svdq.producer.storage import Storage
+
+NOTICE = "preview (no diffusion model)"
+
+
+def add_video(
+    storage: Storage,
+    number: int,
+    *,
+    name: str = "photo",
+    formats: Sequence[str] = ("mp4",),
+    folder: str = "",
+    photo: bytes = b"a photo",
+    finished_at: datetime | None = None,
+    seconds: dict[str, float] | None = None,
+    group: dict[str, Any] | None = None,
+) -> str:
+    """Put a finished video of two tiny frames into a storage; return the id of its job."""
+    image = f"inputs/{hashlib.sha256(photo).hexdigest()}.jpg"
+    storage.write_bytes(image, photo)
+    job = Job(
+        image=image, name=name, seed=number, steps=4, width=64, height=64, frames=2, formats=formats, folder=folder
+    )
+    job_id = f"{number:020x}"
+    stem = job.output_stem(job_id)
+    frames = np.full((2, 64, 64, 3), number % 256, np.uint8)
+    keys = [stem if kind == "png" else f"{stem}.{kind}" for kind in formats]
+    with storage.staging() as staging:
+        for kind, key in zip(formats, keys, strict=True):
+            path = staging / Path(key).name
+            write_video(frames, path, kind, 7, "{}")
+            storage.publish(path, key)
+    document = {
+        "svdq": "0",
+        "job_id": job_id,
+        "job": job.model_dump(mode="json"),
+        "model": {"name": "preview", "notice": NOTICE},
+        "outputs": [storage.location(key) for key in keys],
+        "finished_at": (finished_at or datetime.now(UTC)).isoformat(),
+    }
+    document |= {"seconds": seconds} if seconds else {}
+    document |= {"group": group} if group else {}
+    storage.write_text(f"{stem}.json", json.dumps(document))
+    return job_id
