@@ -1,112 +1,134 @@
 """`svdq submit`: photos into the queue."""
 
-import json
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from svdq.cli.main import redis_options
-from svdq.pipeline.errors import InputError
-
-#: The choices of `svdq.producer.job`, here so that `--help` needs no pydantic; a test holds them equal.
-FORMATS = ("mp4", "gif", "webp", "png")
-FITS = ("crop", "pad", "stretch")
-PRIORITIES = ("high", "default", "low")
+from svdq.cli.main import redis_options, storage_option
+from svdq.cli.parameters import PRIORITIES, given, parameter_options
 
 EXAMPLES = """\b
 Examples:
   svdq submit photo.jpg
   svdq submit photo.jpg --frames 25 --wait
-  svdq submit holiday/*.jpg --size 576x320 --format mp4 --format gif
+  svdq submit holiday/ --recursive --output holiday --at 22:00
+  svdq submit 'holiday/*.jpg' --size 576x320 --format mp4 --format gif
+  svdq submit photo.jpg --variations 4 --sweep motion_bucket_id=60,127,180
+  svdq submit photo.jpg --name '{stem}-{seed}'
+  find . -name '*.jpg' -newer last | svdq submit -
   svdq submit other.jpg --like video.mp4
 """
 
 
-def _read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """Read `1024x576`; which sizes are allowed is for the job to say."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d{1,6})[xX](\d{1,6})", value)
-    if match is None:
-        raise InputError(f"--size {value} is not a size; write width and height in pixels, such as 1024x576.")
-    return int(match[1]), int(match[2])
-
-
 @click.command(epilog=EXAMPLES)
-@click.argument("photos", metavar="PHOTO...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--frames", type=int, help="Number of frames [default: the model's own].")
-@click.option("--steps", type=int, help="Denoising steps [default: 25].")
-@click.option("--size", metavar="WxH", callback=_read_size, help="Pixels, multiples of 64 [default: 1024x576].")
-@click.option("--fps", type=int, help="Frames a second [default: 7].")
-@click.option("--seed", type=int, help="Seed of the noise [default: drawn, and recorded].")
-@click.option("--motion-bucket-id", type=int, help="How much motion, 1 to 255 [default: 127].")
-@click.option("--noise-aug-strength", type=float, help="Noise added to the photo [default: 0.02].")
-@click.option("--min-guidance-scale", type=float, help="Guidance of the first frame [default: 1.0].")
-@click.option("--max-guidance-scale", type=float, help="Guidance of the last frame [default: 3.0].")
-@click.option("--decode-chunk-size", type=int, help="Frames decoded at a time [default: all].")
+@click.argument("photos", metavar="PHOTO...", nargs=-1, required=True, shell_complete=click.Path().shell_complete)
+@click.option("--recursive", is_flag=True, help="Take folders with all folders in them.")
+@parameter_options
 @click.option(
-    "--format", "formats", multiple=True, type=click.Choice(FORMATS), help="File to write; repeatable [default: mp4]."
+    "--variations",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Videos of each photo, with seeds that are drawn, or --seed and those after it.",
 )
-@click.option("--fit", type=click.Choice(FITS), help="For photos of another shape [default: crop].")
+@click.option(
+    "--sweep",
+    "sweeps",
+    metavar="NAME=VALUE,...",
+    multiple=True,
+    help="A video for each value, such as motion_bucket_id=60,127,180; repeatable, for all combinations.",
+)
 @click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Which queue.")
+@click.option(
+    "--at", metavar="TIME", help="Queue then: 22:00, +2h, or a date and time such as 2027-01-31T22:00; local time."
+)
+@click.option("--after", metavar="ID", multiple=True, help="Queue when that job has finished or failed; repeatable.")
+@click.option(
+    "--name",
+    metavar="TEMPLATE",
+    help="Name the files after it, such as '{stem}-{seed}'; also {index}, {variation} and the parameters.",
+)
+@click.option(
+    "--output", "folder", metavar="DIR", default="", help="Folder for the files, under outputs/ of the storage."
+)
 @click.option(
     "--like", type=click.Path(path_type=Path), metavar="FILE", help="Same parameters and seed as that video; flags win."
 )
 @click.option("--force", is_flag=True, help="Render anew although the same job exists.")
+@click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is 1 then.")
 @click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each photo, one a line.")
-@click.option("--storage", metavar="URL", help="Folder or fsspec URL [default: under the home, or SVDQ_STORAGE].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
+@storage_option
 @redis_options
 def submit(
-    photos: tuple[Path, ...],
+    photos: tuple[str, ...],
+    recursive: bool,
     size: tuple[int, int] | None,
     formats: tuple[str, ...],
-    priority: str,
+    sweeps: tuple[str, ...],
+    at: str | None,
+    folder: str,
     like: Path | None,
-    force: bool,
+    skip_bad: bool,
     do_wait: bool,
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
+    variations: int,
+    priority: str,
+    after: tuple[str, ...],
+    name: str | None,
+    force: bool,
     **parameters: Any,
 ) -> int:
     """Submit photos to be made into videos, one job each.
 
-    The same photo with the same parameters is the same job: submitting it again returns the one that is there.
+    PHOTO is a file, a folder, a pattern in quotes such as 'holiday/*.jpg', or - for paths on standard input, one a line
+    or with null bytes between them. In folders and patterns, files count that are photos by their names.
+
+    All photos are checked before anything is done, and nothing is when one is bad, unless --skip-bad leaves it out. The
+    same photo with the same parameters is the same job: submitting it again returns the one that is there, so whatever
+    was interrupted can be submitted again. Another --name or --output makes it another job.
     """
     # Imported here: `svdq submit --help` needs none of it.
+    from datetime import datetime
+
+    from svdq.cli.submissions import submit_and_tell
+    from svdq.producer.due import parse_due
+    from svdq.producer.fields import sweep
+    from svdq.producer.names import read_folder
+    from svdq.producer.options import SubmitOptions
+    from svdq.producer.order import Order
     from svdq.producer.settings import Settings
-    from svdq.producer.submit import SubmitOptions
-    from svdq.producer.submit import submit as submit_photos
+    from svdq.producer.sources import find_photos
+    from svdq.producer.storage import Storage
+    from svdq.producer.submit import Request
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
-    width, height = size or (None, None)
-    # A format named twice is wanted once.
-    options = SubmitOptions(width=width, height=height, formats=tuple(dict.fromkeys(formats)) or None, **parameters)
+    options = SubmitOptions(**given(size=size, formats=formats, **parameters))
     if like is not None:
         from svdq.producer.provenance import read_provenance
 
         options = options.over(read_provenance(like)["job"])
-    submissions = submit_photos(settings, photos, options, priority, force)
-
-    exit_code = 0
-    views = {}
-    if not as_json:
-        for submission in submissions:
-            note = "" if submission.is_new else f" (exists already, {submission.status}; --force renders anew)"
-            hint = "" if do_wait else f"  svdq wait {submission.id}"
-            click.echo(f"{submission.id}  {submission.name}{note}{hint}")
-    if do_wait:
-        from svdq.cli.wait import wait_for
-
-        ended, exit_code = wait_for(settings, [submission.id for submission in submissions], quiet=as_json)
-        views = {view.id: view for view in ended}
-    if as_json:
-        for submission in submissions:
-            answer: dict[str, Any] = {name: getattr(submission, name) for name in ("id", "image", "seed", "status")}
-            if view := views.get(submission.id):
-                answer |= {"status": view.status, "outputs": list(view.outputs), "error": view.error}
-            click.echo(json.dumps(answer))
-    return exit_code
+    order = Order(
+        options=sweep(options, sweeps),
+        variations=variations,
+        priority=priority,
+        name=name,
+        folder=read_folder(folder),
+        at=parse_due(at, datetime.now().astimezone(), "--at") if at is not None else None,
+        after=tuple(dict.fromkeys(after)),
+        force=force,
+    )
+    sources = find_photos(
+        photos,
+        recursive=recursive,
+        stdin=sys.stdin.buffer if sys.stdin else None,
+        storage=Storage(settings.storage).folder,
+    )
+    if sources.num_others:
+        click.echo(f"Files left out, for by their names they are no photos: {sources.num_others:,}.", err=True)
+    requests = [Request(path=path, order=order) for path in sources.paths]
+    return submit_and_tell(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

@@ -5,6 +5,7 @@ submission again finds the existing job.
 """
 
 import hashlib
+import json
 import re
 from typing import Annotated, Literal
 
@@ -16,6 +17,11 @@ from svdq.pipeline.parameters import VideoParameters
 Format = Literal["mp4", "gif", "webp", "png"]
 #: How a photo of another shape is brought to width x height.
 Fit = Literal["crop", "pad", "stretch"]
+
+#: Bytes of UTF-8 that file systems take in one name.
+MAX_FOLDER_NAME_BYTES = 255
+#: Characters of a folder with all that is above it.
+MAX_FOLDER_LENGTH = 1000
 
 INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
 
@@ -35,6 +41,8 @@ class Job(VideoParameters):
     formats: Annotated[tuple[Format, ...], Field(min_length=1, strict=False)] = ("mp4",)
     #: What is done to a photo of another shape.
     fit: Fit = "crop"
+    #: Folder under outputs/ for its files, such as `holiday/day 1`; "" is outputs/ itself.
+    folder: str = Field(default="", max_length=MAX_FOLDER_LENGTH)
 
     @field_validator("image")
     @classmethod
@@ -50,16 +58,41 @@ class Job(VideoParameters):
             raise ValueError(f"{name!r} cannot be the name of a file")
         return name
 
+    @field_validator("folder")
+    @classmethod
+    def _folder_is_inside_outputs(cls, folder: str) -> str:
+        if folder and not all(map(is_folder_name, folder.split("/"))):
+            raise ValueError(f"{folder!r} is not a folder inside outputs/")
+        return folder
+
     @property
     def parameters(self) -> VideoParameters:
         """What the pipeline needs to know of it."""
         return VideoParameters(**{field: getattr(self, field) for field in VideoParameters.model_fields})
 
-    def digest(self, *, seed_was_drawn: bool, nonce: str = "") -> str:
+    def output_stem(self, job_id: str) -> str:
+        """Where its files go: their storage key without the dot and what follows it."""
+        return "/".join(part for part in ("outputs", self.folder, f"{self.name}-{job_id}") if part)
+
+    def digest(self, *, seed_was_drawn: bool, given_name: str = "", variation: int = 0, nonce: str = "") -> str:
         """Make the job's id: 20 hex digits of the SHA-256 of its content.
 
-        A seed that was drawn for the user does not count, so that the same submission again is the same job.
-        A `nonce` makes it another job in any case.
+        The name does not count, and neither does a seed that was drawn for the user, so that the same submission again
+        is the same job.
+
+        Args:
+            seed_was_drawn: leave the seed out.
+            given_name: the name that the user asked for, where it is to count.
+            variation: number of the variation, from 0, which is the job without variations.
+            nonce: makes it another job in any case.
         """
-        content = self.model_dump_json(exclude={"name", "seed"} if seed_was_drawn else {"name"})
-        return hashlib.sha256(f"{content}{nonce}".encode()).hexdigest()[:20]
+        left_out = {"name"} | ({"seed"} if seed_was_drawn else set()) | (set() if self.folder else {"folder"})
+        content = self.model_dump_json(exclude=left_out)
+        asked_for = {name: value for name, value in (("name", given_name), ("variation", variation)) if value}
+        return hashlib.sha256(f"{content}{json.dumps(asked_for) if asked_for else ''}{nonce}".encode()).hexdigest()[:20]
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether every file system and object store takes it as the name of one folder, and `ls` shows it."""
+    is_plain = bool(name.strip()) and name.isprintable() and "\\" not in name and not name.startswith(".")
+    return is_plain and len(name.encode()) <= MAX_FOLDER_NAME_BYTES

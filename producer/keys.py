@@ -30,3 +30,14 @@ CRASHES: Final = "svdq:crashes"
 PAUSES: Final = "svdq:pauses"
 #: RQ's own: takes every worker's intake away while it exists.
 SUSPENDED: Final = "rq:suspended"
+
+#: String, JSON of `ranks.RankStatus`: one for each rank, under this prefix and `<group>:<rank>`.
+RANK: Final = "svdq:rank:"
+#: Sorted set of `<group>:<rank>`, by the second since the epoch at which the rank wrote its record last.
+RANKS: Final = "svdq:ranks"
+#: Seconds that a rank's record outlives the last word of its rank.
+RANK_TTL_S: Final = 15
+#: Field of a job's own hash, so that it ends with the job: what workers logged about it, a JSON object a line.
+LOG_FIELD: Final = "svdq_log"
+#: Bytes of it that are kept, the newest.
+LOG_BYTES: Final = 16 * 1024

@@ -9,13 +9,14 @@ import io
 import stat
 import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.threads import NUM_CORES, Budget, in_order
 
 #: Formats of photos by Pillow's name, and the extension they are stored with. Left out are documents and formats whose
 #: decoder starts another program, such as EPS.
@@ -42,8 +43,12 @@ HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"mif1", b"msf1")
 #: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
 MAX_NAME_BYTES = 180
 
+#: Bytes of files, and pixels of decoded photos, that are in memory at a time, whatever the number of threads.
+_BYTES = Budget(1 << 25)
+_PIXELS = Budget(1 << 23)
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Photo:
     """A photo that was checked. Holds no pixels, so that ten thousand of them fit in memory."""
 
@@ -80,8 +85,40 @@ def check_photo(path: Path, max_pixels: int) -> Photo:
     Raises:
         InputError: it is no photo, is damaged, or has more than `max_pixels` pixels (found before it is decoded).
     """
-    data = _read(path, max_pixels)
     with _pillow_without_limits():
+        return _check(path, max_pixels)
+
+
+def check_photos(
+    paths: Iterable[Path], max_pixels: int, on_checked: Callable[[], None] = lambda: None
+) -> list[Photo | InputError]:
+    """Check many photos, some at a time; give each, in order, or what `check_photo` would have raised.
+
+    Args:
+        paths: where they are.
+        max_pixels: that one may have.
+        on_checked: called after each one.
+    """
+
+    def check(path: Path) -> Photo | InputError:
+        try:
+            return _check(path, max_pixels)
+        except InputError as error:
+            return InputError(str(error))  # without the traceback, which would keep the photo's bytes
+
+    checked = []
+    with _pillow_without_limits():
+        for result in in_order(check, paths, num_threads=NUM_CORES + 1):
+            checked.append(result)
+            on_checked()
+    return checked
+
+
+def _check(path: Path, max_pixels: int) -> Photo:
+    with _plain_errors(path):
+        num_bytes = path.stat().st_size
+    with _BYTES.take(num_bytes):
+        data = _read(path, max_pixels)
         image = _open(path, data)
         if image.width * image.height > max_pixels:
             raise InputError(
@@ -91,19 +128,20 @@ def check_photo(path: Path, max_pixels: int) -> Photo:
         try:
             # A JPEG is decoded at an eighth of its size: every byte is read, and most of the arithmetic is saved.
             image.draft("RGB", (max(image.width // 8, 1), max(image.height // 8, 1)))
-            image.load()
+            with _PIXELS.take(image.width * image.height):
+                image.load()
         except Exception as error:
             # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError and more.
             raise InputError(
                 f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({_reason(error)}); "
                 "give a whole copy of it."
             ) from error
-    return Photo(
-        path=path,
-        sha256=hashlib.sha256(data).hexdigest(),
-        extension=EXTENSIONS[image.format or ""],
-        name=safe_name(path.stem),
-    )
+        return Photo(
+            path=path,
+            sha256=hashlib.sha256(data).hexdigest(),
+            extension=EXTENSIONS[image.format or ""],
+            name=safe_name(path.stem),
+        )
 
 
 def safe_name(stem: str) -> str:

@@ -1,7 +1,8 @@
 """The connection to Redis and the RQ queues: how a job gets in and is found again. Knows no photos and no storage."""
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import redis
@@ -10,12 +11,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 from rq.exceptions import DuplicateJobError, NoSuchJobError
+from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
+from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.redis_server import ensure_server
+from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
 
 Priority = Literal["high", "default", "low"]
@@ -26,6 +30,9 @@ RENDER = "svdq.producer.queue.render"
 
 #: Seconds to wait for a connection and for an answer: a person is waiting.
 CONNECT_TIMEOUT_S = 3.0
+#: Seconds for which a server that refuses connections, or still loads its data, is asked again, and between two asks.
+RESTART_S = 2.0
+RETRY_S = 0.2
 ANSWER_TIMEOUT_S = 4.5
 
 
@@ -59,27 +66,38 @@ def connect(settings: Settings) -> redis.Redis:
     """Connect for a person who waits: within about five seconds there is a connection or an error.
 
     Raises:
-        UnavailableError: the server cannot be reached, or the URL is not one.
+        UnavailableError: the server cannot be reached.
+        InputError: the URL is not one.
     """
     url = server_url(settings)
+    check_url(url)
     # redis-py's own ten retries keep a person waiting for a minute; who can wait, such as `svdq wait`, asks again.
     retry = Retry(NoBackoff(), 0)
-    try:
-        connection = redis.Redis.from_url(
-            url, retry=retry, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S
-        )
-    except ValueError as error:
-        raise UnavailableError(
-            f"The Redis URL {without_secrets(url)!r} cannot be understood; "
-            "write it as redis://host:6379/0, rediss://… or unix:///path, or leave it out for the embedded server."
-        ) from error
+    connection = redis.Redis.from_url(
+        url, retry=retry, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S
+    )
     with plain_errors(settings):
         try:
-            connection.ping()
+            _wait_for_answer(connection)
         except RedisError:
             connection.close()
             raise
     return connection
+
+
+def _wait_for_answer(connection: redis.Redis) -> None:
+    """Ask until there is an answer, for the few seconds that a server takes to start again; nothing is sent before."""
+    give_up_at = time.monotonic() + RESTART_S
+    while True:
+        try:
+            connection.ping()
+            return
+        except redis.AuthenticationError:
+            raise
+        except redis.ConnectionError:
+            if time.monotonic() >= give_up_at:
+                raise
+            time.sleep(RETRY_S)
 
 
 @contextlib.contextmanager
@@ -111,31 +129,46 @@ def session(settings: Settings) -> Iterator[redis.Redis]:
         connection.close()
 
 
+def queue_of(connection: redis.Redis, priority: str) -> SvdqQueue:
+    """Give the queue of a priority."""
+    return SvdqQueue(f"svdq-{priority}", connection=connection)
+
+
+def new_rq_job(
+    queue: SvdqQueue, job: Job, job_id: str, *, is_scheduled: bool = False, after: Sequence[str] = ()
+) -> rq.job.Job:
+    """Make the RQ job of a job; nothing is written.
+
+    Args:
+        queue: where it is to go.
+        job: what is to be made.
+        job_id: its id.
+        is_scheduled: whether it waits for a set time.
+        after: ids of jobs that are to have finished or failed first.
+    """
+    return queue.create_job(
+        RENDER,
+        kwargs={"job": job.model_dump(mode="json")},
+        job_id=job_id,
+        status=JobStatus.SCHEDULED if is_scheduled else JobStatus.QUEUED,
+        depends_on=Dependency(jobs=list(after), allow_failure=True) if after else None,
+        timeout=keys.JOB_TIMEOUT_S,
+        retry=rq.Retry(max=keys.MAX_RETRIES),
+        result_ttl=keys.RESULT_TTL_S,
+        failure_ttl=keys.FAILURE_TTL_S,
+        description=f"svdq {job.name} {job.width}x{job.height}",
+    )
+
+
 def enqueue(connection: redis.Redis, job: Job, job_id: str, priority: str = "default") -> rq.job.Job:
-    """Enqueue a job under its id; a job that has this id already is returned as it is."""
-    return enqueue_once(connection, job, job_id, priority)[0]
-
-
-def enqueue_once(connection: redis.Redis, job: Job, job_id: str, priority: str) -> tuple[rq.job.Job, bool]:
-    """Enqueue a job unless its id is taken, in one atomic step; return the job under that id and whether it is new."""
-    queue = SvdqQueue(f"svdq-{priority}", connection=connection)
+    """Enqueue one job under its id, in one atomic step; a job that has this id already is returned as it is."""
+    queue = queue_of(connection, priority)
     while True:
         try:
-            new = queue.enqueue_call(
-                RENDER,
-                kwargs={"job": job.model_dump(mode="json")},
-                job_id=job_id,
-                unique=True,
-                timeout=keys.JOB_TIMEOUT_S,
-                retry=rq.Retry(max=keys.MAX_RETRIES),
-                result_ttl=keys.RESULT_TTL_S,
-                failure_ttl=keys.FAILURE_TTL_S,
-                description=f"svdq {job.name} {job.width}x{job.height}",
-            )
-            return new, True
+            return queue.enqueue_job(new_rq_job(queue, job, job_id), unique=True)
         except DuplicateJobError:
             with contextlib.suppress(NoSuchJobError):  # it expired between the two: enqueue after all
-                return rq.job.Job.fetch(job_id, connection=connection, serializer=JSONSerializer), False
+                return rq.job.Job.fetch(job_id, connection=connection, serializer=JSONSerializer)
 
 
 def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
@@ -151,6 +184,14 @@ def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
         raise InputError(
             f"There is no job {job_id!r}; `svdq list` shows the jobs there are (finished ones for {days} days)."
         ) from error
+
+
+def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None]:
+    """Look up how jobs stand, in RQ's words, and nothing else of them; None where there is no such job."""
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in job_ids:
+            pipeline.hget(rq.job.Job.key_for(job_id), "status")
+        return [None if status is None else as_text(status) for status in pipeline.execute()]
 
 
 def read_job(rq_job: rq.job.Job) -> Job | None:

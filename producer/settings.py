@@ -11,12 +11,24 @@ from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import AfterValidator, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from svdq.pipeline.errors import InputError
 
 ENV_PREFIX = "SVDQ_"
 FILE_NAME = "svdq.toml"
+#: Keys of the same file that are no settings: what `svdq watch` makes of the photos in the file's folder.
+PARAMETER_KEYS = (
+    *("frames", "steps", "size", "fps", "seed", "motion_bucket_id", "noise_aug_strength", "min_guidance_scale"),
+    *("max_guidance_scale", "decode_chunk_size", "format", "fit", "priority"),
+)
 
 
 def _absolute(path: Path) -> Path:
@@ -44,6 +56,23 @@ class Settings(BaseSettings):
     max_pixels: int = Field(100_000_000, ge=1)
     #: Times that a job may end the process of its rank before it is set aside as failed.
     max_attempts: int = Field(2, ge=1)
+    #: Seconds that the first step of its kind may take before its rank counts as stalled and is restarted.
+    stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
+    #: Functions that jobs may name as RQ's callbacks, by their dotted names; in the environment separated by commas.
+    callbacks: Annotated[tuple[str, ...], NoDecode] = ()
+
+    @field_validator("callbacks", mode="before")
+    @classmethod
+    def _names_are_separated_by_commas(cls, names: Any) -> Any:
+        return tuple(name.strip() for name in names.split(",") if name.strip()) if isinstance(names, str) else names
+
+    @field_validator("callbacks")
+    @classmethod
+    def _names_are_dotted(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if "." not in name or not all(map(str.isidentifier, name.split("."))):
+                raise ValueError(f"{name!r} is not the dotted name of a function, such as package.module.function")
+        return names
 
     @field_validator("storage")
     @classmethod
@@ -86,6 +115,19 @@ class Settings(BaseSettings):
         )
 
 
+def origins(**flags: Any) -> dict[str, str]:
+    """Tell where each setting comes from: `flag`, the name of a variable, the path of a file, or `default`.
+
+    Raises:
+        InputError: as `Settings.load`.
+    """
+    found = dict.fromkeys(Settings.model_fields, "default")
+    for path in (Settings.load(**flags).home / FILE_NAME, Path(FILE_NAME).absolute()):
+        found |= dict.fromkeys(_read_file(path), str(path))
+    found |= {name: f"{ENV_PREFIX}{name.upper()}" for name in EnvSettingsSource(Settings)()}
+    return found | {name: "flag" for name, value in flags.items() if value is not None}
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     """Read one svdq.toml; relative folders in it are meant from where it lies."""
     try:
@@ -94,6 +136,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise InputError(f"The settings file {str(path)!r} cannot be read: {error}; mend or remove it.") from error
+    values = {name: value for name, value in values.items() if name.replace("-", "_") not in PARAMETER_KEYS}
     folder = path.absolute().parent
     for name in ("home", "storage"):
         value = values.get(name)
@@ -122,6 +165,8 @@ def without_secrets(url: str) -> str:
         parts = urlsplit(url)
         if not parts.scheme or not (parts.netloc or parts.query):
             return url
+        if ":" in parts.netloc and "@" in url.partition(parts.netloc)[2]:  # a password with a `/`, `?` or `#` in it
+            return f"{parts.scheme}://***@{url.rpartition('@')[2].partition('?')[0]}"
         user, at, host = parts.netloc.rpartition("@")
         name, colon, _ = user.partition(":")
         return parts._replace(netloc=f"{name}{colon and ':***'}{at}{host}", query="", fragment="").geturl()

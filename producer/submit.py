@@ -1,67 +1,45 @@
 """Submitting photos: everything is checked first, then stored, then enqueued. Knows no terminal."""
 
-import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
+import redis
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.parameters import SIZE_MULTIPLE
-from svdq.producer.job import Job
-from svdq.producer.photos import Photo, check_photo
-from svdq.producer.queue import PRIORITIES, enqueue_once, read_job, session
+from svdq.producer.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many, unfinished
+from svdq.producer.options import SubmitOptions
+from svdq.producer.order import Order
+from svdq.producer.photos import Photo, check_photos
+from svdq.producer.queue import connect, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage import Storage
+from svdq.producer.threads import in_order
 
-#: Drawn seeds have this many bits: as many as a person cares to type again.
-SEED_BITS = 32
-MAX_SIDE = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubmitOptions:
-    """What the user asks for; None means the default. The fields are those of `Job`."""
-
-    frames: int | None = None
-    steps: int | None = None
-    width: int | None = None
-    height: int | None = None
-    fps: int | None = None
-    motion_bucket_id: int | None = None
-    noise_aug_strength: float | None = None
-    min_guidance_scale: float | None = None
-    max_guidance_scale: float | None = None
-    decode_chunk_size: int | None = None
-    #: Drawn for each photo when None.
-    seed: int | None = None
-    formats: tuple[str, ...] | None = None
-    fit: str | None = None
-
-    def over(self, job: dict[str, Any]) -> "SubmitOptions":
-        """Fill what was not given from the recorded parameters of another job."""
-        recorded = {name: value for name, value in job.items() if name not in ("image", "name")}
-        unknown = recorded.keys() - self.given().keys() - {field.name for field in fields(self)}
-        if unknown:
-            raise InputError(
-                f"The video was made with parameters this version does not know ({', '.join(sorted(unknown))}); "
-                "update svdq or give the parameters as flags."
-            )
-        return SubmitOptions(**{**recorded, **self.given()})
-
-    def given(self) -> dict[str, Any]:
-        """Return the parameters that are not left to their defaults."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+#: Photos that the storage is asked for at a time: a network has a long way.
+ASKING_THREADS = 8
+#: Photos that are stored at a time, unless they have more bytes.
+STORED_PHOTOS = 256
+STORED_BYTES = 1 << 25
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A photo and what is to be made of it."""
+
+    path: Path
+    order: Order
+    #: Where the user asked for it, in front of what is wrong with it, such as `list.csv, line 7: `.
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """What became of one photo."""
+    """What became of one job."""
 
-    #: Id of its job.
+    #: Its id.
     id: str
     #: Storage key of the photo.
     image: str
@@ -73,6 +51,42 @@ class Submission:
     name: str
     #: Whether it was enqueued now; else the job was there before.
     is_new: bool
+    #: When a new job is to be queued, with a zone; None means that it is.
+    at: datetime | None = None
+
+
+class BadPhotosError(InputError):
+    """Some photos cannot be used; nothing was stored or enqueued."""
+
+    def __init__(self, reasons: Sequence[str], num_photos: int) -> None:
+        """Tell of all of them.
+
+        Args:
+            reasons: a sentence for each bad photo.
+            num_photos: how many there are, good ones included.
+        """
+        if len(reasons) == 1:
+            super().__init__(f"{reasons[0]} Nothing was submitted; --skip-bad leaves it out.")
+        else:
+            super().__init__(
+                f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted; mend or remove "
+                "them, or leave them out with --skip-bad."
+            )
+        #: What is wrong with each, where the message does not say it.
+        self.reasons = tuple(reasons) if len(reasons) > 1 else ()
+
+
+class Observer:
+    """Is told how a submission goes on; this one does not care."""
+
+    def begin(self, work: str, total: int) -> None:
+        """Take note that work begins, such as `checking`, on `total` photos or jobs."""
+
+    def advance(self) -> None:
+        """Take note that one more is done."""
+
+    def leave_out(self, reason: str) -> None:
+        """Take note of a bad photo that is left out."""
 
 
 def submit(
@@ -84,66 +98,115 @@ def submit(
         InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
         UnavailableError: storage or Redis cannot be reached.
     """
-    if priority not in PRIORITIES:
-        raise InputError(f"There is no priority {priority!r}; choose one of {', '.join(PRIORITIES)}.")
-    _make_job(options, image=f"inputs/{'0' * 64}.jpg", name="photo")
-    checked = [check_photo(path, settings.max_pixels) for path in photos]
+    order = Order(options=(options,), priority=priority, force=force)
+    return list(submit_all(settings, [Request(path=path, order=order) for path in photos]))
+
+
+def submit_all(
+    settings: Settings, requests: Sequence[Request], *, skip_bad: bool = False, observer: Observer | None = None
+) -> Iterator[Submission]:
+    """Submit photos: check all of them, then store all, then enqueue their jobs, yielding each as it is done.
+
+    When it is interrupted, by whatever, the same again submits the rest: what is there already is recognised. Memory is
+    taken for what is known of a photo, a few hundred bytes, never for many photos' bytes.
+
+    Args:
+        settings: of this process.
+        requests: the photos, whose orders were not checked yet.
+        skip_bad: leave out bad photos, instead of refusing all.
+        observer: is told how it goes on.
+
+    Raises:
+        BadPhotosError: several photos are bad.
+        InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
+        UnavailableError: storage or Redis cannot be reached.
+    """
+    observer = observer or Observer()
+    for order in {id(request.order): request.order for request in requests}.values():
+        order.check()
+    if settings.redis_url:
+        connect(settings).close()  # known at once, and not when thousands of photos are checked; it changes nothing
+    checked = _check(settings, requests, skip_bad, observer)
     storage = Storage(settings.storage)
     with session(settings) as connection:
-        for photo in checked:
-            if not storage.exists(photo.key):
-                storage.put_input(photo.read(), photo.extension)
-        return [_submit_one(connection, photo, options, priority, force) for photo in checked]
+        for after in {order.after for _, order in checked}:
+            unfinished(connection, after)
+        _store(storage, [photo for photo, _ in checked], observer)
+        yield from _enqueue(connection, checked, observer)
 
 
-def _submit_one(connection: Any, photo: Photo, options: SubmitOptions, priority: str, force: bool) -> Submission:
-    job = _make_job(options, image=photo.key, name=photo.name)
-    job_id = job.digest(seed_was_drawn=options.seed is None, nonce=secrets.token_hex(8) if force else "")
-    rq_job, is_new = enqueue_once(connection, job, job_id, priority)
-    recorded = read_job(rq_job)
+def _check(
+    settings: Settings, requests: Sequence[Request], skip_bad: bool, observer: Observer
+) -> list[tuple[Photo, Order]]:
+    observer.begin("checking", len(requests))
+    results = check_photos((request.path for request in requests), settings.max_pixels, observer.advance)
+    checked, reasons = [], []
+    for request, result in zip(requests, results, strict=True):
+        if isinstance(result, Photo):
+            checked.append((result, request.order))
+        else:
+            reasons.append(f"{request.where}{result}")
+    if reasons and (not skip_bad or not checked):
+        if len(requests) == 1:
+            raise InputError(reasons[0])
+        raise BadPhotosError(reasons, len(requests))
+    for reason in reasons:
+        observer.leave_out(reason)
+    return checked
+
+
+def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:
+    observer.begin("storing", len(photos))
+    are_there = in_order(lambda photo: storage.has_input(photo.key), photos, num_threads=ASKING_THREADS)
+    chunk: dict[str, bytes] = {}
+    num_bytes = 0
+    for photo, is_there in zip(photos, are_there, strict=True):
+        if not is_there and photo.key not in chunk:
+            chunk[photo.key] = photo.read()
+            num_bytes += len(chunk[photo.key])
+        if len(chunk) == STORED_PHOTOS or num_bytes > STORED_BYTES:
+            storage.write_many(chunk)
+            chunk.clear()
+            num_bytes = 0
+        observer.advance()
+    storage.write_many(chunk)
+
+
+def _enqueue(
+    connection: redis.Redis, checked: Sequence[tuple[Photo, Order]], observer: Observer
+) -> Iterator[Submission]:
+    observer.begin("enqueueing", sum(order.num_jobs for _, order in checked))
+    entries = _entries(checked)
+    while chunk := list(islice(entries, CHUNK)):
+        for (entry, _), enqueued in zip(chunk, _enqueue_chunk(connection, chunk), strict=True):
+            observer.advance()
+            yield _submission(entry, enqueued)
+
+
+def _entries(checked: Iterable[tuple[Photo, Order]]) -> Iterator[tuple[Entry, Order]]:
+    index = 1
+    for photo, order in checked:
+        for job, job_id in order.jobs(photo, index):
+            yield Entry(job=job, job_id=job_id, priority=order.priority, at=order.at), order
+            index += 1
+
+
+def _enqueue_chunk(connection: redis.Redis, chunk: Sequence[tuple[Entry, Order]]) -> Iterable[Enqueued]:
+    if any(order.after for _, order in chunk):
+        return (enqueue_after(connection, entry, order.after) for entry, order in chunk)
+    return enqueue_many(connection, [entry for entry, _ in chunk])
+
+
+def _submission(entry: Entry, enqueued: Enqueued) -> Submission:
+    recorded = entry.job if enqueued.is_new else read_job(enqueued.rq_job)
     if recorded is None:
-        raise SvdqError(f"Job {job_id} is in Redis but its parameters cannot be read; submit with --force.")
+        raise SvdqError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
     return Submission(
-        id=job_id,
+        id=entry.job_id,
         image=recorded.image,
         seed=recorded.seed,
-        status=rq_job.get_status(refresh=False).value,
+        status=enqueued.rq_job.get_status(refresh=False).value,
         name=recorded.name,
-        is_new=is_new,
+        is_new=enqueued.is_new,
+        at=entry.at if enqueued.is_new else None,
     )
-
-
-def _make_job(options: SubmitOptions, *, image: str, name: str) -> Job:
-    values: dict[str, Any] = {"seed": secrets.randbits(SEED_BITS), **options.given(), "image": image, "name": name}
-    try:
-        return Job(**values)
-    except ValidationError as error:
-        raise InputError(_sentence(error, values)) from error
-
-
-def _sentence(error: ValidationError, values: dict[str, Any]) -> str:
-    """Say the first thing that is wrong: the flag, its value and what is allowed."""
-    first = error.errors(include_url=False)[0]
-    field = str(first["loc"][0]) if first["loc"] else ""
-    if field in ("width", "height"):
-        width = values.get("width", Job.model_fields["width"].default)
-        height = values.get("height", Job.model_fields["height"].default)
-        return (
-            f"--size {width}x{height} is not allowed: both sides must be multiples of {SIZE_MULTIPLE} from "
-            f"{SIZE_MULTIPLE} to {MAX_SIDE}; the nearest such size is {nearest_side(width)}x{nearest_side(height)}."
-        )
-    allowed = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    if not field:  # a rule over several parameters, which names them itself
-        for name in Job.model_fields:
-            allowed = allowed.replace(name, _flag(name))
-        return f"{allowed}; change one of them."
-    return f"{_flag(field)} {first['input']} is not allowed: it must be {allowed}."
-
-
-def _flag(field: str) -> str:
-    return "--format" if field == "formats" else f"--{field.replace('_', '-')}"
-
-
-def nearest_side(pixels: int) -> int:
-    """Return the allowed side of a video that is nearest to `pixels`."""
-    return min(max(round(pixels / SIZE_MULTIPLE), 1) * SIZE_MULTIPLE, MAX_SIDE)

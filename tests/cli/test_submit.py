@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import redis
 
-from svdq.cli import submit as cli_submit
+from svdq.cli import parameters
 from svdq.producer.job import Fit, Format
 from svdq.producer.queue import PRIORITIES, SvdqQueue
 
@@ -17,9 +17,9 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_choices_are_those_of_a_job() -> None:
-    assert get_args(Format) == cli_submit.FORMATS
-    assert get_args(Fit) == cli_submit.FITS
-    assert PRIORITIES == cli_submit.PRIORITIES
+    assert get_args(Format) == parameters.FORMATS
+    assert get_args(Fit) == parameters.FITS
+    assert PRIORITIES == parameters.PRIORITIES
 
 
 @pytest.fixture
@@ -43,8 +43,13 @@ def bad_files(tmp_path: Path, photo: Path) -> Path:
         ["{bad}/truncated.jpg"],
         ["{bad}/empty.jpg"],
         ["{bad}/bomb.ppm"],
-        ["{bad}"],
         ["{photo}", "{bad}/text.jpg"],
+        ["{bad}/*.tiff"],
+        ["{photo}", "--name", "{{colour}}"],
+        ["{photo}", "--output", "/tmp"],
+        ["{photo}", "--at", "yesterday"],
+        ["{photo}", "--sweep", "fps"],
+        ["{photo}", "--variations", "0"],
         ["{photo}", "--frames", "0"],
         ["{photo}", "--frames", "many"],
         ["{photo}", "--size", "1000x500"],
@@ -62,7 +67,7 @@ def bad_files(tmp_path: Path, photo: Path) -> Path:
 )
 def test_bad_input_is_one_sentence(svdq: Cli, home: Path, bad_files: Path, photo: Path, arguments: list[str]) -> None:
     done = svdq("submit", *(word.format(bad=bad_files, photo=photo) for word in arguments))
-    assert done.returncode == 2
+    assert done.returncode == (3 if "@127.0.0.1:1" in "".join(arguments) else 2)
     assert done.stdout == ""
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
@@ -88,7 +93,7 @@ def test_json(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     assert done.stderr == ""
     first, second = map(json.loads, done.stdout.splitlines())
     assert first == second
-    assert list(first) == ["id", "image", "seed", "status"]
+    assert list(first) == ["id", "image", "seed", "status", "name"]
     assert (first["seed"], first["status"]) == (7, "queued")
     assert first["image"].startswith("inputs/")
     assert SvdqQueue("svdq-low", connection=connection).get_job_ids() == [first["id"]]

@@ -1,11 +1,16 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from svdq.producer.job import Job
 
 sides = st.integers(1, 64).map(lambda n: n * 64)
 guidance = st.tuples(st.floats(0, 100), st.floats(0, 100)).map(sorted)
 names = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="/\\"), min_size=1, max_size=50)
+folders = st.lists(names.map(lambda name: f"x{name}"), max_size=3).map("/".join)
+
+PLAIN = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 
 @st.composite
@@ -27,6 +32,7 @@ def jobs(draw: st.DrawFn) -> Job:
         seed=draw(st.integers(0, 2**63 - 1)),
         formats=tuple(draw(st.lists(st.sampled_from(["mp4", "gif", "webp", "png"]), min_size=1, max_size=4))),
         fit=draw(st.sampled_from(["crop", "pad", "stretch"])),
+        folder=draw(folders),
     )
 
 
@@ -44,3 +50,35 @@ def test_digest(job: Job, seed: int) -> None:
     assert other.digest(seed_was_drawn=True) == job.digest(seed_was_drawn=True)
     assert (other.digest(seed_was_drawn=False) == job.digest(seed_was_drawn=False)) == (seed == job.seed)
     assert job.digest(seed_was_drawn=True, nonce="1") != job.digest(seed_was_drawn=True)
+
+
+def test_the_ids_of_earlier_submissions_stay() -> None:
+    assert PLAIN.digest(seed_was_drawn=True) == "fd5f1e62bcf7518910c2"
+    assert PLAIN.digest(seed_was_drawn=False) == "1b1a316ec2e579cc5edd"
+
+
+def test_what_is_asked_for_makes_another_job() -> None:
+    asked = [
+        PLAIN.digest(seed_was_drawn=True),
+        PLAIN.digest(seed_was_drawn=True, given_name="a"),
+        PLAIN.digest(seed_was_drawn=True, given_name="b"),
+        PLAIN.digest(seed_was_drawn=True, variation=1),
+        PLAIN.digest(seed_was_drawn=True, variation=2),
+        PLAIN.model_copy(update={"folder": "a"}).digest(seed_was_drawn=True),
+        PLAIN.model_copy(update={"folder": "b"}).digest(seed_was_drawn=True),
+    ]
+    assert len(set(asked)) == len(asked)
+
+
+def test_files_lie_in_the_folder() -> None:
+    assert PLAIN.output_stem("1f") == "outputs/photo-1f"
+    assert PLAIN.model_copy(update={"folder": "a/b c"}).output_stem("1f") == "outputs/a/b c/photo-1f"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["/a", "a/", "a//b", ".", "..", "a/../b", "../a", ".a", "a\\b", "a\nb", " ", "a/ /b", "é" * 128, "a/" * 501],
+)
+def test_a_folder_stays_inside(folder: str) -> None:
+    with pytest.raises(ValidationError):
+        Job(image=PLAIN.image, name="photo", seed=1, folder=folder)

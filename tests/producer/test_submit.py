@@ -2,11 +2,14 @@ from pathlib import Path
 
 import pytest
 import redis
+from PIL import Image
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.queue import fetch, read_job
+from svdq.producer.options import SubmitOptions
+from svdq.producer.order import Order
+from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.settings import Settings
-from svdq.producer.submit import SubmitOptions, submit
+from svdq.producer.submit import BadPhotosError, Observer, Request, submit, submit_all
 
 
 def test_the_same_again_is_the_same_job(connection: redis.Redis, settings: Settings, photo: Path) -> None:
@@ -67,3 +70,90 @@ def test_like(settings: Settings) -> None:
     assert (options.frames, options.seed, options.formats) == (3, 5, ["gif"])
     with pytest.raises(InputError, match="sparkle"):
         SubmitOptions().over({"sparkle": 1})
+
+
+class Log(Observer):
+    """What an observer was told."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[str, int]] = []
+        self.done: list[int] = []
+        self.left_out: list[str] = []
+
+    def begin(self, work: str, total: int) -> None:
+        self.work.append((work, total))
+        self.done.append(0)
+
+    def advance(self) -> None:
+        self.done[-1] += 1
+
+    def leave_out(self, reason: str) -> None:
+        self.left_out.append(reason)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    """Three good ones and two bad ones."""
+    paths = [tmp_path / f"{number}.png" for number in range(5)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(path)
+    paths[1].write_text("no photo")
+    paths[3].unlink()
+    return paths
+
+
+def test_many_photos(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
+    order = Order(options=(SubmitOptions(fps=7), SubmitOptions(fps=8)), variations=2)
+    log = Log()
+    requests = [Request(path=path, order=order) for path in photos[::2]]
+    first = list(submit_all(settings, requests, observer=log))
+    assert log.work == [("checking", 3), ("storing", 3), ("enqueueing", 12)]
+    assert log.done == [3, 3, 12]
+    assert all(submission.is_new for submission in first)
+    assert [submission.name for submission in first] == ["0"] * 4 + ["2"] * 4 + ["4"] * 4
+    assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == [submission.id for submission in first]
+    again = list(submit_all(settings, requests))
+    assert [(s.id, s.seed, s.is_new) for s in again] == [(s.id, s.seed, False) for s in first]
+
+
+def test_bad_photos_refuse_all(home: Path, settings: Settings, photos: list[Path]) -> None:
+    requests = [Request(path=path, order=Order(), where=f"row {row}: ") for row, path in enumerate(photos)]
+    with pytest.raises(BadPhotosError, match=r"^2 of 5 photos .*--skip-bad") as caught:
+        list(submit_all(settings, requests))
+    assert [reason[:7] for reason in caught.value.reasons] == ["row 1: ", "row 3: "]
+    with pytest.raises(BadPhotosError, match=r"^row 1: .*--skip-bad") as caught:
+        list(submit_all(settings, requests[:2]))
+    assert caught.value.reasons == ()
+    with pytest.raises(InputError):
+        list(submit_all(settings, [requests[1], requests[3]], skip_bad=True))
+    assert not home.exists()
+
+
+def test_bad_photos_are_left_out(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
+    log = Log()
+    requests = [Request(path=path, order=Order()) for path in photos]
+    assert [s.name for s in submit_all(settings, requests, skip_bad=True, observer=log)] == ["0", "2", "4"]
+    assert [str(path) in reason for path, reason in zip(photos[1::2], log.left_out, strict=True)] == [True, True]
+
+
+def test_a_photo_that_changes_meanwhile(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
+    class Change(Observer):
+        def begin(self, work: str, total: int) -> None:
+            if work == "storing":
+                photos[4].write_bytes(photos[0].read_bytes())
+
+    requests = [Request(path=path, order=Order()) for path in photos[::2]]
+    with pytest.raises(InputError, match="changed while"):
+        list(submit_all(settings, requests, observer=Change()))
+    assert SvdqQueue("svdq-default", connection=connection).count == 0
+
+
+def test_jobs_that_are_waited_for_must_be_there(
+    connection: redis.Redis, settings: Settings, photos: list[Path]
+) -> None:
+    (parent,) = submit(settings, photos[:1], SubmitOptions())
+    with pytest.raises(InputError, match="no job 'x'"):
+        list(submit_all(settings, [Request(path=photos[2], order=Order(after=(parent.id, "x")))]))
+    assert len(list(Path(settings.storage, "inputs").iterdir())) == 1
+    (child,) = submit_all(settings, [Request(path=photos[2], order=Order(after=(parent.id,)))])
+    assert child.status == "deferred"

@@ -1,0 +1,185 @@
+"""How submissions read on a terminal: bars while they are made, a line or an object for each job. Knows no options."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from svdq.cli.main import EXIT_FAILED
+from svdq.producer.submit import BadPhotosError, Observer, Request, Submission, submit_all
+
+if TYPE_CHECKING:
+    from svdq.producer.settings import Settings
+    from svdq.producer.status import JobView
+
+#: Photos from which on a bar is worth looking at.
+MANY = 20
+#: Jobs that are told of one by one on a terminal.
+MAX_LINES = 50
+#: Bad photos that are told of.
+MAX_REASONS = 20
+
+
+class Bar(Observer):
+    """A bar on a terminal's stderr for each piece of work, and the bad photos that were left out."""
+
+    def __init__(self, *, is_drawn: bool) -> None:
+        self.reasons: list[str] = []
+        self._progress: Any = None
+        if is_drawn:
+            # Imported here: rich is only needed on a terminal.
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Clear the bar."""
+        if self._progress:
+            self._progress.stop()
+
+    def begin(self, work: str, total: int) -> None:
+        """Begin a bar anew."""
+        if self._progress:
+            self._progress.reset(self._task, description=work, total=total)
+
+    def advance(self) -> None:
+        """Move the bar."""
+        if self._progress:
+            self._progress.advance(self._task)
+
+    def leave_out(self, reason: str) -> None:
+        """Keep why a photo is left out."""
+        self.reasons.append(reason)
+
+
+class Teller:
+    """Prints what became of each job: an object, or a line, of which a terminal gets no more than it can show."""
+
+    def __init__(self, *, as_json: bool, do_wait: bool, is_held: bool) -> None:
+        """Begin with none.
+
+        Args:
+            as_json: print objects.
+            do_wait: the jobs are waited for; an object is printed when its job has ended.
+            is_held: keep lines until `release`: there is a bar on the same terminal.
+        """
+        self.num_new = self.num_old = 0
+        self._as_json = as_json
+        self._do_wait = do_wait
+        self._held: list[str] | None = [] if is_held else None
+        self._max_lines = MAX_LINES if sys.stdout.isatty() else sys.maxsize
+
+    def tell(self, submission: Submission) -> None:
+        """Tell of a job that is in the queue now."""
+        self.num_new += submission.is_new
+        self.num_old += not submission.is_new
+        if self._as_json:
+            if not self._do_wait:
+                click.echo(json.dumps(_object(submission)))
+        elif self.num_new + self.num_old <= self._max_lines:
+            line = _line(submission, do_wait=self._do_wait)
+            click.echo(line) if self._held is None else self._held.append(line)
+
+    def release(self) -> None:
+        """Print what was held, and how many there are, if not all were told of."""
+        for line in self._held or ():
+            click.echo(line)
+        if not self._as_json and self.num_new + self.num_old > MAX_LINES:
+            counts = f"New jobs: {self.num_new:,}; there before: {self.num_old:,}"
+            click.echo(f"{counts}. `svdq list` shows the newest.", err=True)
+
+
+def submit_and_tell(
+    settings: "Settings", requests: Sequence[Request], *, skip_bad: bool = False, do_wait: bool, as_json: bool
+) -> int:
+    """Submit photos, print what became of them, and return the exit code.
+
+    It is 1 when photos were left out, or when a job that was waited for has failed.
+    """
+    is_drawn = len(requests) >= MANY and sys.stderr.isatty() and not (as_json and sys.stdout.isatty())
+    teller = Teller(as_json=as_json, do_wait=do_wait, is_held=is_drawn and sys.stdout.isatty())
+    submitted: dict[str, Submission] = {}
+    try:
+        with Bar(is_drawn=is_drawn) as bar:
+            submissions = submit_all(settings, requests, skip_bad=skip_bad, observer=bar)
+            with _to_the_end(submissions):
+                for submission in submissions:
+                    teller.tell(submission)
+                    if do_wait:
+                        submitted[submission.id] = submission
+    except BadPhotosError as error:
+        print_reasons(error.reasons)
+        raise
+    teller.release()
+    if bar.reasons:
+        print_reasons(bar.reasons)
+        click.echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
+    exit_code = EXIT_FAILED if bar.reasons else 0
+    return max(exit_code, _wait(settings, submitted, as_json)) if do_wait else exit_code
+
+
+def print_reasons(reasons: Sequence[str]) -> None:
+    """Say what is wrong, a line each, with as much as anyone reads."""
+    for reason in reasons[:MAX_REASONS]:
+        click.echo(reason, err=True)
+    if len(reasons) > MAX_REASONS:
+        click.echo(f"… and {len(reasons) - MAX_REASONS:,} more.", err=True)
+
+
+@contextlib.contextmanager
+def _to_the_end(submissions: Iterable[Submission]) -> Iterator[None]:
+    """Submit the rest although whoever read our output has gone, as `svdq submit FOLDER | head` does."""
+    try:
+        yield
+    except BrokenPipeError:
+        for _ in submissions:
+            pass
+        raise
+
+
+def _wait(settings: "Settings", submitted: dict[str, Submission], as_json: bool) -> int:
+    from svdq.cli.wait import wait_for
+
+    def tell(view: "JobView") -> None:
+        if as_json:
+            ended = {"status": view.status, "outputs": list(view.outputs), "error": view.error}
+            click.echo(json.dumps(_object(submitted[view.id]) | ended))
+
+    return wait_for(settings, list(submitted), quiet=as_json, on_end=tell)[1]
+
+
+def _object(submission: Submission) -> dict[str, Any]:
+    described = {name: getattr(submission, name) for name in ("id", "image", "seed", "status", "name")}
+    return described | ({"at": submission.at.isoformat()} if submission.at else {})
+
+
+def _line(submission: Submission, *, do_wait: bool) -> str:
+    if not submission.is_new:
+        note = f" (exists already, {submission.status}; --force renders anew)"
+    elif submission.at:
+        note = f" (waits until {submission.at.astimezone():%a %Y-%m-%d %H:%M:%S %Z})"
+    else:
+        note = ""
+    hint = "" if do_wait else f"  svdq wait {submission.id}"
+    return f"{submission.id}  {submission.name}{note}{hint}"

@@ -1,0 +1,120 @@
+"""Which photos a user means: files, folders, patterns such as `holiday/*.jpg`, and lists of paths. Opens no photo."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from svdq.pipeline.errors import InputError
+
+#: Endings by which a photo is known in a folder; those of HEIC, too, so that it is said why they cannot be used.
+SUFFIXES = frozenset(
+    f".{ending}"
+    for ending in (
+        *("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "avif", "tif", "tiff", "gif", "bmp", "jp2", "j2k"),
+        *("ppm", "pgm", "pbm", "pnm", "heic", "heif"),
+    )
+)
+#: Stands for the paths on standard input.
+STDIN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The photos that were found."""
+
+    #: In the order in which they were named; those of a folder by name.
+    paths: tuple[Path, ...]
+    #: Files of folders and patterns that are no photos by their names.
+    num_others: int
+
+
+def find_photos(
+    words: Sequence[str], *, recursive: bool = False, stdin: BinaryIO | None = None, storage: Path | None = None
+) -> Sources:
+    """Find the photos that the words of a command line mean.
+
+    A file that is named counts whatever its name is. In folders, and where a pattern is given, files count that are
+    photos by their names; what is hidden (a dot in front) does not.
+
+    Args:
+        words: files, folders, patterns, or `-` for a list of files and folders on `stdin`.
+        recursive: take folders with all that is below them.
+        stdin: paths, one a line, or with null bytes between them.
+        storage: the folder that photos and videos are stored in, which is never looked into.
+
+    Raises:
+        InputError: a folder or a pattern has no photos, or cannot be read.
+    """
+    walk = _Walk(recursive=recursive, storage=storage)
+    paths: list[Path] = []
+    for word in words:
+        if not word:
+            raise InputError("An empty path was given; check the variable that it comes from.")
+        if word == STDIN and stdin is not None:
+            paths += [path for line in _lines(stdin) for path in walk.file_or_folder(Path(line))]
+        elif glob.has_magic(word) and not os.path.lexists(word):
+            paths += walk.pattern(word)
+        else:
+            paths += walk.file_or_folder(Path(word))
+    if not paths:
+        raise InputError("There are no paths on standard input; give photos, such as by `find . -name '*.jpg'`.")
+    return Sources(paths=tuple(paths), num_others=walk.num_others)
+
+
+def _lines(stdin: BinaryIO) -> list[str]:
+    data = stdin.read()
+    lines = data.split(b"\0") if b"\0" in data else data.splitlines()
+    return [os.fsdecode(line) for line in lines if line.strip()]
+
+
+class _Walk:
+    """Looks into folders."""
+
+    def __init__(self, *, recursive: bool, storage: Path | None) -> None:
+        self._recursive = recursive
+        self._storage = storage
+        self.num_others = 0
+
+    def file_or_folder(self, path: Path) -> list[Path]:
+        if not os.path.isdir(path):  # `Path.is_dir` raises what is better said when the file is opened
+            return [path]
+        found = self._photos(path / name for name in self._names(path))
+        if not found:
+            hint = "" if self._recursive else "; those in folders below it count with --recursive"
+            raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")
+        return found
+
+    def pattern(self, pattern: str) -> list[Path]:
+        matches = map(Path, sorted(glob.iglob(pattern, recursive=True)))
+        found = self._photos(path for path in matches if not os.path.isdir(path))
+        if not found:
+            raise InputError(f"There is no photo like {pattern!r}; check the path and the pattern.")
+        return found
+
+    def _photos(self, files: Iterator[Path]) -> list[Path]:
+        found = []
+        for path in files:
+            if path.suffix.lower() in SUFFIXES:
+                found.append(path)
+            else:
+                self.num_others += 1
+        return found
+
+    def _names(self, folder: Path) -> Iterator[Path]:
+        """Give the files of a folder, as paths inside it."""
+        for root, folders, files in os.walk(folder, onerror=_refuse):
+            here = Path(root)
+            folders[:] = sorted(name for name in folders if self._recursive and not self._is_left_out(here / name))
+            yield from (here.relative_to(folder) / name for name in sorted(files) if not name.startswith("."))
+
+    def _is_left_out(self, folder: Path) -> bool:
+        return folder.name.startswith(".") or folder.absolute() == self._storage
+
+
+def _refuse(error: OSError) -> None:
+    raise InputError(
+        f"The folder {error.filename!r} cannot be read ({error.strerror}); check its path and rights."
+    ) from error

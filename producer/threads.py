@@ -1,0 +1,54 @@
+"""The same work on many things, some at a time, in bounded memory. Knows nothing of what the work is."""
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+NUM_CORES = os.cpu_count() or 1
+#: Things that are begun, for each thread, ahead of the one that is asked for.
+AHEAD = 4
+
+
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], *, num_threads: int) -> Iterator[Result]:
+    """Do the work in threads and give the results in the order of the items, holding few of either."""
+    ahead: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(num_threads, "work") as pool:
+        try:
+            for item in items:
+                ahead.append(pool.submit(work, item))
+                if len(ahead) == AHEAD * num_threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+class Budget:
+    """Room that threads share, such as memory: who needs more than is left waits."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def take(self, amount: int) -> Iterator[None]:
+        """Have an amount for the length of a block; one that is larger than all there is waits until it is alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + amount <= self._total)
+            self._taken += amount
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= amount
+                self._changed.notify_all()

@@ -1,0 +1,65 @@
+"""`svdq batch` as a user runs it, in a process of its own."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from PIL import Image
+
+from svdq.producer.queue import SvdqQueue, fetch, read_job
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three tiny photos."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(3):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    return folder
+
+
+def test_a_list(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
+    rows = "photo,fps,priority,at,name,output\n0.png,8,,,,\n1.png,9,high,,one,x\n2.png,,low,2099-01-31,,\n0.png,8,,,,\n"
+    (folder / "list.csv").write_text(rows)
+    done = svdq("batch", folder / "list.csv", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    made = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [job["status"] for job in made] == ["queued", "queued", "scheduled", "queued"]
+    assert made[3] == made[0]
+    assert SvdqQueue("svdq-high", connection=connection).get_job_ids() == [made[1]["id"]]
+    job = read_job(fetch(connection, made[1]["id"]))
+    assert job is not None
+    assert (job.fps, job.name, job.folder) == (9, "one", "x")
+    again = svdq("batch", folder / "list.csv")
+    assert again.stdout.count("exists already") == 4
+
+
+def test_nothing_is_done_when_rows_are_bad(svdq: Cli, home: Path, folder: Path) -> None:
+    (folder / "list.jsonl").write_text('{"photo": "0.png"}\n{"photo": "1.png", "fps": 0}\n{"photo": \n')
+    done = svdq("batch", folder / "list.jsonl")
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert [line[:20] for line in lines[:2]] == ["list.jsonl, line 2: ", "list.jsonl, line 3: "]
+    assert lines[2].startswith("Error: 2 rows of ")
+    assert len(lines) == 3
+    assert not home.exists()
+
+
+def test_nothing_is_done_when_photos_are_bad(svdq: Cli, home: Path, folder: Path) -> None:
+    (folder / "2.png").write_text("no photo")
+    (folder / "list.yaml").write_text("- photo: 0.png\n- photo: 2.png\n- photo: missing.png\n")
+    done = svdq("batch", folder / "list.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("list.yaml, line 2: The file ")
+    assert lines[1].startswith("list.yaml, line 3: There is no file ")
+    assert lines[2].startswith("Error: 2 of 3 photos cannot be used")
+    assert not home.exists()
+    done = svdq("batch", folder / "list.yaml", "--skip-bad")
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)

@@ -1,0 +1,195 @@
+"""`svdq submit` with many photos, from wherever they come, in processes of its own."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis
+from PIL import Image
+from rq.job import JobStatus
+from rq.results import Result
+
+from svdq.producer.queue import SvdqQueue, fetch, read_job
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+SVDQ = [sys.executable, "-W", "error", "-c", "from svdq.cli.main import main; main()"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twenty-two tiny photos, two of them in a folder below, and a file that is none."""
+    folder = tmp_path / "holiday"
+    (folder / "sub").mkdir(parents=True)
+    for number in range(22):
+        place = folder if number < 20 else folder / "sub"
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(place / f"{number:02}.png")
+    (folder / "notes.txt").touch()
+    return folder
+
+
+def queued(connection: redis.Redis) -> list[str]:
+    return SvdqQueue("svdq-default", connection=connection).get_job_ids()
+
+
+def objects(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_folder(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
+    done = svdq("submit", folder, "--recursive", "--output", "trip/day 1/", "--name", "{stem}-{seed}", "--json")
+    assert (done.returncode, done.stderr) == (0, "Files left out, for by their names they are no photos: 1.\n")
+    made = objects(done.stdout)
+    assert len(made) == 22
+    assert [made[0]["name"], made[-1]["name"]] == [f"00-{made[0]['seed']}", f"21-{made[-1]['seed']}"]
+    assert [job["id"] for job in made] == queued(connection)
+    job = read_job(fetch(connection, str(made[0]["id"])))
+    assert job is not None
+    assert job.folder == "trip/day 1"
+
+    again = svdq("submit", str(folder / "**" / "*.png"), "--output", "trip/day 1", "--name", "{stem}-{seed}")
+    assert [line.split()[0] for line in again.stdout.splitlines()] == [job["id"] for job in made]
+    assert again.stdout.count("exists already") == 22
+    assert len(queued(connection)) == 22
+
+
+def test_bad_photos_in_a_folder(svdq: Cli, home: Path, folder: Path) -> None:
+    for number in range(25):
+        (folder / f"bad{number:02}.jpg").write_text("no photo")
+    done = svdq("submit", folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    *reasons, more, error = done.stderr.splitlines()[1:]
+    assert len(reasons) == 20
+    assert all(f"bad{number:02}.jpg" in reason for number, reason in enumerate(reasons))
+    assert more == "… and 5 more."
+    assert error.startswith("Error: 25 of 45 photos cannot be used, so nothing was submitted; ")
+    assert not home.exists()
+
+    done = svdq("submit", folder, "--skip-bad")
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == 20
+    assert "bad00.jpg" in done.stderr
+    assert done.stderr.endswith("Bad photos left out: 25 of 45.\n")
+
+
+def test_variations_of_a_sweep(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+    wanted = ("--variations", 2, "--sweep", "motion-bucket-id=60,127", "--sweep", "fps=7,8")
+    done = svdq("submit", photo, *wanted)
+    assert done.returncode == 0
+    jobs = [read_job(fetch(connection, job_id)) for job_id in queued(connection)]
+    made = [(job.motion_bucket_id, job.fps) for job in jobs if job]
+    assert made == [(60, 7), (60, 7), (60, 8), (60, 8), (127, 7), (127, 7), (127, 8), (127, 8)]
+    assert len({job.seed for job in jobs if job}) == 8
+    assert svdq("submit", photo, *wanted).stdout.count("exists already") == 8
+
+
+def test_paths_on_standard_input(home: Path, connection: redis.Redis, folder: Path) -> None:
+    paths = "\n".join(map(str, sorted(folder.glob("*.png"))[:3]))
+    done = subprocess.run([*SVDQ, "submit", "-"], input=paths, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[1] for line in done.stdout.splitlines()] == ["00", "01", "02"]
+    assert len(queued(connection)) == 3
+
+
+def test_at(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+    before = datetime.now().astimezone()
+    done = svdq("submit", photo, "--at", "+2h", "--json")
+    (made,) = objects(done.stdout)
+    assert made["status"] == "scheduled"
+    at = datetime.fromisoformat(str(made["at"]))
+    assert timedelta(hours=2) <= at - before < timedelta(hours=2, minutes=1)
+    assert queued(connection) == []
+    (listed,) = objects(svdq("list", "--status", "scheduled", "--json").stdout)
+    assert listed["id"] == made["id"]
+    assert abs(datetime.fromisoformat(str(listed["scheduled_at"])) - at) <= timedelta(seconds=1)
+    later = svdq("submit", photo, "--at", "2099-01-31T22:00", "--fps", 8).stdout
+    assert " (waits until Sat 2099-01-31 22:00:00 " in later
+    assert "  a photo  scheduled for 2099-01-31 22:00\n" in svdq("status", later.split()[0]).stdout
+
+
+def test_after(svdq: Cli, home: Path, connection: redis.Redis, photo: Path) -> None:
+    done = svdq("submit", photo, "--after", "nothing")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "no job 'nothing'" in done.stderr
+    assert not (home / "storage").exists()
+    parent = svdq("submit", photo).stdout.split()[0]
+    child = svdq("submit", photo, "--fps", 8, "--after", parent).stdout.split()[0]
+    assert queued(connection) == [parent]
+    assert f"deferred until {parent} has ended" in svdq("status", child).stdout
+
+
+def test_a_kill_in_the_middle(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+    wanted = ["submit", str(photo), "--variations", "900", "--json"]
+    with subprocess.Popen([*SVDQ, *wanted], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        # Nobody reads on, so it waits for room in the pipe, which holds less than what it has to say.
+        process.kill()
+    begun = queued(connection)
+    assert 0 < len(begun) < 900
+    seeds = {job_id: read_job(fetch(connection, job_id)) for job_id in begun}
+
+    made = objects(svdq(*wanted).stdout)
+    assert [job["id"] for job in made] == queued(connection)
+    assert len({job["id"] for job in made}) == 900
+    assert queued(connection)[: len(begun)] == begun
+    for job in made[: len(begun)]:
+        recorded = seeds[str(job["id"])]
+        assert recorded is not None
+        assert job["seed"] == recorded.seed
+
+
+def test_a_reader_that_leaves_early(connection: redis.Redis, photo: Path) -> None:
+    with subprocess.Popen([*SVDQ, "submit", photo, "--variations", "600"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == 1
+    assert len(queued(connection)) == 600
+
+
+def test_waiting_tells_of_each_as_it_ends(connection: redis.Redis, folder: Path) -> None:
+    wanted = ["submit", folder / "00.png", "--variations", "3", "--wait", "--json"]
+    with subprocess.Popen([*SVDQ, *wanted], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while len(queued(connection)) < 3:
+            assert process.poll() is None
+        for number, job_id in enumerate(reversed(queued(connection))):
+            job = fetch(connection, job_id)
+            Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value={"outputs": [f"/{number}.mp4"]})
+            job.set_status(JobStatus.FINISHED)
+            told = json.loads(process.stdout.readline())
+            assert (told["id"], told["status"], told["outputs"]) == (job_id, "finished", [f"/{number}.mp4"])
+        assert process.wait(60) == 0
+
+
+def test_a_terminal_has_a_bar_and_a_summary(home: Path, connection: redis.Redis, folder: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    wanted = [*SVDQ, "submit", str(folder), "--variations", "3"]
+    with subprocess.Popen(wanted, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while piece := _read(ours):
+            shown += piece
+        assert process.wait(60) == 0
+    os.close(ours)
+    text = shown.decode()
+    assert "enqueueing" in text
+    # Lines, no more than a terminal can show, and only when the bar is gone.
+    last_of_bar = text.rindex("60/60")
+    lines = text[last_of_bar:].splitlines()
+    assert sum("svdq wait" in line for line in lines) == text.count("svdq wait") == 50
+    assert lines[-1] == "New jobs: 60; there before: 0. `svdq list` shows the newest."
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # what Linux says when the other end is closed
+        return b""
