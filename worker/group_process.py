@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ class GroupProcess:
             [*command, *options, "--run-dir", str(run_dir)],
             env=environment,
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent(),
         )
 
     def poll(self) -> int | None:
@@ -105,6 +105,8 @@ def environment_of(settings: Settings) -> dict[str, str]:
         "SVDQ_MODEL": settings.model,
         "SVDQ_MAX_PIXELS": str(settings.max_pixels),
         "SVDQ_MAX_ATTEMPTS": str(settings.max_attempts),
+        "SVDQ_STALL_S": str(settings.stall_s),
+        "SVDQ_CALLBACKS": ",".join(settings.callbacks),
         # Empty counts as not set: the embedded server.
         "SVDQ_REDIS_URL": settings.redis_url or "",
     }
@@ -119,9 +121,22 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _die_with_parent() -> None:
-    """Have the kernel end torchrun (and it its ranks) when this process is killed, so that no group is orphaned."""
+def die_with_parent() -> Callable[[], None] | None:
+    """Give what a child of this process runs first, so that the kernel sends it SIGTERM when this process is killed.
+
+    None where the kernel cannot do that.
+    """
+    if sys.platform != "linux":
+        return None
     import ctypes
 
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        pr_set_pdeathsig = 1
+        prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before the kernel was asked
+            os._exit(1)
+
+    return ask_kernel

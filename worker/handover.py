@@ -6,10 +6,13 @@ registry of executions (`rq:wip:…`); or a registry of ended jobs. Knows no pro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import redis
 import rq
 from rq.executions import Execution, ExecutionRegistry
+from rq.utils import utcformat
 
 from svdq.producer import keys
 
@@ -74,9 +77,34 @@ redis.call('hset', KEYS[3], ARGV[1], ARGV[2])
 return 1
 """
 
+#: What RQ's scheduler does in several steps, in which a job that is cancelled meanwhile would be queued all the same.
+#: KEYS: rq:scheduled:<queue>, queue, job. ARGV: job id, now as RQ writes it, and since when it is due at the latest for
+#: its hash to be missing: RQ registers a job before it writes it.
+#: Returns 1 when the job is queued, 0 when it may be later, -1 when it is not to run.
+_PROMOTE = """
+local due_at = redis.call('zscore', KEYS[1], ARGV[1])
+local is_job = redis.call('type', KEYS[3]).ok == 'hash'
+if not due_at or not is_job and tonumber(due_at) > tonumber(ARGV[3]) then
+  return 0
+end
+redis.call('zrem', KEYS[1], ARGV[1])
+if not is_job or redis.call('hget', KEYS[3], 'status') ~= 'scheduled' then
+  return -1
+end
+redis.call('hset', KEYS[3], 'status', 'queued', 'enqueued_at', ARGV[2])
+local ended_at = redis.call('hget', KEYS[3], 'ended_at')
+local is_retry = ended_at and ended_at ~= ''
+local in_front = redis.call('hget', KEYS[3], 'enqueue_at_front') == '1'
+  or is_retry and redis.call('hget', KEYS[3], 'enqueue_at_front_on_retry') == '1'
+redis.call(in_front and 'lpush' or 'rpush', KEYS[2], ARGV[1])
+return 1
+"""
+
 #: KEYS: a lock. ARGV: who holds it.
 _UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
+#: Seconds after which a scheduled job that is not there counts as deleted.
+MISSING_S = 60
 #: Later than any lease ends.
 FOREVER = 1e18
 
@@ -140,6 +168,18 @@ def give_back_popped(connection: redis.Redis, queue: rq.Queue, job_id: str, owne
     """Put a job that was popped and never begun to the front of its queue, unless someone else did."""
     names = (keys.POPPED, queue.intermediate_queue_key, queue.key, rq.job.Job.key_for(job_id))
     return bool(connection.eval(_GIVE_BACK_POPPED, len(names), *names, job_id, owner) == 1)
+
+
+def job_key(job_id: bytes) -> bytes:
+    """Name the hash of a job by an id as it stands in Redis, which need not be text."""
+    return rq.job.Job.redis_job_namespace_prefix.encode() + job_id
+
+
+def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now: datetime) -> None:
+    """Queue a job that is due, unless it was cancelled or someone else did; the answer is 1 when it is queued."""
+    names: tuple[Any, ...] = (queue.scheduled_job_registry.key, queue.key, job_key(job_id))
+    values: tuple[Any, ...] = (job_id, utcformat(now), now.timestamp() - MISSING_S)
+    pipeline.eval(_PROMOTE, len(names), *names, *values)
 
 
 def unlock(connection: redis.Redis, name: str, holder: str) -> None:

@@ -1,4 +1,4 @@
-"""Starts groups of ranks, passes on what is asked of them and ends with them. Knows no jobs; imports no torch.
+"""Starts groups of ranks and a scheduler, passes on what is asked of them and ends with them. Knows no jobs, no torch.
 
 Ctrl-C once means take no more jobs and finish those in flight, twice means stop now and put them back, three times
 means end whatever it costs.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.parameters import VideoParameters
@@ -25,6 +26,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.temporary import sweep, temporary_name
 from svdq.worker import rundir
 from svdq.worker.group_process import GroupProcess
+from svdq.worker.scheduler_process import SchedulerProcess
 from svdq.worker.until import parse_until
 
 #: Ranks of a group on a machine without GPUs: as many as the reference machine has.
@@ -59,6 +61,18 @@ class LaunchOptions:
     trace: Path | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a run ended."""
+
+    #: The first exit code of a group that is not 0, else 0.
+    code: int
+    #: What the groups were told to end by; "" when they ended by themselves.
+    told_by: Literal["signal", "until", ""]
+    #: Ranks of all groups.
+    num_ranks: int
+
+
 def num_gpus() -> int:
     """Count the GPUs that the ranks will see, without importing torch: NVIDIA's tool lists them a line each."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -71,8 +85,8 @@ def num_gpus() -> int:
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
 
 
-def launch(settings: Settings, options: LaunchOptions) -> int:
-    """Run groups of ranks until they end; return the first exit code that is not 0, else 0.
+def launch(settings: Settings, options: LaunchOptions) -> Ending:
+    """Run groups of ranks until they end.
 
     Raises:
         InputError: the settings, the options or the model cannot be used.
@@ -95,7 +109,7 @@ def launch(settings: Settings, options: LaunchOptions) -> int:
     arguments += ["--trace"] if options.trace is not None else []
     for shape in options.warm:
         arguments += ["--warm", shape]
-    with _run_folder(settings.home / "run") as folder:
+    with _run_folder(settings.home / "run") as folder, SchedulerProcess(settings) as scheduler:
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
         groups = []
         for number, run_dir in enumerate(run_dirs):
@@ -104,10 +118,11 @@ def launch(settings: Settings, options: LaunchOptions) -> int:
             if options.groups > 1 and gpus:
                 devices = [(number * ranks + rank) % gpus for rank in range(ranks)]
             groups.append(GroupProcess(settings, ranks, arguments, run_dir, devices))
-        code = _Watch(groups, until_s).run()
+        watch = _Watch(groups, scheduler, until_s)
+        code = watch.run()
         if options.trace is not None:
             write_trace(options.trace, rundir.read_traces(run_dirs))
-        return code
+        return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups)
 
 
 @contextlib.contextmanager
@@ -126,10 +141,13 @@ def _run_folder(parent: Path) -> Iterator[Path]:
 class _Watch:
     """Waits for the end of running groups and passes on signals."""
 
-    def __init__(self, groups: list[GroupProcess], until_s: float | None) -> None:
+    def __init__(self, groups: list[GroupProcess], scheduler: SchedulerProcess, until_s: float | None) -> None:
         self._groups = groups
+        self._scheduler = scheduler
         #: Seconds since the epoch at which the groups are told to stop.
         self._until_s = until_s
+        #: Who ended them first.
+        self.told_by: Literal["signal", "until", ""] = ""
         #: What to tell the ranks as soon as they listen.
         self._wish: signal.Signals | None = None
         self._kill_at: float | None = None
@@ -144,7 +162,9 @@ class _Watch:
             while None in (codes := [group.poll() for group in self._groups]):
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     break
+                self._scheduler.supervise()
                 if self._until_s is not None and time.time() >= self._until_s:
+                    self.told_by = self.told_by or "until"
                     self._stop()
                 if self._wish is not None:
                     for group in self._groups:
@@ -160,6 +180,7 @@ class _Watch:
     # Signal handlers set flags and nothing else.
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.told_by = self.told_by or "signal"
         if self._wish is None:
             self._wish = signal.SIGINT
         elif self._wish is signal.SIGINT:
@@ -169,6 +190,7 @@ class _Watch:
             self._kill_at = time.monotonic()
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        self.told_by = self.told_by or "signal"
         self._stop()
 
     def _stop(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
@@ -53,9 +54,8 @@ class Outage:
         """Take note that Redis did not answer."""
         self._steady_since = time.monotonic()
         if not self._is_away:
-            logger.warning(
-                "Redis does not answer (%s); what is in flight goes on, and its end is reported later.", error
-            )
+            what = "refuses" if isinstance(error, NoPermissionError | AuthenticationError) else "does not answer"
+            logger.warning("Redis %s (%s); what is in flight goes on, and its end is reported later.", what, error)
         self._is_away = True
         if self._restart is not None:
             try:

@@ -1,32 +1,28 @@
 """Contact with RQ's internals: one worker that holds several executions at once. Knows no ranks and no videos.
 
 RQ's own workers run one job at a time. This one pops, admits, beats and finishes jobs one by one in any order, as RQ's
-tools expect to see it. Written against rq 2.12, like `rq_worker`, `handover`, `recovery` and `inert_job`;
-`tests/worker/test_rq_adapter.py` says what broke when RQ changes.
+tools expect to see it. Written against rq 2.12, like `rq_worker`, `rq_ends`, `handover`, `recovery`, `inert_job` and
+`scheduler`; `tests/worker/test_rq_adapter.py` says what broke when RQ changes.
 Nothing that a job names is ever imported or called: its function and callbacks are strings to compare.
 """
 
 import logging
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
-import redis
 import rq
-from rq.exceptions import NoSuchJobError
 from rq.executions import Execution
 from rq.job import JobStatus
-from rq.serializers import JSONSerializer
-from rq.utils import as_text, now, utcformat
+from rq.utils import now, utcformat
 from rq.worker import WorkerStatus
 from rq.worker_registration import register
 
 from svdq.producer import keys
-from svdq.producer.job import Job
 from svdq.producer.queue import read_job
 from svdq.worker import handover
 from svdq.worker.inert_job import InertJob, refusal_of
-from svdq.worker.rq_worker import LEASE_S, RqWorker
+from svdq.worker.rq_ends import STOPPED, EndingWorker, Flight
+from svdq.worker.rq_worker import LEASE_S
 
 logger = logging.getLogger(__name__)
 
@@ -34,25 +30,7 @@ logger = logging.getLogger(__name__)
 _BEAT = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'last_heartbeat', ARGV[1]) end"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flight:
-    """One execution of a job that this worker holds."""
-
-    #: RQ's job.
-    rq_job: rq.job.Job
-    #: The queue it came from.
-    queue: rq.Queue
-    #: RQ's record of this execution.
-    execution: Execution
-    #: What is to be made.
-    job: Job
-
-
-#: The reason of a job that was cancelled while a group had it.
-STOPPED = "Stopped by the user."
-
-
-class GroupWorker(RqWorker):
+class GroupWorker(EndingWorker):
     """The RQ worker of a group of ranks, which holds several executions at once."""
 
     # The life of its executions.
@@ -95,9 +73,13 @@ class GroupWorker(RqWorker):
                 return self.fetch(job_ids[0])
         return None
 
-    def num_queued(self) -> int:
-        """Count the jobs that wait."""
-        return sum(queue.count for queue in self.queues)
+    def num_scheduled(self) -> tuple[int, int]:
+        """Count the jobs that are due and not queued yet, and those whose time is still to come."""
+        registries = [queue.scheduled_job_registry.key for queue in self.queues]
+        now_s = int(time.time())
+        due = sum(self.connection.zcount(key, "-inf", now_s) for key in registries)
+        later = sum(self.connection.zcount(key, f"({now_s}", "+inf") for key in registries)
+        return due, later
 
     def pop(self) -> Flight | None:
         """Take the next job off the queues, most urgent queue first, and start its execution.
@@ -122,10 +104,7 @@ class GroupWorker(RqWorker):
 
     def fetch(self, job_id: bytes | str) -> rq.job.Job | None:
         """Read a job; None when there is none of that id that can be read."""
-        try:
-            return InertJob.fetch(as_text(job_id), connection=self.connection, serializer=JSONSerializer)
-        except (NoSuchJobError, ValueError, TypeError, redis.ResponseError):  # ValueError: not even the shape of an id
-            return None
+        return InertJob.find(job_id, self.connection)
 
     def _admit(self, rq_job: rq.job.Job, queue: rq.Queue) -> Flight | None:
         if rq_job.get_status(refresh=False) is JobStatus.CANCELED:
@@ -133,12 +112,13 @@ class GroupWorker(RqWorker):
             return None
         # As Job.perform does: a job with a time to live must not expire while it runs, nor as soon as it has failed.
         self.connection.persist(rq_job.key)
-        refusal = refusal_of(rq_job)
+        refusal = refusal_of(rq_job, self._callbacks.allowed if self._callbacks else ())
         job = None if refusal else read_job(rq_job)
         if job is None:
             reason = refusal or "Its parameters are not those of a svdq job."
             logger.error("Job %s was refused: %s", rq_job.id, reason)
-            self.fail_popped(rq_job, queue, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
+            self._fail(rq_job, queue, None, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
+            handover.drop_popped(self.connection, queue, rq_job.id)
             return None
         if self.was_cancelled(rq_job.id):  # while it was on its way between a group and the queue
             self._stopped_job_id = rq_job.id
@@ -167,57 +147,7 @@ class GroupWorker(RqWorker):
         """Take no more jobs until the user resumes."""
         self.connection.hset(keys.PAUSES, self.name, reason)
 
-    def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
-        """End a job as failed that was taken off its queue and not begun."""
-        self._fail(rq_job, queue, None, reason)
-        handover.drop_popped(self.connection, queue, rq_job.id)
-
-    def succeed(self, flight: Flight, result: dict[str, Any]) -> None:
-        """End a job as finished, with its result."""
-        rq_job = flight.rq_job
-        rq_job.ended_at = now()
-        rq_job._result = result
-        rq_job._status = JobStatus.FINISHED
-        self.execution = flight.execution
-        try:
-            self.handle_job_success(rq_job, flight.queue, flight.queue.started_job_registry)
-        finally:
-            self.execution = None
-        self._forget_troubles(rq_job.id)
-
-    def fail(self, flight: Flight, reason: str) -> None:
-        """End a job as failed, for good: the same seed would fail the same way again."""
-        self._fail(flight.rq_job, flight.queue, flight.execution, reason)
-        if self.holds(flight):
-            raise redis.ConnectionError("RQ could not write that a job failed")  # and does not say so
-
-    def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, execution: Execution | None, reason: str) -> None:
-        rq_job.ended_at = now()
-        rq_job.retries_left = None
-        self.execution = execution
-        try:
-            self.handle_job_failure(rq_job, queue, queue.started_job_registry, exc_string=reason)
-        finally:
-            self.execution = None
-        self._forget_troubles(rq_job.id)
-
-    def _forget_troubles(self, job_id: str) -> None:
-        with self.connection.pipeline() as pipeline:
-            pipeline.srem(keys.CANCELLED, job_id)
-            pipeline.hdel(keys.CRASHES, job_id)
-            pipeline.execute()
-
-    def stop(self, flight: Flight) -> None:
-        """End a job as stopped: the user asked for it."""
-        self._stopped_job_id = flight.rq_job.id
-        self.fail(flight, STOPPED)
-
     def put_back(self, flights: Iterable[Flight]) -> None:
         """Give jobs back to the front of their queues, in their old order, spending none of their retries."""
         for flight in sorted(flights, key=lambda flight: flight.execution.created_at, reverse=True):
             handover.give_back(self.connection, flight.queue, flight.execution)
-
-    def holds(self, flight: Flight) -> bool:
-        """Whether the execution is still ours: a group that slept past its lease has lost it."""
-        registry = flight.queue.started_job_registry
-        return self.connection.zscore(registry.key, flight.execution.composite_key) is not None

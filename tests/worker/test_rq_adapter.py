@@ -23,14 +23,17 @@ import rq.utils
 import rq.webhook
 import rq.worker_registration
 from rq.job import JobStatus
+from rq.scheduler import RQScheduler
 from rq.worker import BaseWorker
 
 from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, enqueue, fetch
-from svdq.producer.status import view, view_workers
-from svdq.worker import handover, inert_job, recovery, rq_adapter, rq_worker
-from svdq.worker.rq_adapter import Flight, GroupWorker
+from svdq.producer.status import view
+from svdq.producer.workers import view_workers
+from svdq.worker import callback_process, handover, inert_job, recovery, rq_adapter, rq_ends, rq_worker, scheduler
+from svdq.worker.rq_adapter import GroupWorker
+from svdq.worker.rq_ends import Flight
 from svdq.worker.rq_worker import LEASE_S
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -333,6 +336,10 @@ def webhook(trap: Trap) -> str:
     return json.dumps([{"url": trap.url, "job_status": "failed"}])
 
 
+def with_values(**values: object) -> dict[str, object]:
+    return {"kwargs": {"job": JOB.model_dump(mode="json") | values}}
+
+
 FOREIGN = {
     "function": (lambda trap: {"function": "svdq_trap.go"}, "Its function 'svdq_trap.go' is not svdq's"),
     "on_success": (lambda trap: {"on_success": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not"),
@@ -341,7 +348,13 @@ FOREIGN = {
     "webhook": (lambda trap: {"webhooks": webhook(trap)}, "Its webhook 'http://127.0.0.1"),
     "extra field": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"run": "svdq_trap.go"}}}, "param"),
     "wrong value": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"steps": 0}}}, "parameters"),
-    "wrong path": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"name": "../x"}}}, "parameters"),
+    "name that leads out": (lambda trap: with_values(name="../x"), "parameters"),
+    "folder that leads out": (lambda trap: with_values(folder="a/../.."), "parameters"),
+    "folder elsewhere": (lambda trap: with_values(folder=f"/{trap.marker.parent}"), "parameters"),
+    "photo that leads out": (lambda trap: with_values(image="inputs/../../secrets.jpg"), "parameters"),
+    "photo behind a photo": (lambda trap: with_values(image=f"{JOB.image}/../../../secrets.jpg"), "parameters"),
+    "photo elsewhere": (lambda trap: with_values(image="/etc/passwd"), "parameters"),
+    "photo by URL": (lambda trap: with_values(image=trap.url), "parameters"),
     "no parameters": (lambda trap: {"kwargs": {}}, "Its parameters are not those of a svdq job"),
     "pickle": (lambda trap: {"data": zlib.compress(trap.pickle)}, "It is not stored as JSON"),
     "plain pickle": (lambda trap: {"data": trap.pickle}, "It is not stored as JSON"),
@@ -380,6 +393,27 @@ def test_a_pickled_meta_is_not_loaded(connection: redis.Redis, worker: GroupWork
     flight = take(worker)[0]
     worker.succeed(flight, {"outputs": []})
     assert status_of(connection, "bad") == "finished"
+    trap.check()
+
+
+@pytest.mark.parametrize("meta", ["pickle", b"[1]", b'"x"', b"{", b"\xff"])
+def test_a_meta_of_another_kind_keeps_no_job_from_going_on(
+    connection: redis.Redis, worker: GroupWorker, trap: Trap, meta: str | bytes
+) -> None:
+    """RQ's tools write pickle where they requeue; such a job is tried again, given back and followed by others."""
+    queue = SvdqQueue("svdq-default", connection=connection)
+    retry = rq.Retry(max=1, interval=[0, 60])
+    for job_id, after in (("bad", None), ("next", "bad")):
+        parameters = {"job": JOB.model_dump(mode="json")}
+        queue.enqueue(RENDER, kwargs=parameters, job_id=job_id, depends_on=after, retry=retry)
+        connection.hset(f"rq:job:{job_id}", "meta", trap.pickle if meta == "pickle" else meta)
+    worker.fail(take(worker)[0], "It broke.")
+    assert status_of(connection, "bad") == "scheduled"
+    control.cancel(connection, "bad")
+    control.retry(connection, "bad")
+    worker.put_back(take(worker))
+    worker.succeed(take(worker)[0], {"outputs": []})
+    assert take(worker)[0].rq_job.meta == {}
     trap.check()
 
 
@@ -487,6 +521,10 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "Queue.intermediate_queue": (rq.Queue, None),
     "Queue.started_job_registry": (rq.Queue, None),
     "Queue.registry_cleaning_key": (rq.Queue, None),
+    "Queue.scheduled_job_registry": (rq.Queue, None),
+    "Queue.deferred_job_registry": (rq.Queue, None),
+    "Queue.schedule_job": (rq.Queue, "self, job, datetime, pipeline"),
+    "Queue.enqueue_dependents": (rq.Queue, "self, job"),
     "Execution.create": (rq.executions.Execution, "job, ttl, pipeline, worker_name"),
     "Execution.from_composite_key": (rq.executions.Execution, "composite_key, connection"),
     "ExecutionRegistry.remove": (rq.executions.ExecutionRegistry, "self, execution, pipeline"),
@@ -501,8 +539,18 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "Job.execute_failure_callback": (rq.job.Job, "self, death_penalty_class"),
     "Job.send_webhooks": (rq.job.Job, "self, status"),
     "Job.func_name": (rq.job.Job, None),
+    "Job.dependencies_are_met": (rq.job.Job, "self, parent_job, pipeline, exclude_job_id, refresh_job_status"),
+    "Job.fetch_many": (rq.job.Job, "job_ids, connection, serializer"),
+    "Job.get_retry_interval": (rq.job.Job, "self"),
+    "Job.should_retry": (rq.job.Job, None),
+    "Job.success_callback_timeout": (rq.job.Job, None),
+    "Job.failure_callback_timeout": (rq.job.Job, None),
+    "Job.stopped_callback_timeout": (rq.job.Job, None),
+    "Job.redis_job_namespace_prefix": (rq.job.Job, None),
     "BaseWorker.handle_job_success": (BaseWorker, "self, job, queue, started_job_registry"),
     "BaseWorker.handle_job_failure": (BaseWorker, "self, job, queue, started_job_registry, exc_string"),
+    "BaseWorker.cleanup_execution": (BaseWorker, "self, job, pipeline"),
+    "BaseWorker.increment_failed_job_count": (BaseWorker, "self, pipeline"),
     "BaseWorker.handle_payload": (BaseWorker, "self, message"),
     "BaseWorker.get_heartbeat_ttl": (BaseWorker, "self, job"),
     "BaseWorker.set_current_job_id": (BaseWorker, "self, job_id, pipeline"),
@@ -514,10 +562,20 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "BaseWorker.set_state": (BaseWorker, "self, state, pipeline"),
     "BaseWorker.heartbeat": (BaseWorker, "self, timeout, pipeline"),
     "BaseWorker.serialize": (BaseWorker, "self"),
+    "RQScheduler.acquire_locks": (RQScheduler, "self, auto_start"),
+    "RQScheduler.acquired_locks": (RQScheduler, None),
+    "RQScheduler.enqueue_scheduled_jobs": (RQScheduler, "self"),
+    "RQScheduler.get_locking_key": (RQScheduler, "name"),
+    "RQScheduler.heartbeat": (RQScheduler, "self"),
+    "RQScheduler.key": (RQScheduler, None),
+    "RQScheduler.register_birth": (RQScheduler, "self"),
+    "RQScheduler.should_reacquire_locks": (RQScheduler, None),
+    "RQScheduler.stop": (RQScheduler, "self"),
     "command.parse_payload": (rq.command, "payload"),
     "registry.clean_registries": (rq.registry, "queue"),
     "worker_registration.register": (rq.worker_registration, "worker, pipeline"),
     "worker_registration.clean_worker_registry": (rq.worker_registration, "queue"),
+    "utils.import_attribute": (rq.utils, "name"),
     "utils.utcformat": (rq.utils, "dt"),
     "utils.as_text": (rq.utils, "v"),
     "utils.now": (rq.utils, ""),
@@ -527,12 +585,13 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
 }
 
 #: Who touches RQ's internals.
-MODULES = (inert_job, rq_adapter, rq_worker, handover, recovery, control)
+MODULES = (callback_process, control, handover, inert_job, recovery, rq_adapter, rq_ends, rq_worker, scheduler)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {
     "Job": ["_result", "_status", "_success_callback_name", "_failure_callback_name", "_stopped_callback_name"],
-    "Job ": ["retries_left", "ended_at", "started_at", "webhooks", "key"],
+    "Job ": ["retries_left", "retry_intervals", "enqueue_at_front_on_retry", "ended_at", "started_at", "webhooks"],
+    "Job  ": ["key", "dependencies_key", "meta"],
     "BaseWorker": ["execution", "_stopped_job_id", "queues", "connection", "key", "birth_date", "pubsub_thread"],
     "Execution": ["created_at", "key"],
     "Queue": ["job_class", "key"],

@@ -14,6 +14,8 @@ LEAST_GAP_S, MOST_GAP_S = 0.5, 2.0
 LEAST_AWAY_S, MOST_AWAY_S = 0.2, 2.0
 #: Seconds for which it does not answer.
 PAUSE_S = 60.0
+#: Seconds for which it is gone.
+GONE_S = 600.0
 
 
 def redis_kill(arena: Arena) -> None:
@@ -56,6 +58,22 @@ def redis_pause(arena: Arena) -> None:
 
     def strike() -> float:
         arena.redis.pause(arena.size.hold_s or PAUSE_S)
+        return time.monotonic()
+
+    arena.breathe(LEAST_GAP_S, MOST_GAP_S)
+    arena.strike(strike, kills=False)
+
+
+def redis_gone(arena: Arena) -> None:
+    """Redis is stopped in order and stays away for far longer than leases last; then it is started again."""
+    for _ in range(arena.size.num_jobs):
+        arena.submit(steps=STEPS)
+    arena.start()
+
+    def strike() -> float:
+        arena.redis.stop()
+        time.sleep(arena.size.hold_s or GONE_S)
+        arena.redis.start()
         return time.monotonic()
 
     arena.breathe(LEAST_GAP_S, MOST_GAP_S)

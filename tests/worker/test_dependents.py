@@ -1,0 +1,193 @@
+"""RQ's `depends_on` with jobs of ours: what waits for a job is queued when that ends, however it ends."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import redis
+import rq
+from rq.job import Dependency
+
+from svdq.producer import control
+from svdq.producer.job import Job
+from svdq.producer.queue import RENDER, SvdqQueue, fetch
+from svdq.worker import identity
+from svdq.worker.recovery import Recovery
+from svdq.worker.rq_adapter import GroupWorker
+
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+
+
+@pytest.fixture
+def worker(connection: redis.Redis) -> Iterator[GroupWorker]:
+    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    worker.start()
+    yield worker
+    worker.end()
+
+
+def put(connection: redis.Redis, job_id: str, depends_on: object = None, priority: str = "default") -> None:
+    """Enqueue as any user of RQ does."""
+    queue = SvdqQueue(f"svdq-{priority}", connection=connection)
+    queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id=job_id, depends_on=depends_on)
+
+
+def put_family(connection: redis.Redis) -> None:
+    """A parent, a child of the usual kind, and one that comes also after a failure, in another queue."""
+    put(connection, "parent")
+    put(connection, "child", "parent")
+    put(connection, "heir", Dependency("parent", allow_failure=True), "low")
+
+
+def statuses(connection: redis.Redis) -> dict[str, str]:
+    return {job_id: fetch(connection, job_id).get_status().value for job_id in ("parent", "child", "heir")}
+
+
+def rest(worker: GroupWorker) -> list[str]:
+    """What is taken off the queues when everything that is there is taken."""
+    taken = []
+    while (flight := worker.pop()) is not None:
+        taken.append(flight.rq_job.id)
+    return taken
+
+
+def test_success_queues_both(connection: redis.Redis, worker: GroupWorker) -> None:
+    put_family(connection)
+    flight = worker.pop()
+    assert worker.pop() is None
+    assert statuses(connection) == {"parent": "started", "child": "deferred", "heir": "deferred"}
+    worker.succeed(flight, {"outputs": []})
+    assert statuses(connection) == {"parent": "finished", "child": "queued", "heir": "queued"}
+    assert connection.zcard("rq:deferred:svdq-default") == connection.zcard("rq:deferred:svdq-low") == 0
+    assert rest(worker) == ["child", "heir"]
+
+
+def test_failure_queues_what_allows_it(connection: redis.Redis, worker: GroupWorker) -> None:
+    put_family(connection)
+    worker.fail(worker.pop(), "It broke.")
+    assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
+    # The other one comes when the parent is retried and finishes.
+    control.retry(connection, "parent")
+    worker.succeed(worker.pop(), {"outputs": []})
+    assert rest(worker) == ["child", "heir"]
+
+
+def test_a_cancelled_or_stopped_parent_queues_nothing_until_it_is_retried(
+    connection: redis.Redis, worker: GroupWorker
+) -> None:
+    put_family(connection)
+    assert control.cancel(connection, "parent") == "canceled"
+    assert worker.pop() is None
+    control.retry(connection, "parent")
+    worker.stop(worker.pop())
+    assert statuses(connection) == {"parent": "stopped", "child": "deferred", "heir": "deferred"}
+    assert worker.pop() is None
+    control.retry(connection, "parent")
+    worker.succeed(worker.pop(), {"outputs": []})
+    assert rest(worker) == ["child", "heir"]
+
+
+def test_a_cancelled_child_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
+    put_family(connection)
+    control.cancel(connection, "child")
+    worker.succeed(worker.pop(), {"outputs": []})
+    assert statuses(connection)["child"] == "canceled"
+    assert rest(worker) == ["heir"]
+
+
+def test_a_child_waits_for_all_its_parents(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "parent")
+    put(connection, "other")
+    put(connection, "child", ["parent", "other"])
+    first, second = worker.pop(), worker.pop()
+    worker.succeed(second, {"outputs": []})
+    assert worker.pop() is None
+    worker.succeed(first, {"outputs": []})
+    assert rest(worker) == ["child"]
+
+
+def test_a_parent_that_is_tried_again_keeps_them_waiting(connection: redis.Redis, worker: GroupWorker) -> None:
+    queue = SvdqQueue("svdq-default", connection=connection)
+    parameters = {"job": JOB.model_dump(mode="json")}
+    queue.enqueue(RENDER, kwargs=parameters, job_id="parent", retry=rq.Retry(max=1, interval=[0, 60]))
+    put(connection, "child", Dependency("parent", allow_failure=True))
+    worker.fail(worker.pop(), "The first time.")
+    assert fetch(connection, "child").get_status().value == "deferred"
+
+
+# Crashes.
+
+
+@pytest.fixture
+def dead(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> GroupWorker:
+    """A worker whose name says that its process is gone."""
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        process.wait()
+    parts = identity.new_name().rsplit("-", 2)
+    monkeypatch.setattr(identity, "new_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
+    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    monkeypatch.undo()
+    worker.register_birth()
+    return worker
+
+
+def test_a_parent_of_a_dead_group_queues_them_in_the_end(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+) -> None:
+    put_family(connection)
+    assert dead.pop().rq_job.id == "parent"
+    Recovery(worker, max_attempts=2).at_start(None)
+    flight = worker.pop()
+    assert flight.rq_job.id == "parent"
+    assert worker.pop() is None
+    worker.succeed(flight, {"outputs": []})
+    assert rest(worker) == ["child", "heir"]
+
+
+def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Redis, worker: GroupWorker) -> None:
+    put_family(connection)
+    worker.fail(worker.pop(), "It broke.")
+    # As it was before RQ's second step, which queues dependents.
+    connection.lrem("rq:queue:svdq-low", 1, "heir")
+    connection.hset("rq:job:heir", "status", "deferred")
+    connection.zadd("rq:deferred:svdq-low", {"heir": 1})
+    connection.sadd("rq:job:parent:dependents", "heir")
+
+    Recovery(worker, max_attempts=2).at_start(None)
+
+    assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
+    assert rest(worker) == ["heir"]
+
+
+# Dependents that anyone may have written.
+
+UNREADABLE = {
+    "vanished": lambda connection: connection.delete("rq:job:child"),
+    "no data": lambda connection: connection.hdel("rq:job:child", "data"),
+    "not a hash": lambda connection: (connection.delete("rq:job:child"), connection.set("rq:job:child", "x")),
+    "no id": lambda connection: connection.sadd("rq:job:parent:dependents", "b a d"),
+    "no dependency": lambda connection: connection.sadd("rq:job::child:dependencies", b"\xff", "nobody"),
+    "no dependencies": lambda connection: (
+        connection.delete("rq:job::child:dependencies"),
+        connection.set("rq:job::child:dependencies", "x"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+@pytest.mark.parametrize("ends", ["succeed", "fail"])
+def test_an_unreadable_dependent_keeps_no_job_from_ending(
+    connection: redis.Redis, worker: GroupWorker, what: str, ends: str
+) -> None:
+    put_family(connection)
+    UNREADABLE[what](connection)
+    Recovery(worker, max_attempts=2).at_start(None)
+    flight = worker.pop()
+    if ends == "succeed":
+        worker.succeed(flight, {"outputs": []})
+    else:
+        worker.fail(flight, "It broke.")
+    assert fetch(connection, "parent").get_status().value == ("finished" if ends == "succeed" else "failed")
+    assert connection.zcard("rq:wip:svdq-default") == 0
+    assert "heir" in rest(worker)

@@ -1,0 +1,174 @@
+"""A Redis with TLS, a certificate of its own and users with few rights: it works, and no password ever comes out.
+
+The users are those of docs/redis.md, as they stand there.
+"""
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import pytest
+import redis
+
+from svdq.producer import control
+from svdq.producer.queue import session
+from svdq.producer.settings import Settings
+from tests.worker.own_redis import OwnRedis
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent.parent
+#: Passwords with what a URL does not take as it is.
+PRODUCER, WORKER, ADMIN = "submit@s3cret/%1", "render@s3cret/%2", "admin-s3cret"
+#: What no file, no answer and no process list may contain: both spellings have it.
+SECRET = "s3cret"
+#: Nobody's, and the one that a server loads its data as.
+DEFAULT = "user default off ~* &* +@all"
+EXTENSIONS = "subjectAltName=IP:127.0.0.1"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[OwnRedis]:
+    """TLS only, and nobody may in without a password."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    certificate(tmp_path / "redis.pem", tmp_path / "redis.key")
+    page = (ROOT / "docs/redis.md").read_text()
+    users = re.findall(r"^user svdq-.*$", page, re.MULTILINE)
+    assert [user.split()[1] for user in users] == ["svdq-producer", "svdq-worker"]
+    assert DEFAULT in page
+    lines = [user.replace("PASSWORD", password) for user, password in zip(users, (PRODUCER, WORKER), strict=True)]
+    (tmp_path / "users.acl").write_text("\n".join([DEFAULT, f"user admin on >{ADMIN} ~* &* +@all", *lines]))
+    files = ("--tls-cert-file", tmp_path / "redis.pem", "--tls-key-file", tmp_path / "redis.key")
+    trust = ("--tls-ca-cert-file", tmp_path / "redis.pem", "--tls-auth-clients", "no")
+    try:
+        server = OwnRedis(folder, *map(str, (*files, *trust, "--aclfile", tmp_path / "users.acl")), tls=True)
+    except AssertionError as error:
+        if "tls-" in str(error) or "TLS support" in str(error):
+            pytest.skip("this machine's Redis server does not speak TLS")
+        raise
+    yield server
+    server.stop()
+
+
+def certificate(path: Path, key: Path) -> None:
+    """Make a self-signed certificate for the loopback."""
+    subject = ("-subj", "/CN=redis of a test", "-addext", EXTENSIONS, "-days", "2")
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    command = ["openssl", "req", "-x509", *kind, "-keyout", str(key), "-out", str(path), *subject]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("this machine has no openssl to make a certificate with")
+
+
+def url_of(server: OwnRedis, folder: Path, name: str, password: str) -> str:
+    return server.url(f"{name}:{quote(password, safe='')}", "rediss", f"?ssl_ca_certs={folder / 'redis.pem'}")
+
+
+def test_the_whole_way_and_no_password_anywhere(house, until, server: OwnRedis) -> None:
+    producer = url_of(server, house.folder, "svdq-producer", PRODUCER)
+    worker = url_of(server, house.folder, "svdq-worker", WORKER)
+    admin = server.client(url_of(server, house.folder, "admin", ADMIN))
+    said: list[str] = []
+
+    def svdq(*arguments: object, code: int = 0, url: str = producer) -> str:
+        answer = house.run("svdq", *arguments, SVDQ_REDIS_URL=url)
+        said.append(answer.stdout + answer.stderr)
+        assert answer.returncode == code, answer
+        return str(answer.stdout)
+
+    small = ("--frames", 2, "--steps", 8, "--size", "64x64", "--format", "gif", "--format", "mp4", "--force")
+    jobs = [svdq("submit", house.photo, *small).split()[0] for _ in range(2)]
+    svdq("submit", house.photo, *small, "--at", "23:59")
+    with session(Settings.load(redis_url=producer)) as connection:
+        control.cancel(connection, jobs[0])
+        control.retry(connection, jobs[0])
+        control.move(connection, jobs[1], front=True, priority="high")
+        control.pause(connection)
+        control.resume(connection)
+
+    # The URL with the password is a line of svdq.toml, as for a service.
+    (house.folder / "svdq.toml").write_text(f'redis_url = "{worker}"')
+    trace = house.folder / "trace.json"
+    group = house.start(2, "--trace", str(trace), model="simulated:step_ms=100")
+    (house.folder / "svdq.toml").unlink()
+    family = [psutil.Process(group.process.pid), *psutil.Process(group.process.pid).children(recursive=True)]
+    shown = [" ".join(process.cmdline()) for process in family]
+    assert any("svdq.worker.scheduler" in line for line in shown)
+    assert any("--run-dir" in line for line in shown)
+    said += shown
+
+    svdq("wait", *jobs)
+    assert {admin.hget(f"rq:job:{job_id}", "status") for job_id in jobs} == {b"finished"}
+    for command in (("status", jobs[0], "--json"), ("list",), ("info", "--json"), ("logs", jobs[0])):
+        svdq(*command)
+    server.stop()
+    until(lambda: "Redis does not answer" in group.text)
+    server.start()
+    until(lambda: "Redis is back." in group.text)
+    admin = server.client(url_of(server, house.folder, "admin", ADMIN))
+    assert admin.acl_log() == []  # since it was started
+    group.tell(signal.SIGTERM)
+    assert group.end() == 0, group.text
+    assert trace.exists()
+    assert "NOPERM" not in group.text
+    assert [text for text in said if SECRET in text] == []
+    assert_secret_in_no_file(house.folder)
+
+
+def assert_secret_in_no_file(folder: Path) -> None:
+    """Logs, traces, videos, sidecars, checkpoints, and what Redis keeps on disk; the users' file is the server's."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "users.acl"]
+    assert {path.suffix for path in files} >= {".log", ".json", ".mp4", ".gif", ".aof"}
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_users_may_do_nothing_else(tmp_path: Path, server: OwnRedis) -> None:
+    for name, password in (("svdq-producer", PRODUCER), ("svdq-worker", WORKER)):
+        connection = redis.Redis.from_url(url_of(server, tmp_path, name, password))
+        for forbidden in (
+            ("GET", "secrets"),
+            ("SET", "other", "1"),
+            ("FLUSHALL",),
+            ("KEYS", "*"),
+            ("CONFIG", "GET", "*"),
+            ("ACL", "LIST"),
+            ("SCRIPT", "FLUSH"),
+            ("PUBLISH", "other", "x"),
+            ("EVAL", "return redis.call('get', KEYS[1])", "1", "secrets"),
+        ):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                connection.execute_command(*forbidden)
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "mistake", "reason"),
+    [
+        (("worker", "--ranks", 2), {"password": "wr0ng-s3cret"}, "invalid username-password pair"),
+        (("submit", "photo.jpg"), {"password": PRODUCER}, "@ as %40"),
+        (("list",), {"query": ""}, "certificate verify failed"),
+        (("worker",), {"query": "?ssl_ca_certs=/nowhere.pem"}, "The file '/nowhere.pem' of ssl_ca_certs"),
+    ],
+)
+def test_a_mistake_is_one_sentence_without_the_password(
+    house, server: OwnRedis, command: tuple[object, ...], mistake: dict[str, str], reason: str
+) -> None:
+    given = {
+        "password": quote(PRODUCER, safe=""),
+        "query": f"?ssl_ca_certs={house.folder / 'redis.pem'}",
+        **mistake,
+    }
+    url = server.url("svdq-producer:{password}".format(**given), "rediss", given["query"])
+    answer = house.run("svdq", *command, SVDQ_REDIS_URL=url)
+    assert answer.returncode in (2, 3), answer
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("Error: ")
+    assert answer.stderr.count("\n") == 1
+    assert reason in answer.stderr
+    assert SECRET not in answer.stderr

@@ -1,0 +1,153 @@
+"""RQ's own tools at a live group: `rq info`, rq-dashboard and rq-exporter show what is, and break nothing.
+
+rq-exporter needs an environment of its own (it wants an older redis-py), so it is looked at where RQ_EXPORTER names its
+program: `python -m venv exporter && exporter/bin/pip install rq-exporter`, then RQ_EXPORTER=exporter/bin/rq-exporter.
+"""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import rq
+
+from svdq.producer import control
+from svdq.producer.queue import RENDER, SvdqQueue, fetch
+
+pytestmark = pytest.mark.slow
+
+SIMULATED = "simulated:step_ms=100"
+#: Jobs of each state in the queue of `populate`.
+COUNTS = {"queued": 2, "started": 1, "finished": 1, "failed": 1, "scheduled": 1, "deferred": 1, "canceled": 1}
+
+
+def populate(house, until: Callable[..., object]) -> dict[str, str]:
+    """Start a group and bring a job into each state; return their ids by state, the second queued one left out."""
+    finished, failed = house.submit(), house.submit()
+    house.connection.hset(f"rq:job:{failed}", "success_callback_name", "os.system")
+    house.start(1, model=SIMULATED)
+    house.wait([finished, failed])
+    started = house.submit(steps=1000)
+    until(lambda: house.view(started).step > 0)
+    ids = {"finished": finished, "failed": failed, "started": started}
+    parameters = fetch(house.connection, finished).kwargs
+    ids["canceled"] = house.submit()
+    control.cancel(house.connection, ids["canceled"])
+    ids["queued"] = house.submit()
+    house.submit()
+    queue = SvdqQueue("svdq-default", connection=house.connection)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    ids["scheduled"] = queue.enqueue_at(later, RENDER, kwargs=parameters).id
+    ids["deferred"] = queue.enqueue(RENDER, kwargs=parameters, depends_on=started).id
+    return ids
+
+
+def url_of(house) -> str:
+    return f"unix://{house.connection.connection_pool.connection_kwargs['path']}"
+
+
+def get(url: str, data: bytes | None = None) -> str:
+    with urllib.request.urlopen(url, data) as answer:
+        return str(answer.read().decode())
+
+
+@contextlib.contextmanager
+def serving(log: Path, until: Callable[..., object], command: list[str], port_flag: str) -> Iterator[str]:
+    """Run a tool's server on the loopback; give its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with log.open("wb") as output:
+        process = subprocess.Popen([*command, port_flag, str(port)], stdout=output, stderr=subprocess.STDOUT)
+    try:
+        until(lambda: process.poll() is not None or listens(port), log.read_text)
+        assert process.poll() is None, log.read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def test_rq_info_and_the_dashboard_show_a_live_group(house, until) -> None:
+    ids = populate(house, until)
+
+    shown = house.run("rq", "info", "--queue-class", "svdq.producer.queue.SvdqQueue", "--url", url_of(house))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert re.search(r"svdq-default \|.* 2, 1 executing, 1 finished, 1 failed", shown.stdout), shown.stdout
+    assert "busy svdq-high, svdq-default, svdq-low. jobs: 1 finished, 1 failed" in shown.stdout
+
+    log = house.folder / "dashboard.log"
+    program = Path(sys.executable).parent / "rq-dashboard"
+    command = [str(program), "--json", "--bind", "127.0.0.1", "--redis-url", url_of(house)]
+    with serving(log, until, command, "--port") as site:
+        (queue,) = json.loads(get(f"{site}/0/data/queues.json"))["queues"]
+        assert queue["name"] == "svdq-default"
+        seen = {state: queue[f"{state}_job_registry_count"] for state in COUNTS if state != "queued"}
+        assert {"queued": queue["count"], **seen} == COUNTS
+
+        (worker,) = json.loads(get(f"{site}/0/data/workers.json"))["workers"]
+        assert (worker["state"], worker["current_job"]) == ("busy", "idle")  # it has several, and RQ a place for one
+        assert worker["queues"] == ["svdq-high", "svdq-default", "svdq-low"]
+        assert (worker["successful_job_count"], worker["failed_job_count"]) == (1, 1)
+
+        for view in ("queues", "workers", "jobs"):
+            assert "RQ-dashboard" in get(f"{site}/0/view/{view}")
+        for state, job_id in ids.items():
+            listed = json.loads(get(f"{site}/0/data/jobs/svdq-default/{state}/8/asc/1.json"))["jobs"]
+            assert listed[0]["id"] == job_id
+            assert len(listed) == COUNTS[state]
+            assert job_id in get(f"{site}/0/view/job/{job_id}")
+            if state == "deferred":
+                continue  # rq-dashboard 0.9 fails on any job of rq 2.12 that depends on others
+            job = json.loads(get(f"{site}/0/data/job/{job_id}.json"))
+            assert job["status"] == state
+            if state == "finished":
+                assert job["result"]["outputs"] == list(house.view(job_id).outputs)
+            elif state == "failed":
+                assert job["exc_info"].startswith("Refused: Its callback 'os.system'")
+            elif state == "started":
+                assert json.loads(job["metadata"])["step"] > 0
+        assert " ERROR " not in log.read_text()
+
+        # Its buttons. It writes what it requeues as pickle, which is dropped here and never loaded.
+        control.cancel(house.connection, ids["started"])
+        until(lambda: house.view(ids["started"]).status == "stopped")
+        fetch(house.connection, ids["queued"]).delete()
+        assert json.loads(get(f"{site}/job/{ids['started']}/requeue", b""))["status"] == "OK"
+        assert house.connection.hget(f"rq:job:{ids['started']}", "meta").startswith(b"\x80")
+        until(lambda: house.view(ids["started"]).step > 0)
+        assert house.view(ids["started"]).status == "started"
+        assert json.loads(get(f"{site}/job/{ids['finished']}/delete", b""))["status"] == "OK"
+        assert not house.connection.exists(f"rq:job:{ids['finished']}")
+        assert " ERROR " not in log.read_text()
+
+
+@pytest.mark.skipif("RQ_EXPORTER" not in os.environ, reason="RQ_EXPORTER does not name an rq-exporter (see above)")
+def test_the_exporter_counts_a_live_group(house, until) -> None:
+    populate(house, until)
+    command = [os.environ["RQ_EXPORTER"], "--host", "127.0.0.1", "--redis-url", url_of(house)]
+    with serving(house.folder / "exporter.log", until, command, "--port") as site:
+        metrics = get(f"{site}/metrics")
+    jobs = re.findall(r'^rq_jobs\{queue="svdq-default",status="(\w+)"\} (\d+)\.0$', metrics, re.MULTILINE)
+    assert {state: int(count) for state, count in jobs} == {
+        state: count for state, count in COUNTS.items() if state != "canceled"
+    }
+    name = rq.Worker.all(connection=house.connection, serializer=rq.serializers.JSONSerializer)[0].name
+    labels = re.escape(f'{{name="{name}",queues="svdq-high,svdq-default,svdq-low"')
+    assert re.search(rf'^rq_workers{labels},state="busy"}} 1\.0$', metrics, re.MULTILINE)
+    assert re.search(rf"^rq_workers_success_total{labels}}} 1\.0$", metrics, re.MULTILINE)
+    assert re.search(rf"^rq_workers_failed_total{labels}}} 1\.0$", metrics, re.MULTILINE)
