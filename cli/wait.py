@@ -3,30 +3,39 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.bars import MAX_BARS, Bars, Display, Lines
 from svdq.cli.main import EXIT_FAILED, redis_options
-from svdq.cli.words import describe, with_notice
+from svdq.cli.words import describe, trouble_reason
 
 if TYPE_CHECKING:
     import redis
 
+    from svdq.producer.ranks import GroupStatus
     from svdq.producer.settings import Settings
     from svdq.producer.status import JobView
 
 POLL_S = 0.3
+#: Rests are at least this many times as long as looking: with thousands of jobs that takes a while.
+POLL_SHARE = 3
 #: Seconds that Redis may be away, for a restart, before waiting gives up.
 PATIENCE_S = 30.0
 #: Seconds without a worker before we say so.
 NO_WORKER_S = 2.0
-#: More bars than this do not fit a terminal; further jobs show as they start.
-MAX_BARS = 20
 
 
-@click.command()
+EXAMPLES = """\b
+Examples:
+  svdq wait 1f0c…
+  svdq wait 1f0c… 2a7d… --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
 @redis_options
@@ -44,9 +53,24 @@ def wait(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> int:
     return exit_code
 
 
-def wait_for(settings: "Settings", job_ids: Sequence[str], *, quiet: bool) -> "tuple[list[JobView], int]":
-    """Wait until all jobs have ended; return them in the order asked for, and the exit code that tells how."""
+def wait_for(
+    settings: "Settings",
+    job_ids: Sequence[str],
+    *,
+    quiet: bool,
+    on_end: "Callable[[JobView], None] | None" = None,
+) -> "tuple[list[JobView], int]":
+    """Wait until all jobs have ended; return them in the order asked for, and the exit code that tells how.
+
+    Args:
+        settings: of this process.
+        job_ids: what to wait for.
+        quiet: print nothing.
+        on_end: called with each job as it ends.
+    """
+    from svdq.producer.outlook import outlooks
     from svdq.producer.queue import session
+    from svdq.producer.ranks import read_groups
 
     job_ids = list(dict.fromkeys(job_ids))
     live = sys.stderr.isatty() and not quiet
@@ -54,11 +78,14 @@ def wait_for(settings: "Settings", job_ids: Sequence[str], *, quiet: bool) -> "t
         display: Display = Bars(len(job_ids)) if live else Lines()
         ended: dict[str, JobView] = {}
         with display:
-            for views in _poll(connection, job_ids):
+            for views in _poll(connection, job_ids, display):
+                expected = outlooks(connection, views, read_groups(connection)) if live else {}
                 for view in views:
-                    display.show(view)
+                    display.show(view, expected.get(view.id))
                     if view.ended:
                         ended[view.id] = view
+                        if on_end:
+                            on_end(view)
                         if not live and not quiet:
                             click.echo(describe(view))
                             sys.stdout.flush()
@@ -70,107 +97,60 @@ def wait_for(settings: "Settings", job_ids: Sequence[str], *, quiet: bool) -> "t
     return [ended[job_id] for job_id in job_ids], exit_code
 
 
-def _poll(connection: "redis.Redis", job_ids: Sequence[str]) -> "Iterator[list[JobView]]":
+def _poll(connection: "redis.Redis", job_ids: Sequence[str], display: Display) -> "Iterator[list[JobView]]":
     """Yield how the jobs stand that have not ended before, again and again until all have."""
     from redis.exceptions import ConnectionError as LostError
     from redis.exceptions import TimeoutError as SlowError
 
-    from svdq.producer.queue import fetch
-    from svdq.producer.status import view_many, view_workers
+    from svdq.producer.control import pauses
+    from svdq.producer.queue import fetch, statuses
+    from svdq.producer.ranks import read_groups
+    from svdq.producer.status import ENDED, view_many
+    from svdq.producer.workers import view_workers
 
-    pending = set(job_ids)
+    pending = list(job_ids)
     started = last_answer = time.monotonic()
-    told = False
+    # What keeps jobs waiting and was said.
+    told: set[str] = set()
+    is_worker_sought = False
     while True:
+        begin = time.monotonic()
         try:
-            views = view_many(connection, pending)
-            for gone in pending - {view.id for view in views}:
+            stand = dict(zip(pending, statuses(connection, pending), strict=True))
+            # What waits in a queue is not looked at, beyond what is shown: there may be ten thousand of it.
+            waiting = [job_id for job_id in pending if stand[job_id] not in (*ENDED, "started", None)]
+            unseen = set(waiting[MAX_BARS:])
+            seen = [job_id for job_id in pending if job_id not in unseen]
+            views = view_many(connection, seen)
+            for gone in set(seen) - {view.id for view in views}:
                 fetch(connection, gone)  # tells that there is no such job
-            if not told and time.monotonic() - started > NO_WORKER_S:
-                told = True
+            if not is_worker_sought and time.monotonic() - started > NO_WORKER_S:
+                is_worker_sought = True
                 if not view_workers(connection):
-                    click.echo("No worker is running; start one with `svdq worker`.", err=True)
+                    display.say("No worker is running; start one with `svdq worker`.")
+            held_up = _held_up(pauses(connection), read_groups(connection))
+            for what in held_up.keys() - told:
+                display.say(held_up[what])
+            told = set(held_up)
         except (LostError, SlowError):
             if time.monotonic() - last_answer > PATIENCE_S:
                 raise
         else:
             last_answer = time.monotonic()
             yield views
-            pending -= {view.id for view in views if view.ended}
+            over = {view.id for view in views if view.ended}
+            pending = [job_id for job_id in pending if job_id not in over]
             if not pending:
                 return
-        time.sleep(POLL_S)
+        time.sleep(max(POLL_S, POLL_SHARE * (time.monotonic() - begin)))
 
 
-class Display(Protocol):
-    """Where progress is shown."""
-
-    def __enter__(self) -> object:
-        """Begin to show."""
-        ...
-
-    def __exit__(self, *error: object) -> None:
-        """Leave the terminal as it was."""
-        ...
-
-    def show(self, view: "JobView") -> None:
-        """Show how a job stands."""
-        ...
-
-
-class Lines:
-    """No progress: stderr is not a terminal."""
-
-    def __enter__(self) -> None:
-        """Nothing to begin."""
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing to end."""
-
-    def show(self, view: "JobView") -> None:
-        """Nothing to show before a job has ended."""
-
-
-class Bars:
-    """A bar for each job in flight, and one for all of them when they are several; on stderr."""
-
-    def __init__(self, num_jobs: int) -> None:
-        # Imported here: rich is only needed on a terminal.
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._ended: set[str] = set()
-        self._all = self._progress.add_task("all", total=num_jobs) if num_jobs > 1 else None
-
-    def __enter__(self) -> None:
-        """Begin to draw."""
-        self._progress.start()
-
-    def __exit__(self, *error: object) -> None:
-        """Clear the bars."""
-        self._progress.stop()
-
-    def show(self, view: "JobView") -> None:
-        """Move the bar of a job; take it away when the job has ended."""
-        if view.ended:
-            self._ended.add(view.id)
-            if (task := self._tasks.pop(view.id, None)) is not None:
-                self._progress.remove_task(task)
-            if self._all is not None:
-                self._progress.update(self._all, completed=len(self._ended))
-            return
-        if view.id not in self._tasks:
-            if len(self._tasks) >= MAX_BARS:
-                return
-            self._tasks[view.id] = self._progress.add_task("", total=view.steps or None)
-        text = f"{view.name}  {with_notice(view.status, view)}"
-        self._progress.update(self._tasks[view.id], completed=view.step, description=text)
+def _held_up(pauses: Sequence[str], groups: "Sequence[GroupStatus]") -> dict[str, str]:
+    """Say what keeps jobs waiting at present; the sentences by what makes them different."""
+    held_up = {sentence: sentence for sentence in pauses}
+    for group in groups:
+        for rank in group.ranks:
+            for trouble in rank.troubles:
+                what = f"{trouble.effect}: {trouble_reason(trouble)}"
+                held_up[f"{group.name} {rank.rank} {trouble.effect}"] = f"On {rank.host}, rank {rank.rank}: {what}"
+    return held_up

@@ -1,10 +1,16 @@
 """`svdq worker`: start a group of ranks."""
 
+import json
 import sys
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from svdq.producer.settings import Settings
+    from svdq.worker.launch import LaunchOptions
 
 
 @click.command()
@@ -13,7 +19,9 @@ import click
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
 @click.option("--groups", type=click.IntRange(min=1), default=1, show_default=True, help="Groups that share the queue.")
-@click.option("--burst", is_flag=True, help="End when the queue is empty.")
+@click.option("--burst", is_flag=True, help="End when the queue is empty, and tell what it came to.")
+@click.option("--no-lock", is_flag=True, help="Start a burst although another one works on the same devices.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write what it came to as .json or .html as well.")
 @click.option("--until", metavar="HH:MM", help="Stop then: no video is begun that would not be done; the rest is kept.")
 @click.option(
     "--checkpoints",
@@ -27,10 +35,18 @@ import click
 @click.option("--model", help="preview, or a StableVideoDiffusionPipeline folder or hub id (SVDQ_MODEL).")
 @click.option("--redis-url", help="Redis server (SVDQ_REDIS_URL); default: the embedded one.")
 @click.option("--storage", help="Folder or URL for photos and videos (SVDQ_STORAGE).")
-def worker(model: str | None, redis_url: str | None, storage: str | None, **options: Any) -> None:
+def worker(
+    model: str | None,
+    redis_url: str | None,
+    storage: str | None,
+    no_lock: bool,
+    report: Path | None,
+    **options: Any,
+) -> None:
     """Start a group of ranks that renders queued jobs.
 
-    Ctrl-C once takes no more jobs and finishes those in flight; twice stops now.
+    Ctrl-C once takes no more jobs and finishes those in flight; twice stops now. A burst that finds another one at
+    work on its devices, as a crontab may start it, leaves the queue to it and exits with 0.
 
     \b
     Examples:
@@ -39,12 +55,43 @@ def worker(model: str | None, redis_url: str | None, storage: str | None, **opti
       svdq worker --groups 7 --ranks 1     seven workers of a whole video each
       svdq worker --burst                  render what is queued, then end
       svdq worker --until 06:00            stop in the morning, keep what is half done
+      svdq worker --burst --until 06:00 --report night.html
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
+    from svdq.producer.pages import check_target
     from svdq.producer.queue import connect
     from svdq.producer.settings import Settings
-    from svdq.worker.launch import LaunchOptions, check_model, launch
+    from svdq.worker.burst_lock import burst_lock, devices_of
+    from svdq.worker.launch import LaunchOptions, check_model
 
     settings = Settings.load(model=model, redis_url=redis_url, storage=storage)
+    if report is not None:
+        check_target(report, (".json", ".html"))
     check_model(settings.model)
     connect(settings).close()
-    sys.exit(launch(settings, LaunchOptions(**options)))
+    launch_options = LaunchOptions(**options)
+    if not launch_options.burst or no_lock:
+        sys.exit(_run(settings, launch_options, report))
+    with burst_lock(settings.home, devices_of(launch_options)) as holder:
+        if holder is not None:
+            click.echo(holder, err=True)
+            sys.exit(0)
+        sys.exit(_run(settings, launch_options, report))
+
+
+def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
+    """Run until the end, tell what a burst came to, and return the exit code."""
+    from svdq.producer.pages import write
+    from svdq.producer.report_page import report_page
+    from svdq.worker.launch import launch
+    from svdq.worker.run_end import report_of_run
+
+    started_at = datetime.now().astimezone()
+    ending = launch(settings, options)
+    if options.burst or report is not None:
+        found = report_of_run(settings, ending, started_at, until=options.until)
+        for line in found.lines():
+            click.echo(line)
+        if report is not None:
+            as_json = report.suffix.lower() == ".json"
+            write(report, [json.dumps(found.as_json(), indent=2) + "\n" if as_json else report_page(found)])
+    return ending.code

@@ -87,6 +87,11 @@ class CostBook:
         if "decode" in seconds:
             measured.decode_s.append(seconds["decode"])
 
+    @property
+    def shapes(self) -> list[Shape]:
+        """The shapes of which something is measured, those that were measured first first."""
+        return list(self._measured)
+
     def estimate(self, shape: Shape) -> Costs:
         """Estimate the costs of a sample; in units of one step as long as nothing of its shape is measured."""
         measured = self._measured[shape] if shape in self._measured else _Measured()

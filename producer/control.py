@@ -13,6 +13,7 @@ from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegis
 from rq.suspension import resume as rq_resume
 from rq.suspension import suspend as rq_suspend
 from rq.utils import as_text
+from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
@@ -112,7 +113,7 @@ def requeue(connection: redis.Redis, storage: Storage, job_id: str) -> None:
     job = read_job(rq_job)
     if job is not None:
         # With it beside the files a worker would find that there is nothing left to do.
-        storage.remove(f"outputs/{job.name}-{job_id}.json")
+        storage.remove(f"{job.output_stem(job_id)}.json")
     _queue_again(connection, rq_job)
 
 
@@ -176,5 +177,7 @@ def pauses(connection: redis.Redis) -> Sequence[str]:
     if connection.exists(keys.SUSPENDED):
         sentences.append("Paused: no jobs are taken; `svdq resume` goes on.")
     for worker, reason in sorted(connection.hgetall(keys.PAUSES).items()):
-        sentences.append(f"PAUSED {as_text(worker)}: {as_text(reason)} Mend it; `svdq resume` goes on.")
+        # One that died takes its reason along; the next group tries anew.
+        if connection.exists(f"{Worker.redis_worker_namespace_prefix}{as_text(worker)}"):
+            sentences.append(f"PAUSED {as_text(worker)}: {as_text(reason)} Mend it; `svdq resume` goes on.")
     return sentences

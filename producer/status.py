@@ -1,4 +1,4 @@
-"""What is known of jobs, queues and workers. Knows no terminal.
+"""What is known of jobs and queues. Knows no terminal.
 
 Reads only: RQ's clean-up is never run here, for it may call functions that whoever writes to Redis has chosen.
 """
@@ -11,12 +11,13 @@ from typing import Any
 
 import redis
 import rq
-from rq.intermediate_queue import IntermediateQueue
 from rq.job import JobStatus
 from rq.results import Result
 from rq.serializers import JSONSerializer
+from rq.utils import as_text
 
-from svdq.producer.queue import SvdqQueue, fetch, queues, read_job
+from svdq.producer.queue import SvdqQueue, fetch, read_job
+from svdq.producer.registries import counts, newest_ids
 
 #: States in which a job stays.
 ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
@@ -50,6 +51,10 @@ class JobView:
     #: The queue it was put in, and when.
     queue: str
     created_at: datetime
+    #: When it is to be queued, while it is scheduled.
+    scheduled_at: datetime | None
+    #: Ids of the jobs that it waits for, while it is deferred.
+    after: tuple[str, ...]
 
     @property
     def ended(self) -> bool:
@@ -63,7 +68,9 @@ class JobView:
 
     def as_json(self) -> dict[str, Any]:
         """One flat JSON object: what is known of it, then every parameter."""
+        scheduled_at = self.scheduled_at.isoformat() if self.scheduled_at else None
         own = asdict(self) | {"outputs": list(self.outputs), "created_at": self.created_at.isoformat()}
+        own |= {"scheduled_at": scheduled_at, "after": list(self.after)}
         del own["parameters"]
         return own | {name: value for name, value in self.parameters.items() if name not in own}
 
@@ -78,76 +85,47 @@ class QueueView:
     counts: dict[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerView:
-    """One worker group, as RQ knows it."""
-
-    #: Unique name.
-    name: str
-    #: RQ's words: idle, busy, suspended, …
-    state: str
-    #: Host and process of its rank 0.
-    hostname: str
-    pid: int
-    #: Queues it takes jobs from.
-    queues: list[str]
-    #: Jobs it has ended.
-    finished: int
-    failed: int
-
-
 def view(connection: redis.Redis, job_id: str) -> JobView:
     """Look at one job.
 
     Raises:
         InputError: there is no such job.
     """
-    return _view(fetch(connection, job_id))
+    rq_job = fetch(connection, job_id)
+    return _view(rq_job, _results(connection, [rq_job])[0], _waits(connection, [rq_job])[0])
 
 
 def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
-    """Look at several jobs at once; those that are not there are left out."""
-    return [_view(job) for job in _fetch_many(connection, job_ids)]
+    """Look at several jobs at once, in three round trips; those that are not there are left out."""
+    found = rq.job.Job.fetch_many(job_ids, connection=connection, serializer=JSONSerializer)
+    rq_jobs = [job for job in found if job is not None]
+    return list(map(_view, rq_jobs, _results(connection, rq_jobs), _waits(connection, rq_jobs)))
 
 
-def list_jobs(connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = ()) -> list[JobView]:
-    """Return the newest jobs of all queues, newest first; only those in `statuses` when any are given."""
-    job_ids: dict[str, None] = {}
-    for queue in queues(connection):
-        for status, ids in _newest_ids(queue, limit).items():
-            if not statuses or status in statuses:
-                job_ids.update(dict.fromkeys(ids))
-    newest = sorted(_fetch_many(connection, job_ids), key=_created_at, reverse=True)
-    return [_view(job) for job in newest[:limit]]
+def list_jobs(
+    connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = (), *, skip: int = 0
+) -> list[JobView]:
+    """Return the newest jobs of all queues, newest first.
+
+    Args:
+        connection: to Redis.
+        limit: number of jobs at most.
+        statuses: only jobs in these states; all when there are none.
+        skip: number of newer jobs to leave out: the pages before this one.
+    """
+    job_ids = newest_ids(connection, skip + limit, statuses)
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in job_ids:
+            pipeline.hget(rq.job.Job.key_for(job_id), "created_at")
+        created = pipeline.execute(raise_on_error=False)  # RQ writes times so that they sort as text
+    known = [(moment, job_id) for moment, job_id in zip(created, job_ids, strict=True) if isinstance(moment, bytes)]
+    page = sorted(known, reverse=True)[skip : skip + limit]
+    return view_many(connection, [job_id for _, job_id in page])
 
 
 def view_queues(connection: redis.Redis) -> list[QueueView]:
     """Count the jobs of every queue by state."""
-    views = []
-    for queue in queues(connection):
-        waiting = queue.count + connection.llen(_between(queue).key)
-        counts = {status: registry.get_job_count(cleanup=False) for status, registry in _registries(queue).items()}
-        views.append(QueueView(name=queue.name, counts={"queued": waiting} | counts))
-    return views
-
-
-def view_workers(connection: redis.Redis) -> list[WorkerView]:
-    """Return the worker groups that take jobs of ours, by name."""
-    names = {queue.name for queue in queues(connection)}
-    workers = rq.Worker.all(connection=connection, queue_class=SvdqQueue, serializer=JSONSerializer)
-    return [
-        WorkerView(
-            name=worker.name,
-            state=str(getattr(worker.get_state(), "value", worker.get_state())),
-            hostname=worker.hostname or "?",
-            pid=worker.pid or 0,
-            queues=worker.queue_names(),
-            finished=worker.successful_job_count or 0,
-            failed=worker.failed_job_count or 0,
-        )
-        for worker in sorted(workers, key=lambda worker: str(worker.name))
-        if names & set(worker.queue_names())
-    ]
+    return [QueueView(name=name, counts=of_queue) for name, of_queue in counts(connection).items()]
 
 
 def last_sentence(exc_string: str | None) -> str:
@@ -158,12 +136,10 @@ def last_sentence(exc_string: str | None) -> str:
     )
 
 
-def _view(rq_job: rq.job.Job) -> JobView:
+def _view(rq_job: rq.job.Job, result: Result | None, wait: "_Wait") -> JobView:
     job = read_job(rq_job)
     status = rq_job.get_status(refresh=False).value
     meta = rq_job.meta
-    # Only an ended job has a result that counts: that of a job being tried again tells why it did not work before.
-    result = Result.fetch_latest(rq_job, serializer=JSONSerializer) if status in ENDED else None
     value = result.return_value if result and isinstance(result.return_value, dict) else {}
     used = value.get("used") or meta.get("used") or {}
     parameters = (job.model_dump(mode="json") if job else {}) | used
@@ -187,41 +163,58 @@ def _view(rq_job: rq.job.Job) -> JobView:
         parameters=parameters,
         queue=rq_job.origin,
         created_at=_created_at(rq_job),
+        scheduled_at=wait.until,
+        after=wait.after,
     )
 
 
-def _fetch_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[rq.job.Job]:
-    """Fetch jobs in one round trip."""
-    found = rq.job.Job.fetch_many(job_ids, connection=connection, serializer=JSONSerializer)
-    return [job for job in found if job is not None]
+def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[Result | None]:
+    """Read the latest result of each job that has ended.
+
+    Only an ended job has one that counts: that of a job being tried again tells why it did not work before.
+    """
+    ended = [job for job in rq_jobs if job.get_status(refresh=False).value in ENDED]
+    with connection.pipeline(transaction=False) as pipeline:
+        for job in ended:
+            pipeline.xrevrange(Result.get_key(job.id), count=1)  # type: ignore[no-untyped-call]
+        answers = pipeline.execute()
+    results = {}
+    for job, entries in zip(ended, answers, strict=True):
+        for result_id, payload in entries:
+            results[job.id] = Result.restore(
+                job.id, result_id.decode(), payload, connection=connection, serializer=JSONSerializer
+            )
+    return [results.get(job.id) for job in rq_jobs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wait:
+    """What a job waits for that is in no queue."""
+
+    until: datetime | None = None
+    after: tuple[str, ...] = ()
+
+
+def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[_Wait]:
+    """Look up what each job waits for."""
+    statuses = [job.get_status(refresh=False) for job in rq_jobs]
+    with connection.pipeline(transaction=False) as pipeline:
+        for job, status in zip(rq_jobs, statuses, strict=True):
+            if status is JobStatus.SCHEDULED:
+                pipeline.zscore(SvdqQueue(job.origin, connection=connection).scheduled_job_registry.key, job.id)
+            elif status is JobStatus.DEFERRED:
+                pipeline.smembers(job.dependencies_key)
+        answers = iter(pipeline.execute())
+    waits = []
+    for status in statuses:
+        answer = next(answers) if status in (JobStatus.SCHEDULED, JobStatus.DEFERRED) else None
+        if isinstance(answer, float):
+            waits.append(_Wait(until=datetime.fromtimestamp(answer, UTC)))
+        else:
+            waits.append(_Wait(after=tuple(sorted(map(as_text, answer or ())))))
+    return waits
 
 
 def _created_at(rq_job: rq.job.Job) -> datetime:
     created_at = rq_job.created_at
     return created_at if created_at.tzinfo else created_at.replace(tzinfo=UTC)
-
-
-def _newest_ids(queue: SvdqQueue, limit: int) -> dict[str, list[str]]:
-    """Return the newest ids of each state; registries are sorted by expiry, which for ended jobs follows their end."""
-    waiting = queue.get_job_ids(offset=max(queue.count - limit, 0), length=limit) + _between(queue).get_job_ids()
-    registries = _registries(queue)
-    ids = {
-        status: registry.get_job_ids(0, limit - 1, desc=True, cleanup=False) for status, registry in registries.items()
-    }
-    return {"queued": waiting} | ids
-
-
-def _between(queue: SvdqQueue) -> IntermediateQueue:
-    """Where RQ keeps a job between taking it off the queue and registering it as started."""
-    return IntermediateQueue(queue.key, connection=queue.connection)
-
-
-def _registries(queue: SvdqQueue) -> dict[str, Any]:
-    return {
-        "started": queue.started_job_registry,
-        "scheduled": queue.scheduled_job_registry,
-        "deferred": queue.deferred_job_registry,
-        "finished": queue.finished_job_registry,
-        "failed": queue.failed_job_registry,
-        "canceled": queue.canceled_job_registry,
-    }

@@ -24,15 +24,18 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage import Storage
 from svdq.worker import rundir
 from svdq.worker.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
+from svdq.worker.callbacks import Callbacks
 from svdq.worker.checkpoints import Archive, Codec, Spool
 from svdq.worker.feeder import IntakeOptions
 from svdq.worker.fence import Fence
 from svdq.worker.intake import Intake
+from svdq.worker.job_log_handler import JobLogHandler
 from svdq.worker.outlet import Outlet
 from svdq.worker.progress import ProgressMonitor
 from svdq.worker.redis_link import Outage, connect, restarter, wait_for
 from svdq.worker.shelf import open_shelf
 from svdq.worker.signals import Signals
+from svdq.worker.vitals import Vitals, costs_in, describe
 from svdq.worker.watchdog import Watchdog
 
 logger = logging.getLogger("svdq.worker")
@@ -72,7 +75,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
             rundir.write_error(run_dir, str(error))
         else:
             click.echo(f"Error: {error}", err=True)
-        sys.exit(2 if isinstance(error, InputError) else 1)
+        sys.exit(error.exit_code)
 
 
 def _run(
@@ -106,7 +109,10 @@ def _run(
         # A neighbour has ended in the middle of the meeting: as likely as not all were told to stop.
         _lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
         os._exit(0)
-    monitor = ProgressMonitor(connect(url), place.rank, model.info.notice, breadcrumbs)
+    vitals = Vitals(describe(place, our_device, model.info.name), our_device)
+    log = JobLogHandler(place.rank)
+    logging.getLogger().addHandler(log)
+    monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, breadcrumbs)
     shelf = open_shelf(checkpoints, settings.home, storage)
     codec = Codec(model=model.info.name, device=our_device)
     spool = Spool(shelf, codec) if shelf is not None else None
@@ -117,6 +123,8 @@ def _run(
         _announce(place, our_device, model.info, storage)
         options = IntakeOptions(
             burst=burst,
+            has_scheduler=run_dir is not None,
+            callbacks=Callbacks(settings),
             max_pixels=settings.max_pixels,
             max_attempts=settings.max_attempts,
             until_s=until_s,
@@ -133,13 +141,16 @@ def _run(
         place=place,
         links=links,
         model=model,
-        monitor=Watchdog(monitor, place.rank),
+        monitor=Watchdog(monitor, place.rank, settings.stall_s, on_stall=lambda: _stalled(monitor, breadcrumbs)),
         tracer=tracer,
         source=intake,
         sink=outlet,
         on_lost=lambda reason: _lost(reason, signals.stopping, breadcrumbs),
         keeper=spool,
     )
+    vitals.waiting = [part for part in (intake, outlet, spool) if part is not None]
+    if intake is not None:
+        vitals.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     signals.attach(stage, intake)
     for shape in warm:
         stage.warm_up(VideoParameters.of_shape(shape))
@@ -153,13 +164,13 @@ def _run(
         intake.close(put_back=stage.stopped)
     if stage.stopped and outlet is not None:
         outlet.wait(flush_until - time.monotonic())
+    monitor.close()
     if stage.stopped:
         # The neighbours stop wherever they are, too: there is nobody to say goodbye to.
         logging.shutdown()
         os._exit(0)
     if spool is not None and not spool.flush(FLUSH_S):
         logger.warning("The checkpoints of videos that are finished could not be removed; the next worker does that.")
-    monitor.close()
     breadcrumbs.innocent()
     if trace and run_dir is not None:
         rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
@@ -181,6 +192,13 @@ def _lost(reason: str, stopping: threading.Event, breadcrumbs: Breadcrumbs) -> N
     if not stopping.wait(STOP_HEARD_S):
         logger.error("%s", reason)
         os._exit(1)
+
+
+def _stalled(monitor: ProgressMonitor, breadcrumbs: Breadcrumbs) -> None:
+    """End the process when its step does not end; the next life of the group counts that against the step's job."""
+    breadcrumbs.stalled()
+    monitor.close()
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 A rank that ends in order, is told to stop or loses a neighbour says so; one that is killed, or dies of what it
 computes, cannot. So after a restart the record without that mark names the job to blame; its neighbours are innocent.
+A rank that ends because a step of it did not leaves a mark of its own.
 """
 
 import os
@@ -15,6 +16,8 @@ from svdq.worker.identity import process_is_gone
 RECORD_BYTES = 128
 #: The mark of a rank that ended for a reason that is no job's.
 INNOCENT = b"i"
+#: The mark of a rank that ended itself because it made no progress.
+STALLED = b"s"
 _NOTHING = b" " * (RECORD_BYTES - 1)
 
 
@@ -28,6 +31,8 @@ class Blame:
     step: int
     #: The rank that died.
     rank: int
+    #: Whether it ended itself because the step did not end.
+    stalled: bool = False
 
 
 class Breadcrumbs:
@@ -55,6 +60,10 @@ class Breadcrumbs:
         """Note that this rank ends for a reason that is no job's; from any thread."""
         os.pwrite(self._file, INNOCENT, RECORD_BYTES - 1)  # a byte of its own: no note that comes late undoes it
 
+    def stalled(self) -> None:
+        """Note that this rank ends because the step that it noted last makes no progress; from any thread."""
+        os.pwrite(self._file, STALLED, RECORD_BYTES - 1)
+
 
 def read_blame(folder: Path, life: int) -> Blame | None:
     """Say which job the life before this one died of, if it is known, and remove its records.
@@ -69,7 +78,10 @@ def read_blame(folder: Path, life: int) -> Blame | None:
     if len(guilty) != 1:
         return None
     words = guilty[0][: RECORD_BYTES - 1].decode().split()
-    return Blame(rank=int(words[0]), step=int(words[1]), job_id=words[2]) if len(words) == 3 else None
+    if len(words) != 3:
+        return None
+    stalled = guilty[0][RECORD_BYTES - 1 :] == STALLED
+    return Blame(rank=int(words[0]), step=int(words[1]), job_id=words[2], stalled=stalled)
 
 
 def folder_without_launcher(home: Path) -> Path:

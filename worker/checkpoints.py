@@ -23,6 +23,7 @@ from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.message import sample_body, sample_from
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
+from svdq.producer.ranks import Trouble
 from svdq.worker.shelf import Shelf
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,8 @@ class Spool:
         self._is_working = False
         #: Whether the rank is about to end and there is no time to rest.
         self._hurried = False
-        self._in_trouble = False
+        #: Why checkpoints cannot be written at present; videos go on without.
+        self.trouble: Trouble | None = None
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
     def keep(self, sample: Sample) -> None:
@@ -196,17 +198,27 @@ class Spool:
                     self._shelf.clear(job_id)
                 if kept is not None:
                     self._write(kept)
-                if self._in_trouble:
-                    self._in_trouble = False
+                if self.trouble is not None:
+                    self.trouble = None
                     logger.info("Checkpoints can be written again.")
             except Exception as error:  # noqa: BLE001 - a checkpoint is a courtesy: no video fails for it
-                if not self._in_trouble:
-                    self._in_trouble = True
-                    logger.warning("Checkpoints cannot be written (%s); videos go on without.", error)
+                self._note(error)
             kept = None  # its tensors are free to go while this thread waits
             rest_s = REST * (time.monotonic() - started)
             with self._changed:
                 self._changed.wait_for(lambda: self._hurried, rest_s)
+
+    def _note(self, error: Exception) -> None:
+        trouble = self.trouble
+        if trouble is None:
+            logger.warning("Checkpoints cannot be written (%s); videos go on without.", error)
+            trouble = Trouble(
+                effect="Checkpoints cannot be written, videos go on without",
+                reason=str(error),
+                since=time.time(),
+                attempts=0,
+            )
+        self.trouble = trouble.model_copy(update={"reason": str(error), "attempts": trouble.attempts + 1})
 
     def _write(self, kept: _Kept) -> None:
         sample = kept.sample

@@ -11,15 +11,18 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.ports import Report, Request
 from svdq.producer.queue import read_job
 from svdq.worker.breadcrumbs import Blame
+from svdq.worker.callbacks import Callbacks
 from svdq.worker.checkpoints import Archive, resumed
 from svdq.worker.fence import execution_ticket
+from svdq.worker.patience import UnwantedError
 from svdq.worker.preparing import Prepared, Preparer
 from svdq.worker.reports import Reporter
-from svdq.worker.rq_adapter import Flight, GroupWorker
+from svdq.worker.rq_adapter import GroupWorker
+from svdq.worker.rq_ends import Flight
 from svdq.worker.until import is_too_late
 
 logger = logging.getLogger(__name__)
@@ -34,6 +37,10 @@ class IntakeOptions:
 
     #: End when the queue is empty.
     burst: bool = False
+    #: Whether a scheduler queues jobs that are due.
+    has_scheduler: bool = False
+    #: Runs what jobs want called at their end; None refuses such jobs.
+    callbacks: Callbacks | None = None
     #: Photos with more pixels are refused.
     max_pixels: int = 100_000_000
     #: Seconds since the epoch at which the group will be stopped: no video is begun that would not be done by then.
@@ -104,7 +111,7 @@ class Feeder:
             elif (flight := self._worker.pop()) is not None:
                 self._reporter.flights[flight.rq_job.id] = flight
                 self._next = (flight, self._prepared(flight))
-            elif self._options.burst and not self._reporter.flights:
+            elif self._options.burst and not self._reporter.flights and not self._waits_for_due():
                 self.draining.set()
             self._tell_pause()
         if self._next is not None:
@@ -113,16 +120,28 @@ class Feeder:
             self._ended = True
             self.ready.put(None)
 
-    def ended(self, flight: Flight) -> None:
-        """Learn from a job that has ended how long it took."""
+    def ended(self, flight: Flight, finished: bool) -> None:
+        """Learn from a job that has ended how long a video takes; one that failed or was stopped took less."""
         begun_at = self._begun_at.pop(flight.rq_job.id, None)
-        if begun_at is not None:
+        if begun_at is not None and finished:
             self._latencies_s.append(time.monotonic() - begun_at)
 
     def close(self) -> None:
         """Prepare nothing more."""
         self._preparer.stop()
         self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _waits_for_due(self) -> bool:
+        """Whether a burst goes on because the scheduler is about to queue a job; says what is left when not."""
+        due, later = self._worker.num_scheduled()
+        if due and self._options.has_scheduler:
+            return True
+        # The scheduler may have queued the last that was due between the look at the queue and this one.
+        if not self._worker.paused and self._worker.peek() is not None:
+            return True
+        if due or later:
+            logger.info("The queue is empty; scheduled for later: %d.", due + later)
+        return False
 
     def _tell_pause(self) -> None:
         if self._worker.paused != self._was_paused:
@@ -131,12 +150,22 @@ class Feeder:
 
     def _give_next(self, flight: Flight, prepared_ahead: Future[Prepared]) -> None:
         """Give the stage the job that was taken, once all is there that it needs."""
+        job_id = flight.rq_job.id
         if not prepared_ahead.done():
+            if self._preparer.trouble is not None and self._is_unwanted(flight):
+                self._preparer.abandon(job_id)
             return
         self._next = None
-        job_id = flight.rq_job.id
         try:
             prepared = prepared_ahead.result()
+        except UnavailableError:
+            # Looking ahead is done once; now that the job is ours, its storage is waited for.
+            self._next = (flight, self._submit(flight))
+            return
+        except UnwantedError:
+            self._reporter.add(Report(job_id=job_id, body={}, result={}, cancelled=True))
+            self._wake.set()
+            return
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
             self._reporter.add(Report(job_id=job_id, body={}, result={}, failure=_sentence(error)))
             self._wake.set()
@@ -158,16 +187,24 @@ class Feeder:
         if rq_job is not None and (self._ahead is None or self._ahead[0] != rq_job.id):
             job = read_job(rq_job)
             if job is not None:
-                self._ahead = (rq_job.id, self._loader.submit(self._preparer.prepare, rq_job.id, job))
+                self._ahead = (rq_job.id, self._loader.submit(self._preparer.prepare_ahead, rq_job.id, job))
 
     def _prepared(self, flight: Flight) -> Future[Prepared]:
         """Give what a job that was taken needs, prepared ahead or to be prepared now."""
         ahead, self._ahead = self._ahead, None
-        job_id = flight.rq_job.id
-        if ahead is None or ahead[0] != job_id:
-            ahead = (job_id, self._loader.submit(self._preparer.prepare, job_id, flight.job))
+        if ahead is None or ahead[0] != flight.rq_job.id:
+            return self._submit(flight)
         ahead[1].add_done_callback(lambda _: self._wake.set())
         return ahead[1]
+
+    def _submit(self, flight: Flight) -> Future[Prepared]:
+        prepared = self._loader.submit(self._preparer.prepare, flight.rq_job.id, flight.job)
+        prepared.add_done_callback(lambda _: self._wake.set())
+        return prepared
+
+    def _is_unwanted(self, flight: Flight) -> bool:
+        """Whether a job that waits for the storage was cancelled or taken over."""
+        return self._worker.was_cancelled(flight.rq_job.id) or not self._worker.holds(flight)
 
     def _request(self, flight: Flight, prepared: Prepared) -> Request:
         job_id, job = flight.rq_job.id, flight.job
@@ -175,7 +212,7 @@ class Feeder:
         if resume is not None:
             resume = resumed(resume, int(flight.rq_job.meta.get("step", 0)))
             logger.info("Job %s goes on from step %d of %d.", job_id, resume.step, job.steps)
-        ticket = job.model_dump(mode="json", include={"image", "name", "formats", "fit"})
+        ticket = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
         return Request(
             job_id=job_id,
             parameters=self._preparer.parameters(job),

@@ -1,4 +1,4 @@
-"""Keeps a group that slept past its lease from publishing what another has taken over. Knows no files.
+"""Keeps a group from publishing what another has taken over while it slept, or what was cancelled. Knows no files.
 
 A sample carries the name of its execution in its ticket; the execution is ours as long as it stands in RQ's registry.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from svdq.pipeline.sample import Sample
+from svdq.producer import keys
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class Fence:
         is_told = False
         while not self._stopping.is_set():
             try:
-                return self._connection.zscore(*execution) is not None
+                is_cancelled = self._connection.sismember(keys.CANCELLED, sample.job_id)
+                return not is_cancelled and self._connection.zscore(*execution) is not None
             except redis.RedisError as error:
                 if not is_told:
                     logger.warning("Redis does not answer (%s); the video of %s waits.", error, sample.job_id)

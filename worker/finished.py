@@ -4,7 +4,10 @@ Knows no queue.
 """
 
 import json
+import os
+import socket
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
@@ -17,13 +20,13 @@ from svdq.producer.storage import Storage
 
 def output_keys(job: Job, job_id: str) -> dict[Format, str]:
     """Name the storage keys of a job's files by format; png is a folder of frames."""
-    stem = f"outputs/{job.name}-{job_id}"
+    stem = job.output_stem(job_id)
     return {kind: stem if kind == "png" else f"{stem}.{kind}" for kind in job.formats}
 
 
 def sidecar_key(job: Job, job_id: str) -> str:
     """Name the storage key of the account beside a job's files."""
-    return f"outputs/{job.name}-{job_id}.json"
+    return f"{job.output_stem(job_id)}.json"
 
 
 def job_as_used(parameters: VideoParameters, ticket: Mapping[str, Any]) -> Job:
@@ -39,9 +42,12 @@ def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
-    """Tell how long a video took, on which ranks, and how often it was taken up again."""
+    """Tell when a video was finished, how long it took, on which ranks, and how often it was taken up again."""
     seconds = {**sample.seconds, "denoise": sum(denoise_s for _, _, denoise_s in sample.stages), "write": write_s}
     timings: dict[str, Any] = {
+        "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        # The group by the process that its ranks have in common, torchrun; it lasts when ranks are started again.
+        "group": {"ranks": len(sample.boundaries) - 1, "host": socket.gethostname(), "pid": os.getppid()},
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "stages": [
             {"rank": rank, "steps": steps, "seconds": round(denoise_s, 4)} for rank, steps, denoise_s in sample.stages

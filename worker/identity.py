@@ -1,7 +1,7 @@
-"""Names of workers that say which process they are, so that another process can tell whether they are gone.
+"""Names of workers and groups that say which process they are, so that another process can tell who is gone.
 
-A name carries host, process id, the place in which that id means something, and when the process was started: a process
-id is soon given to someone else, and two containers may share a host's name. Knows no Redis.
+A worker's name carries host, process id, the place in which that id means something, and when the process was started:
+a process id is soon given to someone else, and two containers may share a host's name. Knows no Redis.
 """
 
 import os
@@ -18,6 +18,20 @@ def new_name() -> str:
     """Make a name for a worker of this process: svdq-<host>-<pid>-<place>.<start>.<random>."""
     pid = os.getpid()
     return f"{PREFIX}-{socket.gethostname()}-{pid}-{_place()}.{_start_of(pid)}.{uuid.uuid4().hex[:4]}"
+
+
+def group_name(*, on_one_host: bool) -> str:
+    """Make the name that all ranks of a group find for themselves, the same after every restart of the group.
+
+    Args:
+        on_one_host: whether all its ranks are on this host; then the torchrun that started them names the group.
+    """
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run_id is not None and not on_one_host:
+        return f"{run_id}-{os.environ['MASTER_ADDR']}-{os.environ['MASTER_PORT']}"
+    # A rank that no torchrun has started is a group by itself.
+    pid = os.getpid() if run_id is None else os.getppid()
+    return f"{socket.gethostname()}-{pid}-{_place()}"
 
 
 def is_gone(name: str) -> bool:

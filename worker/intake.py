@@ -13,6 +13,7 @@ import redis
 
 from svdq.pipeline.model import ModelInfo
 from svdq.pipeline.ports import Report, Request
+from svdq.producer.ranks import IntakeStatus, Trouble
 from svdq.producer.status import view_many
 from svdq.producer.storage import Storage
 from svdq.worker.checkpoints import Archive, Spool
@@ -21,7 +22,8 @@ from svdq.worker.preparing import Preparer
 from svdq.worker.recovery import Recovery
 from svdq.worker.redis_link import RETRY_S, Outage
 from svdq.worker.reports import Reporter
-from svdq.worker.rq_adapter import Flight, GroupWorker
+from svdq.worker.rq_adapter import GroupWorker
+from svdq.worker.rq_ends import Flight
 from svdq.worker.rq_worker import BEAT_S, MAINTENANCE_S
 
 logger = logging.getLogger(__name__)
@@ -62,12 +64,14 @@ class Intake:
         self._archive = archive
         self._spool = spool
         self._outage = outage or Outage()
-        self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain)
+        self._worker = GroupWorker(
+            connection, on_stop=self._stop_job, on_shutdown=self.drain, callbacks=options.callbacks
+        )
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._reporter = Reporter(self._worker, on_ended=self._forget)
         self._wake = threading.Event()
-        preparer = Preparer(storage, model, options.max_pixels, archive)
-        self._feeder = Feeder(self._worker, self._reporter, preparer, options, archive, self._wake)
+        self._preparer = Preparer(storage, model, options.max_pixels, archive)
+        self._feeder = Feeder(self._worker, self._reporter, self._preparer, options, archive, self._wake)
         #: How many requests the stage has taken, or waits for, and how many it wants by now: both written by it alone.
         self._num_taken = self._num_wanted = 0
         #: Jobs that RQ's stop command names.
@@ -102,6 +106,22 @@ class Intake:
 
     # Called from other threads.
 
+    def status(self) -> IntakeStatus:
+        """Tell how the group stands, as far as it is known here."""
+        return IntakeStatus(
+            worker=self._worker.name,
+            in_flight=tuple(self._reporter.flights),
+            finished=self._reporter.num_finished,
+            failed=self._reporter.num_failed,
+            pace_s=self._reporter.pace.seconds,
+            draining=self._feeder.draining.is_set(),
+        )
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why no video can be begun at present."""
+        return self._preparer.trouble
+
     def ended(self, report: Report) -> None:
         """Take note of how a sample ended."""
         self._reporter.add(report)
@@ -129,6 +149,8 @@ class Intake:
         except redis.RedisError as error:
             logger.warning("Redis does not answer (%s); jobs in flight are taken again after their lease.", error)
         self._feeder.close()
+        if self._options.callbacks is not None:
+            self._options.callbacks.close(wait=not put_back)
 
     def _stop_job(self, job_id: str) -> None:
         self._stops.put(job_id)
@@ -178,9 +200,9 @@ class Intake:
             self._worker.maintain()
             self._maintain_at = time.monotonic() + MAINTENANCE_S
 
-    def _forget(self, flight: Flight) -> None:
+    def _forget(self, flight: Flight, finished: bool) -> None:
         """Remove the checkpoints of a job that has ended."""
-        self._feeder.ended(flight)
+        self._feeder.ended(flight, finished)
         if self._spool is not None:
             self._spool.forget(flight.rq_job.id)
 

@@ -24,9 +24,10 @@ from svdq.pipeline.model import Frames, ModelInfo
 from svdq.pipeline.ports import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
+from svdq.producer.ranks import Trouble
 from svdq.producer.storage import Storage
 from svdq.worker.finished import job_as_used, output_keys, result_of, sidecar_key, timings_of
-from svdq.worker.patience import FIRST_DELAY_S, GaveUpError, Patience
+from svdq.worker.patience import FIRST_DELAY_S, GaveUpError, Patience, UnwantedError
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Outlet:
             storage: where files go.
             model: what made them, for the account beside them.
             tracer: records spans.
-            fence: asked right before files are published whether the sample is still ours.
+            fence: asked right before files are published, and while they cannot be, whether they are still to be.
             first_delay_s: how long to wait when the storage refuses for the first time.
         """
         self._storage = storage
@@ -71,6 +72,8 @@ class Outlet:
         self._versions = {name: version(name) for name in VERSIONS_OF}
         self._patience = Patience("Videos wait to be written", first_delay_s=first_delay_s)
         self._waiting: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
+        #: Jobs whose videos are here, the one that is being written first; guarded by the interpreter, a list's way.
+        self._here: list[str] = []
         #: How many more may wait.
         self._room = threading.Semaphore(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="write", daemon=True)
@@ -78,8 +81,15 @@ class Outlet:
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         """Take frames (F, H, W, 3) to write; waits while too many videos wait already."""
+        self._here.append(sample.job_id)
         self._room.acquire()
         self._waiting.put(_Delivery(sample=sample, frames=frames, report=report))
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why nothing can be written at present, and which videos wait for it."""
+        trouble = self._patience.trouble
+        return trouble and trouble.model_copy(update={"job_ids": tuple(self._here)})
 
     def release(self) -> None:
         """Let a `deliver` that waits return, and begin to write nothing more; for a rank that stops."""
@@ -104,18 +114,28 @@ class Outlet:
             failure = None
             try:
                 with self._tracer.span("write", sample.job_id):
-                    result = self._patience.insist(partial(self._write, sample, delivery.frames))
+                    result = self._patience.insist(
+                        partial(self._write, sample, delivery.frames), partial(self._fence, sample)
+                    )
             except GaveUpError:
                 return  # its job goes back to the queue, and the latents of its last step are kept
+            except UnwantedError:
+                if self._patience.stopped:
+                    return
+                self._tell_unwanted(sample)
             except SvdqError as error:
                 failure = str(error)
             except Exception as error:
                 logger.exception("Writing the files of job %s failed.", sample.job_id)
                 failure = f"Its files could not be written: {type(error).__name__}: {error}"
+            self._here.remove(sample.job_id)
             delivery.report(Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure))
 
+    def _tell_unwanted(self, sample: Sample) -> None:
+        logger.warning("Job %s was cancelled or is not ours any more; its files are dropped.", sample.job_id)
+
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
-        """Write and publish a video's files and their account; an empty result when it is not ours any more."""
+        """Write and publish a video's files and their account; an empty result when they are not to be any more."""
         started = time.perf_counter()
         job = job_as_used(sample.parameters, sample.ticket)
         keys = output_keys(job, sample.job_id)
@@ -136,7 +156,7 @@ class Outlet:
             if not self._fence(sample):
                 if self._patience.stopped:
                     raise GaveUpError("The worker stops.")
-                logger.warning("Job %s is not ours any more; its files are dropped.", sample.job_id)
+                self._tell_unwanted(sample)
                 return {}
             for key, path in paths.items():
                 self._storage.publish(path, key)

@@ -13,6 +13,7 @@ from typing import Any
 import redis
 import rq
 from rq.executions import Execution
+from rq.job import JobStatus
 from rq.utils import as_text, current_timestamp
 
 from svdq.producer import keys
@@ -38,6 +39,8 @@ class Crashes:
     here: int
     #: Crashes at whatever steps.
     total: int
+    #: Whether the last one was no crash: the rank ended itself because the step did not end.
+    stalled: bool = False
 
     @classmethod
     def after(cls, before: "Crashes | None", blame: Blame) -> "Crashes":
@@ -48,6 +51,7 @@ class Crashes:
             rank=blame.rank,
             here=before.here + 1 if before is not None and same else 1,
             total=before.total + 1 if before is not None else 1,
+            stalled=blame.stalled,
         )
 
     def too_many(self, max_attempts: int) -> bool:
@@ -87,6 +91,7 @@ class Recovery:
             popped = self._give_back_popped(queue, identity.is_gone)
             taken = [item for item in self._taken(queue, handover.FOREVER) if identity.is_gone(item.worker)]
             self._tell(queue, popped + self._give_back(queue, taken, handover.FOREVER))
+            self._release_deferred(queue)
         if blame is not None:
             self._set_aside_queued(blame.job_id)
         self._forget_pauses()
@@ -153,6 +158,20 @@ class Recovery:
     def _left_redis(self, worker_name: str) -> bool:
         return not self._connection.exists(f"{self._worker.redis_worker_namespace_prefix}{worker_name}")
 
+    # Jobs that wait for others.
+
+    def _release_deferred(self, queue: rq.Queue) -> None:
+        """Queue what waits for jobs that have ended: RQ writes a failure first and queues its dependents after it."""
+        deferred: Any = self._connection.zrange(queue.deferred_job_registry.key, 0, -1)
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for job_id in deferred:
+                pipeline.smembers(handover.job_key(b":" + job_id) + b":dependencies")  # RQ's own spelling
+            answers = pipeline.execute(raise_on_error=False)
+        for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
+            parent = self._worker.fetch(job_id)
+            if parent is not None and parent.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
+                queue.enqueue_dependents(parent)
+
     # Jobs that end their rank.
 
     def _crashes(self, job_id: str) -> Crashes | None:
@@ -163,7 +182,8 @@ class Recovery:
         crashes = Crashes.after(self._crashes(blame.job_id), blame)
         if self._connection.exists(rq.job.Job.key_for(blame.job_id)):
             self._connection.hset(keys.CRASHES, blame.job_id, json.dumps(asdict(crashes)))
-        logger.warning("Rank %d died in step %d of job %s.", blame.rank, blame.step + 1, blame.job_id)
+        what = "made no progress" if blame.stalled else "died"
+        logger.warning("Rank %d %s in step %d of job %s.", blame.rank, what, blame.step + 1, blame.job_id)
 
     def _set_aside_queued(self, job_id: str) -> None:
         """Take a job off the queue that has ended its rank too often, and fail it."""
@@ -196,9 +216,16 @@ class Recovery:
 
 def _reason(crashes: Crashes) -> str:
     times = "once" if crashes.total == 1 else f"{crashes.total} times"
+    where = f"last rank {crashes.rank} in step {crashes.step + 1} (one more than its steps means the decode)"
+    if crashes.stalled:
+        return (
+            f"Its worker process made no progress and was ended {times} while it computed this job, {where}, so it was "
+            "set aside and the queue goes on. That is mostly a GPU or a driver that hangs: look at the worker's log "
+            "(`svdq logs`), which says where it stood, then `svdq retry` it; if a step may take that long here, raise "
+            "SVDQ_STALL_S."
+        )
     return (
-        f"Its worker process died {times} while it computed this job, last rank {crashes.rank} in step "
-        f"{crashes.step + 1} (one more than its steps means the decode), so it was set aside and the queue goes on. "
-        "That is mostly memory running out or a crash of the GPU's driver: look at the system's log, then try fewer "
-        "frames, a smaller size or a smaller decode_chunk_size, or `svdq retry` it."
+        f"Its worker process died {times} while it computed this job, {where}, so it was set aside and the queue goes "
+        "on. That is mostly memory running out or a crash of the GPU's driver: look at the system's log, then try "
+        "fewer frames, a smaller size or a smaller decode_chunk_size, or `svdq retry` it."
     )

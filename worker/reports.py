@@ -2,13 +2,16 @@
 
 import logging
 import queue
+import time
 from collections.abc import Callable
 
 import redis
 
 from svdq.pipeline.ports import Report
 from svdq.worker.fence import execution_of
-from svdq.worker.rq_adapter import Flight, GroupWorker
+from svdq.worker.pace import Pace
+from svdq.worker.rq_adapter import GroupWorker
+from svdq.worker.rq_ends import Flight
 from svdq.worker.streak import LENGTH, Streak
 
 logger = logging.getLogger(__name__)
@@ -17,12 +20,12 @@ logger = logging.getLogger(__name__)
 class Reporter:
     """What a group has in flight, and what of it has ended."""
 
-    def __init__(self, worker: GroupWorker, on_ended: Callable[[Flight], None]) -> None:
+    def __init__(self, worker: GroupWorker, on_ended: Callable[[Flight, bool], None]) -> None:
         """Make it.
 
         Args:
             worker: writes to Redis.
-            on_ended: called when the end of a job is written.
+            on_ended: called when the end of a job is written, with whether it is finished.
         """
         self._worker = worker
         self._on_ended = on_ended
@@ -33,6 +36,9 @@ class Reporter:
         #: Executions that are not ours any more, whose samples are still on their way.
         self._lost: set[str] = set()
         self._streak = Streak()
+        #: How fast videos are finished, and how many jobs have ended so far.
+        self.pace = Pace()
+        self.num_finished = self.num_failed = 0
 
     def add(self, report: Report) -> None:
         """Take note of how a sample ended; from any thread."""
@@ -73,6 +79,8 @@ class Reporter:
                 raise
             del self.flights[report.job_id]
             self._lost.discard(flight.execution.id)
+            if not self.flights:
+                self.pace.idle()
 
     def _finish(self, flight: Flight, report: Report) -> None:
         job_id = report.job_id
@@ -84,19 +92,23 @@ class Reporter:
         elif _is_dropped(report):
             logger.info("Job %s was stopped by the user.", job_id)
             self._worker.stop(flight)
-            self._on_ended(flight)
+            self._on_ended(flight, False)
         elif report.failure is not None:
             logger.error("Job %s failed: %s", job_id, report.failure)
             self._worker.fail(flight, report.failure)
-            self._on_ended(flight)
+            self.num_failed += 1
+            self._on_ended(flight, False)
             # Without a body it has not come to a rank: a bad photo is the fault of its job alone.
             if report.body and self._streak.bad(job_id, report.failure):
                 self._pause(report.failure)
         else:
             logger.info("Job %s finished: %s", job_id, ", ".join(report.result["outputs"]))
             self._worker.succeed(flight, dict(report.result))
-            self._on_ended(flight)
+            self.num_finished += 1
+            self._on_ended(flight, True)
             self._streak.good()
+            if report.body:  # without one its files were there already
+                self.pace.finished(time.monotonic())
 
     def _pause(self, failure: str) -> None:
         reason = f"{LENGTH} different jobs in a row failed in the same way, the last one so: {failure}"

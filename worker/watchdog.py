@@ -5,7 +5,6 @@ was paused as a whole (SIGSTOP, a laptop's lid) slept just as the rank did, and 
 """
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -24,8 +23,8 @@ LOOK_S: Final = 5.0
 #: A step may take this many times as long as the slowest of its kind so far, and this many seconds in any case.
 FACTOR: Final = 20.0
 SHORTEST_BOUND_S: Final = 60.0
-#: Seconds for the first of its kind, which may have to choose kernels and reserve memory.
-FIRST_BOUND_S: Final = 1800.0
+#: Looks in the shortest time after which a rank may be ended.
+MIN_LOOKS: Final = 4
 
 #: A kind of work: the shape of the video, and whether it is the decode.
 Kind = tuple[Shape, bool]
@@ -38,27 +37,28 @@ class Watchdog:
         self,
         monitor: Monitor,
         rank: int,
+        first_bound_s: float,
         *,
-        on_stall: Callable[[], None] = lambda: os._exit(1),
+        on_stall: Callable[[], None],
         look_s: float = LOOK_S,
         shortest_bound_s: float = SHORTEST_BOUND_S,
-        first_bound_s: float = FIRST_BOUND_S,
     ) -> None:
         """Begin to watch the thread that calls this.
 
         Args:
             monitor: to pass everything on to.
             rank: for the report.
-            on_stall: what to do after the report: end the process.
+            first_bound_s: seconds that the first step of a kind may take, which may have to choose kernels and reserve
+                memory; where this is less than the next two allow, they are less, too.
+            on_stall: what to do after the report; the process ends after it.
             look_s: seconds between looks.
             shortest_bound_s: seconds that any step may take.
-            first_bound_s: seconds that the first step of a kind may take.
         """
         self._monitor = monitor
         self._rank = rank
         self._on_stall = on_stall
-        self._look_s = look_s
-        self._shortest_bound_s = shortest_bound_s
+        self._look_s = min(look_s, first_bound_s / MIN_LOOKS)
+        self._shortest_bound_s = min(shortest_bound_s, first_bound_s)
         self._first_bound_s = first_bound_s
         self._watched = threading.get_ident()
         #: What is being computed, and how many looks have found it so; replaced as a whole by the step loop.

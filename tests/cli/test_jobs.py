@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,8 @@ from rq.results import Result
 
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble
+from tests.producer.test_ranks import rank
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
@@ -65,14 +68,23 @@ def test_wait_for_what_is_not_there(svdq: Cli, connection: redis.Redis) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def test_wait_says_that_no_worker_runs(svdq: Cli, connection: redis.Redis) -> None:
-    job = add(connection, 1)
-    timer = threading.Timer(3.0, finish, [job])
-    timer.start()
-    done = svdq("wait", job.id)
-    timer.join()
-    assert "svdq worker" in done.stderr
-    assert done.returncode == 0
+def wait_and_read(job: rq.job.Job, num_lines: int) -> list[str]:
+    """Wait for a job in a process of its own, end it when so many lines have come on stderr, and return these."""
+    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "wait", job.id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(num_lines)]
+        finish(job)
+        assert process.stdout.read() == f"{job.id}  photo  finished, {NOTICE}: /a b.mp4\n"
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+    return lines
+
+
+def test_wait_says_that_no_worker_runs(home: Path, connection: redis.Redis) -> None:
+    (line,) = wait_and_read(add(connection, 1), 1)
+    assert line == "No worker is running; start one with `svdq worker`.\n"
 
 
 def test_bars_on_a_terminal(home: Path, connection: redis.Redis) -> None:
@@ -80,6 +92,7 @@ def test_bars_on_a_terminal(home: Path, connection: redis.Redis) -> None:
     job.meta = {"step": 2, "notice": NOTICE}
     job.save_meta()
     job.set_status(JobStatus.STARTED)
+    put(connection, rank(0, intake=IntakeStatus(worker="w", in_flight=(job.id,), costs=(COSTS,))))
     ours, theirs = os.openpty()
     command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "wait", job.id]
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "120"}
@@ -92,7 +105,8 @@ def test_bars_on_a_terminal(home: Path, connection: redis.Redis) -> None:
         assert process.stdout is not None
         assert process.stdout.read().decode().endswith(": /a b.mp4\n")
     os.close(ours)
-    assert NOTICE in shown
+    assert f"photo  started, done in about 25 s, {NOTICE}" in shown
+    assert not re.search(r"\x1b\[[0-9;]*[34][0-7]m", shown), "colours, although NO_COLOR is set"
     assert process.returncode == 0
 
 
@@ -133,16 +147,88 @@ def test_status_list_info(svdq: Cli, connection: redis.Redis) -> None:
     assert svdq("status", job.id).stdout == listed[0] + "\n"
 
 
+def put(connection: redis.Redis, status: RankStatus) -> None:
+    with connection.pipeline() as pipeline:
+        status.save(pipeline)
+        pipeline.execute()
+
+
+def start(job: rq.job.Job, step: int) -> None:
+    queue = SvdqQueue(job.origin, connection=job.connection)
+    queue.remove(job)
+    job.meta = {"step": step, "rank": 1, "notice": ""}
+    job.save_meta()
+    job.set_status(JobStatus.STARTED)
+    job.connection.zadd(queue.started_job_registry.key, {f"{job.id}:execution": time.time() + 60})
+
+
+#: Costs of a job of the shape of JOB: 10 s a step, 5 s for the decode.
+COSTS = ShapeCosts(frames=14, width=1024, height=576, guided=True, step_s=(10.0,), encode_s=1.0, decode_s=5.0)
+
+
+def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> None:
+    first, stuck, queued = (add(connection, number) for number in (1, 2, 3))
+    start(first, 2)
+    start(stuck, 4)
+    trouble = Trouble(
+        effect="Videos wait to be written", reason="No space left.", since=time.time(), attempts=7, job_ids=(stuck.id,)
+    )
+    intake = IntakeStatus(worker="w", in_flight=(stuck.id, first.id), pace_s=60.0, costs=(COSTS,))
+    put(connection, rank(0, intake=intake))
+    put(connection, rank(1, troubles=(trouble,)))
+
+    lines = svdq("status", first.id, stuck.id, queued.id).stdout.splitlines()
+    assert lines[0] == f"{first.id}  photo  started, step 2 of 4, done in about 25 s"
+    assert lines[1].startswith(f"{stuck.id}  photo  started, waiting for storage: No space left. (since ")
+    assert lines[1].endswith(", tried 7 times)")
+    assert lines[2] == f"{queued.id}  photo  queued, next, done in about 46 s"
+    document = json.loads(svdq("status", stuck.id, "--json").stdout)
+    assert (document["eta_s"], document["trouble"]["attempts"]) == (None, 7)
+
+    info = svdq("info").stdout
+    assert "WAITING FOR STORAGE on here, rank 1. Videos wait to be written: No space left. (since " in info
+    assert "All that waits will be done in about 3 min." in info
+    assert f"{stuck.id}  photo  waits for storage" in info
+    document = json.loads(svdq("info", "--json").stdout)
+    assert document["eta_s"] == 180.0
+    assert [entry["rank"] for entry in document["ranks"]] == [0, 1]
+    assert [entry["reason"] for entry in document["troubles"]] == ["No space left."]
+    assert json.loads(svdq("status", "--json").stdout)["troubles"] == document["troubles"]
+
+    connection.delete(rank(1).key)  # as when its time is over
+    assert "WAITING" not in svdq("info").stdout
+    svdq("pause")
+    assert svdq("status", queued.id).stdout == f"{queued.id}  photo  queued, next\n"
+
+
+def test_pages(svdq: Cli, connection: redis.Redis) -> None:
+    jobs = [add(connection, number) for number in range(5)]
+    shown = [line.split()[0] for line in svdq("list", "--limit", 2, "--skip", 1).stdout.splitlines()]
+    assert shown == [jobs[3].id, jobs[2].id]
+    assert "no more jobs" in svdq("list", "--skip", 9).stderr
+
+
+def test_waiting_says_once_what_keeps_jobs_waiting(svdq: Cli, connection: redis.Redis) -> None:
+    svdq("pause")
+    trouble = Trouble(effect="No video is begun", reason="Gone.", since=time.time(), attempts=2)
+    put(connection, rank(0, troubles=(trouble,)))
+    lines = wait_and_read(add(connection, 1), 3)
+    assert "Paused: no jobs are taken; `svdq resume` goes on.\n" in lines
+    assert [line for line in lines if line.startswith("On here, rank 0: No video is begun: Gone. (since ")]
+
+
 def test_nothing_yet(svdq: Cli) -> None:
     done = svdq("list")
     assert (done.returncode, done.stdout) == (0, "")
     assert "svdq submit" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["status", "list", "info", "wait"])
+@pytest.mark.parametrize("command", ["status", "list", "info", "wait", "logs"])
 def test_redis_away(svdq: Cli, home: Path, command: str) -> None:
-    done = svdq(command, *(["0" * 20] if command == "wait" else []), "--redis-url", "redis://:secret@127.0.0.1:1")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    done = svdq(
+        command, *(["0" * 20] if command in ("wait", "logs") else []), "--redis-url", "redis://:secret@127.0.0.1:1"
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "secret" not in done.stderr
     assert not home.exists()
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -16,10 +16,11 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from svdq.producer.job import Job
+from svdq.producer.options import SubmitOptions
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.status import ENDED
-from svdq.producer.submit import SubmitOptions, submit
+from svdq.producer.submit import submit
 from tests.faults.frames import Reference, SimulatedReference
 from tests.faults.group import STOP_S, Group
 from tests.faults.plan import FINISHED, Expected, Size, Tally
@@ -97,11 +98,12 @@ class Arena:
         self.jobs[submitted[0].id] = expected
         return submitted[0].id
 
-    def start(self, *, embedded: bool = False, **environment: str) -> Group:
+    def start(self, *, embedded: bool = False, host: str | None = None, **environment: str) -> Group:
         """Start a worker and wait until it takes jobs.
 
         Args:
             embedded: the workers take the server for their own, and start it again when it is gone.
+            host: a host name of its own, for a worker that shares nothing but Redis and the storage.
             environment: more variables.
         """
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SVDQ_")}
@@ -113,8 +115,12 @@ class Arena:
         }
         if not embedded:
             own["SVDQ_REDIS_URL"] = self.redis.url
+        under: Sequence[str] = ()
+        if host is not None:
+            under = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host)
+            own["SVDQ_HOME"] = str(self.settings.home / host)
         log = self.folder / f"worker{len(self.groups)}.log"
-        group = Group(self.size.ranks, log, self.folder, clean | own | environment)
+        group = Group(self.size.ranks, log, self.folder, clean | own | environment, under)
         self.groups.append(group)
         return group.ready()
 

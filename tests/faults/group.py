@@ -23,7 +23,9 @@ READY = "Ready with"
 class Group:
     """A launcher, the torchrun under it, and the ranks under that."""
 
-    def __init__(self, ranks: int, log: Path, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, ranks: int, log: Path, folder: Path, environment: Mapping[str, str], under: Sequence[str] = ()
+    ) -> None:
         """Start it.
 
         Args:
@@ -31,11 +33,12 @@ class Group:
             log: where everything goes that it says.
             folder: its working folder.
             environment: its whole environment.
+            under: a command that is given the launcher's, and becomes it.
         """
         self._log = log
         with log.open("wb") as output:
             self._launcher = subprocess.Popen(
-                [sys.executable, "-m", "svdq.cli", "worker", "--device", "cpu", "--ranks", str(ranks)],
+                [*under, sys.executable, "-m", "svdq.cli", "worker", "--device", "cpu", "--ranks", str(ranks)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

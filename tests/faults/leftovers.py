@@ -21,7 +21,14 @@ def leftovers(arena: Arena) -> list[str]:
 
 def _keys(arena: Arena) -> list[str]:
     patterns = (*KEYS_IN_WORK, f"{keys.PREFIX}*")
-    return [f"Redis key {key.decode()}" for pattern in patterns for key in arena.connection.scan_iter(pattern)]
+    found = [key for pattern in patterns for key in arena.connection.scan_iter(pattern)]
+    # What a rank told of itself goes away soon after it, however it ended.
+    return [f"Redis key {key.decode()}" for key in found if not _goes_by_itself(arena, key)]
+
+
+def _goes_by_itself(arena: Arena, key: bytes) -> bool:
+    is_of_a_rank = key == keys.RANKS.encode() or key.startswith(keys.RANK.encode())
+    return is_of_a_rank and arena.connection.ttl(key) in (-2, *range(keys.RANK_TTL_S + 1))  # -2: it has gone just now
 
 
 def _files(arena: Arena) -> list[str]:
@@ -48,6 +55,6 @@ def _processes(arena: Arena) -> list[str]:
         if process.pid in (os.getpid(), arena.redis.pid) or process.info["status"] == psutil.STATUS_ZOMBIE:
             continue
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("SVDQ_HOME") == str(arena.settings.home):
+            if process.environ().get("SVDQ_HOME", "").startswith(str(arena.settings.home)):
                 found.append(f"process {process.pid}: {' '.join(process.info['cmdline'] or ())}")
     return found

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -16,11 +16,12 @@ import pytest
 import redis
 from PIL import Image
 
+from svdq.producer.options import SubmitOptions
 from svdq.producer.queue import connect
 from svdq.producer.redis_server import stop_server
 from svdq.producer.settings import Settings
 from svdq.producer.status import JobView, view, view_many
-from svdq.producer.submit import SubmitOptions, submit
+from svdq.producer.submit import submit
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
 SCRIPTS = Path(sys.executable).parent
@@ -104,17 +105,25 @@ class House:
             env=self.environment(**environment),
         )
 
-    def start(self, ranks: int, *arguments: str, model: str = "preview", wait: bool = True) -> Group:
-        """Start `svdq worker` on the processor."""
+    def start(
+        self,
+        ranks: int,
+        *arguments: str,
+        model: str = "preview",
+        wait: bool = True,
+        under: Sequence[str] = (),
+        **environment: str,
+    ) -> Group:
+        """Start `svdq worker` on the processor, as a command of another program if one is given in `under`."""
         log = self.folder / f"worker{len(self.groups)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [str(SCRIPTS / "svdq"), "worker", "--ranks", str(ranks), "--device", "cpu", *arguments],
+                [*under, str(SCRIPTS / "svdq"), "worker", "--ranks", str(ranks), "--device", "cpu", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                env=self.environment(SVDQ_MODEL=model),
+                env=self.environment(SVDQ_MODEL=model, **environment),
             )
         group = Group(process, log)
         self.groups.append(group)

@@ -31,6 +31,15 @@ def test_when_several_died_no_job_is_to_blame(tmp_path: Path) -> None:
     assert read_blame(tmp_path, 1) is None
 
 
+def test_a_rank_that_ends_because_it_stalled_says_so(tmp_path: Path) -> None:
+    ranks = group(tmp_path)
+    ranks[1].step(JOB, 4)
+    ranks[1].stalled()
+    ranks[0].innocent()
+    ranks[2].innocent()
+    assert read_blame(tmp_path, 1) == Blame(job_id=JOB, step=4, rank=1, stalled=True)
+
+
 def test_an_idle_rank_died_of_no_job(tmp_path: Path) -> None:
     ranks = group(tmp_path)
     ranks[1].step(JOB, 4)

@@ -57,11 +57,13 @@ def test_jobs_are_moved(house) -> None:
 def test_a_pause_is_rqs_and_shown(house) -> None:
     house.run("svdq", "pause")
     assert house.connection.exists("rq:suspended")
-    house.connection.hset(keys.PAUSES, "svdq-a-1-x", "Three jobs failed.")
+    house.connection.hset(keys.PAUSES, mapping={"svdq-a-1-x": "Three jobs failed.", "svdq-b-2-y": "It died since."})
+    house.connection.hset("rq:worker:svdq-a-1-x", "birth", "…")  # it lives
     for command in ("info", "status"):
         shown = house.run("svdq", command).stdout
         assert "Paused: no jobs are taken" in shown
-        assert "PAUSED svdq-a-1-x: Three jobs failed." in shown
+        assert "PAUSED svdq-a-1-x: Three jobs failed. Mend it; `svdq resume` goes on." in shown
+        assert "svdq-b-2-y" not in shown
     assert house.run("svdq", "resume").returncode == 0
     assert not house.connection.exists("rq:suspended", keys.PAUSES)
 

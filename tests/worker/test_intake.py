@@ -1,5 +1,6 @@
 """Rank 0's intake against a real Redis and a real storage; the test stands in the place of the stage loop."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from PIL import Image
 from svdq.pipeline.model import ModelInfo
 from svdq.pipeline.ports import Report, Request
 from svdq.producer.redis_server import ensure_server, stop_server
-from svdq.producer.status import view_workers
 from svdq.producer.storage import Storage
+from svdq.producer.workers import view_workers
 from svdq.worker.feeder import IntakeOptions
 from svdq.worker.intake import Intake
 from svdq.worker.redis_link import connect
@@ -212,3 +213,42 @@ def test_the_result_of_a_job_that_was_taken_away_is_dropped(
     until(lambda: house.view(other).ended)
     assert house.view(job_id).status == "queued"
     assert "its result here is dropped" in caplog.text
+
+
+@pytest.mark.slow
+def test_whether_another_video_can_be_done_is_judged_by_those_that_were(house, open_intake: Open, until) -> None:
+    """Three jobs that fail at once do not make videos look quick."""
+    for _ in range(5):
+        house.submit()
+    until_s = time.time() + 8.0
+    intake = open_intake(until_s=until_s)
+    slow, *failing = [take(intake) for _ in range(4)]
+    for request in failing:
+        intake.ended(Report(job_id=request.job_id, body={}, result={}, failure="It broke."))
+    house.wait([request.job_id for request in failing])
+    time.sleep(max(0.0, until_s - 3.5 - time.time()))
+    intake.ended(finished(slow))
+    house.wait([slow.job_id])
+    assert intake.take() is None  # one like it would not be done
+    assert len(house.queued()) == 1
+
+
+def test_a_group_tells_what_it_has_and_how_it_went(house, open_intake: Open) -> None:
+    ids = [house.submit() for _ in range(3)]
+    intake = open_intake()
+    requests = [take(intake) for _ in range(3)]
+    status = intake.status()
+    assert (status.in_flight, status.finished, status.failed, status.pace_s) == (tuple(ids), 0, 0, None)
+    (worker,) = view_workers(house.connection)
+    assert status.worker == worker.name
+    made = {"ticket": {}, "seed": 1}  # by a rank: not found finished already
+    for request in requests[:2]:
+        intake.ended(Report(job_id=request.job_id, body=made, result={"outputs": [], "used": {}, "notice": ""}))
+    intake.ended(Report(job_id=ids[2], body=made, result={}, failure="It broke."))
+    house.wait(ids)
+    status = intake.status()
+    assert (status.finished, status.failed) == (2, 1)
+    assert status.pace_s is not None
+    assert not status.draining
+    intake.drain()
+    assert intake.status().draining

@@ -16,6 +16,8 @@ import redis
 from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, enqueue, fetch
+from svdq.producer.redis_server import ensure_server
+from svdq.producer.workers import view_workers
 from svdq.worker import handover, identity, recovery
 from svdq.worker.breadcrumbs import Blame
 from svdq.worker.recovery import Crashes, Recovery
@@ -188,8 +190,8 @@ def test_expired_leases_come_back_without_spending_retries(
 # Jobs that end their rank.
 
 
-def crash(step: int) -> Blame:
-    return Blame(job_id="a", step=step, rank=1)
+def crash(step: int, *, stalled: bool = False) -> Blame:
+    return Blame(job_id="a", step=step, rank=1, stalled=stalled)
 
 
 def test_crashes_are_counted_at_one_step() -> None:
@@ -240,6 +242,17 @@ def check_all_finished(house, jobs: list[str]) -> None:
     assert leftovers(house.connection) == []
 
 
+def kill_everything(group) -> None:
+    """As in a power cut: launcher, torchrun and ranks at once."""
+    family = [psutil.Process(group.process.pid), *psutil.Process(group.process.pid).children(recursive=True)]
+    for process in family:
+        process.suspend()
+    for process in family:
+        process.kill()
+    group.process.wait()
+    psutil.wait_procs(family, timeout=30)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_killed_rank_loses_nothing(house, until, rank: int) -> None:
@@ -258,13 +271,7 @@ def test_after_a_kill_of_everything_the_next_group_goes_on_at_once(house, until)
     group = house.start(2, model=SIMULATED)
     jobs = [house.submit(steps=60) for _ in range(4)]
     until(lambda: house.states(jobs).count("started") >= 2)
-    family = [psutil.Process(group.process.pid), *psutil.Process(group.process.pid).children(recursive=True)]
-    for process in family:
-        process.suspend()
-    for process in family:
-        process.kill()
-    group.process.wait()
-    psutil.wait_procs(family, timeout=30)
+    kill_everything(group)
     newer = house.submit(steps=4)
     again = house.start(2, model=SIMULATED)
     until(lambda: "Took back" in again.text, lambda: again.text)
@@ -281,6 +288,44 @@ def test_a_poison_job_is_set_aside_and_its_neighbours_finish(house, until) -> No
     assert "died 2 times" in views[2].error
     assert group.text.count("Ready with") == 3
     assert leftovers(house.connection) == []
+
+
+@pytest.mark.slow
+def test_a_job_that_hangs_every_time_is_set_aside_and_its_neighbours_finish(house) -> None:
+    (house.folder / "svdq.toml").write_text("stall_s = 2.0\n")
+    group = house.start(3, model="simulated:step_ms=20,hang_seed=13")
+    jobs = [house.submit(steps=12, seed=seed) for seed in (1, 2, 13, 3, 4)]
+    views = house.wait(jobs)
+    assert [view.status for view in views] == ["finished", "finished", "failed", "finished", "finished"]
+    assert "made no progress and was ended 2 times" in views[2].error
+    assert "in step 4 " in views[2].error
+    assert group.text.count("Ready with") == 3, "two restarts and no more"
+    logged = house.run("svdq", "logs", jobs[2]).stdout
+    assert logged.count("makes no progress: step 4 of 12") == 2
+    assert "threading.Event().wait()" in logged, "where it hung"
+    assert leftovers(house.connection) == []
+
+
+@pytest.mark.slow
+def test_jobs_of_a_host_that_died_are_taken_over_by_another(house, until) -> None:
+    """The other host has a name, a home and processes of its own; only Redis and the storage are shared."""
+    if subprocess.run(["unshare", "--uts", "hostname", "elsewhere"], capture_output=True).returncode:
+        pytest.skip("no right to give a process a host name of its own")
+    doomed = house.start(
+        2,
+        model=SIMULATED,
+        under=("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$0" "$@"'),
+        SVDQ_HOME=str(house.folder / "elsewhere"),
+        SVDQ_REDIS_URL=ensure_server(house.settings.home),
+        SVDQ_STORAGE=house.settings.storage,
+    )
+    jobs = [house.submit(steps=100) for _ in range(3)]
+    until(lambda: house.states(jobs).count("started") >= 2)
+    assert [worker.hostname for worker in view_workers(house.connection)] == ["elsewhere"]
+    here = house.start(2, model=SIMULATED)
+    kill_everything(doomed)
+    until(lambda: "Took back" in here.text, lambda: here.text)
+    check_all_finished(house, jobs)
 
 
 @pytest.mark.slow

@@ -29,10 +29,10 @@ class Dog:
         self.watchdog = Watchdog(
             self.monitor,
             3,
+            first_bound_s,
             on_stall=self.stalled.set,
             look_s=LOOK_S,
             shortest_bound_s=shortest_bound_s,
-            first_bound_s=first_bound_s,
         )
 
 
@@ -100,7 +100,7 @@ def test_everything_is_passed_on() -> None:
 
 
 PROGRAM = """
-import sys, time
+import os, sys
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.worker.watchdog import Watchdog
@@ -109,7 +109,9 @@ from tests.pipeline.fakes import ListMonitor
 sample = Sample(
     job_id="j", parameters=VideoParameters(seed=1, steps=8, frames=2, width=64, height=64), boundaries=(0, 8), step=0
 )
-watchdog = Watchdog(ListMonitor(), 0, look_s=1.0, shortest_bound_s=2.5, first_bound_s=float(sys.argv[1]))
+watchdog = Watchdog(
+    ListMonitor(), 0, float(sys.argv[1]), on_stall=lambda: os._exit(1), look_s=1.0, shortest_bound_s=2.5
+)
 watchdog.step(sample, 0)
 print("in the step", flush=True)
 sys.stdin.readline()

@@ -1,5 +1,6 @@
-"""Two groups on one queue, of which one dies and one sleeps past its leases."""
+"""Two groups on one queue, of which one dies, on this host or another, and one sleeps past its leases."""
 
+import subprocess
 import time
 
 from tests.faults.arena import Arena
@@ -11,6 +12,10 @@ STEPS = 12
 SLEEP_S = 30.0
 #: Seconds that it gets afterwards to publish what it must not.
 WOKEN_S = 3.0
+#: Seconds within which another host takes over.
+TAKEN_OVER_S = 20.0
+#: Jobs for each host that dies.
+JOBS_A_FAULT = 10
 #: The part of the jobs that is submitted before the first fault; the rest keeps both groups at work in the second.
 FIRST_WAVE = 0.5
 
@@ -38,6 +43,24 @@ def two_groups(arena: Arena) -> None:
         time.sleep(WOKEN_S)
 
     arena.strike(strike, kills=False)
+
+
+def two_hosts(arena: Arena) -> None:
+    """Kill everything on one of two hosts, again and again: the other takes over when leases have run out."""
+    if subprocess.run(["unshare", "--uts", "hostname", "host0"], capture_output=True).returncode:
+        arena.tally.broken.append("no right to give a process a host name of its own")
+        return
+    hosts = [arena.start(host="host0"), arena.start(host="host1")]
+    for number in range(max(1, arena.size.num_jobs // JOBS_A_FAULT)):
+        for _ in range(JOBS_A_FAULT):
+            arena.submit(steps=STEPS)
+        doomed = hosts[0]
+        wait_until(lambda doomed=doomed: _holds(arena, _rank_0(doomed)), "the host to be killed has jobs")
+        arena.strike(doomed.kill_all)
+        # Only now: it is the other one that takes over.
+        hosts = [hosts[1], arena.start(host=f"host{number + 2}")]
+    if (longest_s := max(arena.tally.recoveries_s, default=0.0)) > TAKEN_OVER_S:
+        arena.tally.broken.append(f"another host took over after {longest_s:.1f} s only")
 
 
 def _rank_0(group: Group) -> int:

@@ -61,7 +61,7 @@ def _dawdle(folder: Path) -> None:
 
 
 def _install(where: str, folder: Path) -> None:
-    from svdq.producer import storage
+    from svdq.producer import folder_files, storage
     from svdq.worker.rq_adapter import GroupWorker
 
     match where:
@@ -74,9 +74,9 @@ def _install(where: str, folder: Path) -> None:
         case "before-acknowledgement":  # all files are there, Redis does not know
             _wrap(GroupWorker, "succeed", before=_killer(folder), after=None)
         case "full":
-            _wrap(storage, "_publish_locally", before=functools.partial(_refuse, folder), after=None)
+            _wrap(folder_files, "_publish", before=functools.partial(_refuse, folder), after=None)
         case "slow":
-            _wrap(storage, "_publish_locally", before=functools.partial(_dawdle, folder), after=None)
+            _wrap(folder_files, "_publish", before=functools.partial(_dawdle, folder), after=None)
         case _:
             raise ValueError(f"There is no point {where!r} to put a fault into.")
 

@@ -1,0 +1,77 @@
+"""`svdq logs`: what workers have logged about a job, wherever they run."""
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from svdq.cli.main import redis_options
+
+if TYPE_CHECKING:
+    import redis
+
+    from svdq.producer.job_log import LogEntry
+
+#: Seconds between looks for more.
+POLL_S = 0.5
+#: Seconds after a job's end in which the last that was logged about it may still come.
+LAST_WORDS_S = 3.0
+
+
+EXAMPLES = """\b
+Examples:
+  svdq logs 1f0c…
+  svdq logs 1f0c… --follow
+  svdq logs 1f0c… --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("job_id", metavar="ID")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each entry, one a line.")
+@redis_options
+def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> None:
+    """Show what workers logged about a job, oldest first.
+
+    It is kept as long as the job is; of very much the newest part.
+    """
+    from svdq.producer.queue import fetch, session
+    from svdq.producer.settings import Settings
+
+    with session(Settings.load(redis_url=redis_url)) as connection:
+        fetch(connection, job_id)  # tells that there is no such job
+        is_empty = True
+        for entry in _entries(connection, job_id, follow):
+            is_empty = False
+            click.echo(entry.model_dump_json() if as_json else _line(entry))
+            sys.stdout.flush()
+    if is_empty and not as_json:
+        click.echo(f"No worker has logged anything about job {job_id} yet.", err=True)
+
+
+def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[LogEntry]":
+    """Give what is there and, if asked to, what comes until the job has ended."""
+    from svdq.producer.job_log import read
+    from svdq.producer.status import view
+
+    last: LogEntry | None = None
+    ended_at: float | None = None
+    while True:
+        entries = read(connection, job_id)
+        # What was shown may have been cut off since: then everything is new.
+        yield from entries[entries.index(last) + 1 :] if last in entries else entries
+        last = entries[-1] if entries else last
+        if not follow or (ended_at is not None and time.monotonic() - ended_at > LAST_WORDS_S):
+            return
+        if ended_at is None and view(connection, job_id).ended:
+            ended_at = time.monotonic()
+        time.sleep(POLL_S)
+
+
+def _line(entry: "LogEntry") -> str:
+    first, *more = entry.text.splitlines() or [""]
+    head = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}  {entry.host} rank {entry.rank}  {entry.level}  {first}"
+    return "\n".join([head, *(f"    {line}" for line in more)])

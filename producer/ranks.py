@@ -1,0 +1,181 @@
+"""What every rank of every group tells of itself, as it stands in Redis: who it is, what it does, what it waits for.
+
+A rank writes its record about once a second while it works and every few seconds while it does not; the record goes
+away by itself soon after the rank. Whoever shows groups (`svdq info`, `svdq status`, a live view) reads them here.
+Knows no terminal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import redis
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from svdq.producer import keys
+
+#: Seconds of silence after which a rank is looked for no more; far more than clocks of hosts differ.
+FORGOTTEN_S = 600.0
+
+#: What a rank is at: nothing; a step; the decode; or held up by the storage with work in its hands.
+Activity = Literal["idle", "denoising", "decoding", "waiting"]
+
+
+class _Record(BaseModel):
+    """Frozen; a field of another version of svdq is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Trouble(_Record):
+    """Something that is tried again until it works."""
+
+    #: What it keeps from happening, as a sentence without its full stop: "Videos wait to be written".
+    effect: str
+    #: Why, as a sentence: what the last attempt came to.
+    reason: str
+    #: Seconds since the epoch of the first attempt that failed.
+    since: float
+    #: Attempts that have failed.
+    attempts: int
+    #: The jobs that wait for it, the first in line first.
+    job_ids: tuple[str, ...] = ()
+
+
+class ShapeCosts(_Record):
+    """What videos of one shape cost on a group, as it has measured."""
+
+    #: The shape, as in `pipeline.costs.Shape`.
+    frames: int
+    width: int
+    height: int
+    guided: bool
+    #: Seconds of a denoising step on each rank; K values.
+    step_s: tuple[float, ...]
+    #: Seconds of an encode and of a decode.
+    encode_s: float
+    decode_s: float
+
+
+class IntakeStatus(_Record):
+    """What rank 0 knows of its whole group."""
+
+    #: Name of the group's RQ worker, as in `workers.WorkerView`.
+    worker: str
+    #: Jobs that the group has, the longest in flight first.
+    in_flight: tuple[str, ...] = ()
+    #: Jobs that have ended since rank 0 was started.
+    finished: int = 0
+    failed: int = 0
+    #: Seconds between two finished videos while the group is busy; None until it is known.
+    pace_s: float | None = None
+    #: Costs of the shapes that were measured, the latest last.
+    costs: tuple[ShapeCosts, ...] = ()
+    #: Whether the group takes no more jobs because it is to end.
+    draining: bool = False
+
+
+class RankStatus(_Record):
+    """One rank, as it was when it last spoke."""
+
+    #: What all ranks of a group have in common and no other group has; the same after a restart of the group.
+    group: str
+    #: 0 takes jobs in, the last one writes videos.
+    rank: int
+    #: K.
+    num_ranks: int
+    #: Where its process is.
+    host: str
+    pid: int
+    #: cpu, or cuda and the GPU's number.
+    device: str
+    #: The GPU's own name, or "".
+    device_name: str = ""
+    #: Name of the model.
+    model: str
+    #: Seconds since the epoch: when it was ready, and when it wrote this.
+    started_at: float
+    at: float
+    #: What it is at.
+    activity: Activity = "idle"
+    #: The job it computes, that job's denoising steps, and how many of them are done; None while it computes nothing.
+    job_id: str | None = None
+    steps: int | None = None
+    step: int | None = None
+    #: The steps that are this rank's of the job that it computes or computed last: from one up to, not including, the
+    #: other; the same twice for a rank that only encodes or decodes.
+    step_range: tuple[int, int] | None = None
+    #: Seconds that its last step took.
+    step_s: float | None = None
+    #: Part of the last seconds in which it computed, 0 to 1.
+    busy_share: float = 0.0
+    #: Resident bytes of the process.
+    rss_bytes: int = 0
+    #: Bytes of GPU memory that PyTorch holds for the process, and all that the GPU has; None on a processor.
+    gpu_bytes: int | None = None
+    gpu_total_bytes: int | None = None
+    #: What it waits for.
+    troubles: tuple[Trouble, ...] = ()
+    #: On rank 0.
+    intake: IntakeStatus | None = None
+
+    @property
+    def key(self) -> str:
+        """The Redis key of its record."""
+        return f"{keys.RANK}{self._member}"
+
+    @property
+    def _member(self) -> str:
+        return f"{self.group}:{self.rank}"
+
+    def save(self, pipeline: redis.Redis) -> None:
+        """Write the record for as long as a rank may be silent; four commands."""
+        pipeline.set(self.key, self.model_dump_json(), ex=keys.RANK_TTL_S)
+        pipeline.zadd(keys.RANKS, {self._member: self.at})
+        pipeline.zremrangebyscore(keys.RANKS, "-inf", self.at - FORGOTTEN_S)
+        pipeline.expire(keys.RANKS, keys.RANK_TTL_S)
+
+    def remove(self, pipeline: redis.Redis) -> None:
+        """Remove the record: the rank ends."""
+        pipeline.delete(self.key)
+        pipeline.zrem(keys.RANKS, self._member)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupStatus:
+    """The ranks of one group that have spoken lately."""
+
+    #: What they have in common.
+    name: str
+    #: By rank; some may be missing while the group starts.
+    ranks: tuple[RankStatus, ...]
+
+    @property
+    def intake(self) -> IntakeStatus | None:
+        """What rank 0 knows of the group; None while rank 0 is not there."""
+        return self.ranks[0].intake
+
+    @property
+    def troubles(self) -> list[Trouble]:
+        """What any of its ranks waits for."""
+        return [trouble for rank in self.ranks for trouble in rank.troubles]
+
+
+def read_groups(connection: redis.Redis) -> list[GroupStatus]:
+    """Read the groups that are there, by name; two round trips, however many jobs there are."""
+    members: Any = connection.zrange(keys.RANKS, 0, -1)
+    if not members:
+        return []
+    ranks = []
+    for text in connection.mget([f"{keys.RANK}{member.decode()}" for member in members]):
+        if text is not None:
+            try:
+                ranks.append(RankStatus.model_validate_json(text))
+            except ValidationError:
+                continue  # a worker of another version, or somebody's mistake: nothing else may fail for it
+    names = sorted({rank.group for rank in ranks})
+    return [GroupStatus(name=name, ranks=_of_group(ranks, name)) for name in names]
+
+
+def _of_group(ranks: Sequence[RankStatus], name: str) -> tuple[RankStatus, ...]:
+    return tuple(sorted((rank for rank in ranks if rank.group == name), key=lambda rank: rank.rank))

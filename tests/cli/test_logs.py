@@ -1,0 +1,60 @@
+"""`svdq logs`, as a user runs it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import redis
+
+from svdq.producer import job_log
+from svdq.producer.job_log import LogEntry
+from tests.cli.test_jobs import add, finish
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+#: 2027-01-15 in every time zone.
+AT = 1800014400.0
+
+
+def log(connection: redis.Redis, job_id: str, text: str, level: str = "INFO") -> None:
+    entry = LogEntry.now(rank=2, host="here", level=level, text=text, at=AT)
+    with connection.pipeline() as pipeline:
+        job_log.append(pipeline, job_id, [entry])
+        pipeline.execute()
+
+
+def test_logs(svdq: Cli, connection: redis.Redis) -> None:
+    job = add(connection, 1)
+    nothing = svdq("logs", job.id)
+    assert (nothing.returncode, nothing.stdout) == (0, "")
+    assert "No worker has logged anything" in nothing.stderr
+    log(connection, job.id, "Out of memory.", "WARNING")
+    log(connection, job.id, "It broke:\nTraceback\n  File", "ERROR")
+    first, second, *more = svdq("logs", job.id).stdout.splitlines()
+    assert first.startswith("2027-01-15 ")
+    assert first.endswith("  here rank 2  WARNING  Out of memory.")
+    assert second.endswith("  ERROR  It broke:")
+    assert more == ["    Traceback", "      File"]
+    entries = [json.loads(line) for line in svdq("logs", job.id, "--json").stdout.splitlines()]
+    assert [(entry["level"], entry["rank"]) for entry in entries] == [("WARNING", 2), ("ERROR", 2)]
+    assert entries[1]["text"] == "It broke:\nTraceback\n  File"
+
+
+def test_logs_of_a_job_that_is_not_there(svdq: Cli, connection: redis.Redis) -> None:
+    done = svdq("logs", "f" * 20)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_logs_are_followed_until_the_job_has_ended(home, connection: redis.Redis) -> None:
+    job = add(connection, 1)
+    log(connection, job.id, "one")
+    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "logs", "--follow", job.id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith("INFO  one\n")
+        log(connection, job.id, "two")
+        assert process.stdout.readline().endswith("INFO  two\n")
+        finish(job)
+        log(connection, job.id, "finished")  # comes after the end, as it does
+        assert process.stdout.read().endswith("INFO  finished\n")
+    assert process.returncode == 0

@@ -1,0 +1,43 @@
+"""How times, troubles and expectations read."""
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from svdq.cli.words import clock, duration, expected, trouble_reason
+from svdq.producer.outlook import Outlook
+from svdq.producer.ranks import Trouble
+
+NOW = datetime(2027, 1, 30, 22, 15).astimezone()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "1 s"),
+        (89.4, "89 s"),
+        (90, "2 min"),
+        (3600, "60 min"),
+        (5400, "1 h 30 min"),
+        (7200, "2 h"),
+        (7230, "2 h"),
+        (200_000, "55 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_times_of_another_day_have_their_date() -> None:
+    assert clock(NOW.timestamp(), NOW) == "22:15"
+    assert clock((NOW - timedelta(days=1)).timestamp(), NOW) == "2027-01-29 22:15"
+
+
+def test_what_is_expected_of_a_job() -> None:
+    trouble = Trouble(effect="Videos wait", reason="No space left.", since=datetime.now().timestamp(), attempts=1)
+    assert trouble_reason(trouble).startswith("No space left. (since ")
+    assert trouble_reason(trouble).endswith(", tried once)")
+    assert expected(Outlook(trouble=trouble, eta_s=5.0)) == f", waiting for storage: {trouble_reason(trouble)}"
+    assert expected(Outlook(num_ahead=0)) == ", next"
+    assert expected(Outlook(num_ahead=3, eta_s=150.0)) == ", 3 ahead of it, done in about 2 min"
+    assert expected(Outlook()) == ""

@@ -1,0 +1,130 @@
+"""`svdq worker --burst` as cron starts it: what it tells at its end, and that two of them do not double up."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from svdq.worker.burst_lock import burst_lock, devices_of
+from svdq.worker.launch import Ending, LaunchOptions
+from svdq.worker.run_end import why_ended
+
+SIMULATED = "simulated:step_ms=100"
+
+
+def ending(told_by: str = "", code: int = 0) -> Ending:
+    return Ending(code=code, told_by=told_by, num_ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("how", "until", "left", "pauses", "words"),
+    [
+        (ending(), None, {}, [], "because the queue was empty"),
+        (ending(), "06:00", {"scheduled": 3}, [], "because the queue was empty"),
+        (ending(), "06:00", {"queued": 3}, [], "no further video could be done by 06:00"),
+        (ending(), "06:00", {"queued": 3}, ["Paused: by me."], "no jobs are taken. Paused: by me."),
+        (ending("until"), "06:00", {"queued": 3}, [], "at the time given, 06:00"),
+        (ending("signal"), "06:00", {"queued": 3}, [], "stopped by a signal"),
+        (ending(code=1), None, {}, [], "failed with exit code 1"),
+    ],
+)
+def test_why_a_run_ended(how: Ending, until: str | None, left: dict, pauses: list[str], words: str) -> None:
+    assert words in why_ended(how, until=until, left=left, pauses=pauses)
+
+
+@pytest.mark.parametrize(
+    ("visible", "options", "expected"),
+    [
+        ("0,1", {}, ["gpu 0", "gpu 1"]),
+        ("2,5,7", {"ranks": 2}, ["gpu 2", "gpu 5"]),
+        ("0,1,2", {"ranks": 1, "groups": 2}, ["gpu 0", "gpu 1"]),
+        ("GPU-8f2d", {}, ["gpu GPU-8f2d"]),
+        ("0,1", {"device": "cpu"}, ["cpu"]),
+        ("", {}, ["cpu"]),
+    ],
+)
+def test_what_a_run_computes_on(visible: str, options: dict, expected: list[str], monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert devices_of(LaunchOptions(**options)) == expected
+
+
+def test_devices_are_locked_one_by_one(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from svdq.worker.burst_lock import burst_lock\n"
+        "with burst_lock(Path(sys.argv[1]), sys.argv[2:]) as holder: print(holder or 'free')"
+    )
+
+    def other(*devices: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), *devices], capture_output=True, text=True, check=True
+        ).stdout
+
+    with burst_lock(tmp_path, ["gpu 0", "gpu 1"]) as holder:
+        assert holder is None
+        assert f"(gpu 1, process {os.getpid()}, since 20" in other("gpu 2", "gpu 1")
+        assert other("gpu 2", "gpu 3") == "free\n"
+        assert other("cpu") == "free\n"
+    assert other("gpu 0", "gpu 1") == "free\n"
+
+
+@pytest.mark.slow
+def test_a_second_burst_leaves_the_queue_to_the_first(house, until) -> None:
+    jobs = [house.submit(steps=4, seed=seed) for seed in range(3)]
+    # A photo that was damaged after it was submitted.
+    bad = house.folder / "bad.jpg"
+    bad.write_bytes(house.photo.read_bytes() + b"x")
+    jobs.append(house.submit(photo=bad))
+    stored = Path(house.settings.storage) / house.view(jobs[-1]).parameters["image"]
+    stored.write_bytes(stored.read_bytes()[:300])
+    jobs += [house.submit(steps=300), house.submit(steps=4)]
+    report, page = house.folder / "night.json", house.folder / "night.html"
+
+    first = house.start(2, "--burst", "--report", str(report), model=SIMULATED)
+    second = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--burst")
+    assert (second.returncode, second.stdout, second.stderr.count("\n")) == (0, "", 1)
+    assert f"works on the same device (cpu, process {first.process.pid}, since " in second.stderr
+    until(lambda: house.states(jobs[:4]) == ["finished"] * 3 + ["failed"])
+    until(lambda: house.states(jobs[4:5]) == ["started"])
+    assert house.run("svdq", "cancel", jobs[4]).returncode == 0
+    assert first.end() == 0
+
+    assert house.states(jobs) == ["finished"] * 3 + ["failed", "stopped", "finished"]
+    told = json.loads(report.read_text())
+    assert (told["finished"], told["failed"], told["cancelled"], sum(told["left"].values())) == (4, 1, 1, 0)
+    assert told["ending"] == "It ended because the queue was empty."
+    assert {job["id"]: job["status"] for job in told["jobs"]} == dict(zip(jobs, house.states(jobs), strict=True))
+    assert 0 < told["busy_share"] < 1
+    assert told["videos_per_hour"] > 0
+    lines = first.text.splitlines()
+    assert any(line.startswith("4 finished, 1 failed, 1 cancelled, from 20") for line in lines)
+    assert any(line.startswith("Failed, 1 x: The photo cannot be decoded") for line in lines)
+
+    # Stopped in the middle: what is left is told, and the same numbers are found later.
+    jobs = [house.submit(steps=300) for _ in range(3)]
+    group = house.start(2, "--burst", "--report", str(page), model=SIMULATED)
+    until(lambda: "started" in house.states(jobs))
+    group.tell(signal.SIGTERM)
+    assert group.end() == 0
+    assert "0 finished, 0 failed, 0 cancelled, from 20" in group.text
+    assert "It was stopped by a signal." in group.text
+    assert "Left: 3 queued, 0 started, 0 scheduled, 0 deferred." in group.text
+    assert "It was stopped by a signal." in page.read_text()
+    later = json.loads(house.run("svdq", "report", "--since", "1h", "--json").stdout)
+    assert {**later["left"], "finished": later["finished"]} == {
+        "queued": 3,
+        "started": 0,
+        "scheduled": 0,
+        "deferred": 0,
+        "finished": 4,
+    }
+    assert later["busy_share"] > 0
+
+
+def test_a_report_that_cannot_be_written_is_said_at_once(house) -> None:
+    for name in ("night.txt", "nowhere/night.json"):
+        done = house.run("svdq", "worker", "--ranks", 1, "--device", "cpu", "--burst", "--report", name)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -1,0 +1,96 @@
+"""A storage that refuses while a real group has videos: seen wherever a user looks, and gone when it is over."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from svdq.producer import keys
+from svdq.producer.ranks import read_groups
+
+pytestmark = pytest.mark.slow
+
+SIMULATED = "simulated:step_ms=20"
+
+
+def shown(house, *arguments: object) -> str:
+    answer = house.run("svdq", *arguments)
+    assert answer.returncode == 0, answer
+    return answer.stdout
+
+
+def test_videos_that_cannot_be_written_wait_in_sight(house, until) -> None:
+    outputs = Path(house.settings.storage) / "outputs"
+    group = house.start(2, model=SIMULATED)
+    outputs.parent.mkdir(exist_ok=True)
+    outputs.write_text("a file is in the way")
+    first, second = house.submit(), house.submit()
+
+    def troubles() -> list[dict[str, object]]:
+        found = json.loads(shown(house, "info", "--json"))["troubles"]
+        return found if found and first in found[0]["job_ids"] and second in found[0]["job_ids"] else []
+
+    (trouble,) = until(troubles, lambda: group.text)
+    assert (trouble["rank"], trouble["effect"]) == (1, "Videos wait to be written")
+    (status,) = read_groups(house.connection)
+    assert status.ranks[1].activity == "waiting"
+    assert 0 < house.connection.ttl(status.ranks[1].key) <= keys.RANK_TTL_S
+    assert "WAITING FOR STORAGE on " in shown(house, "info")
+    assert "WAITING FOR STORAGE on " in shown(house, "status")
+    for job_id in (first, second):
+        line = shown(house, "status", job_id)
+        assert f"{job_id}  photo  started, waiting for storage: The storage " in line
+        assert "tried " in line
+    assert json.loads(shown(house, "status", second, "--json"))["trouble"]["reason"].startswith("The storage ")
+    with subprocess.Popen(
+        [sys.executable, "-m", "svdq.cli", "wait", second],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=house.environment(),
+    ) as waiting:
+        assert waiting.stderr is not None
+        assert "Videos wait to be written: The storage " in waiting.stderr.readline()
+
+        # What is cancelled meanwhile is not waited for.
+        shown(house, "cancel", first)
+        assert house.wait([first])[0].status == "stopped"
+        assert house.view(second).status == "started"
+
+        outputs.unlink()
+        assert house.wait([second])[0].status == "finished"
+        assert waiting.wait(60) == 0
+    until(lambda: json.loads(shown(house, "info", "--json"))["troubles"] == [])
+    assert "WAITING" not in shown(house, "info")
+    assert not list(outputs.glob(f"*{first}*"))
+    logged = shown(house, "logs", second)
+    assert f"Job {second} finished" in logged
+
+
+def test_photos_that_cannot_be_read_hold_intake_in_sight(house, until) -> None:
+    group = house.start(1, model=SIMULATED)
+    held, after = house.submit(), house.submit()
+    house.wait([held, after])
+    inputs = Path(house.settings.storage) / "inputs"
+    inputs.rename(inputs.with_name("away"))
+    try:
+        # The photo is stored again under the same name when it is submitted.
+        held, after = (requeued(house, job_id) for job_id in (held, after))
+        until(lambda: "waiting for storage" in shown(house, "status", held), lambda: group.text)
+        assert "No video is begun: The storage " in shown(house, "info")
+        assert house.states([held, after]) == ["started", "queued"]
+        shown(house, "cancel", held)
+        assert house.wait([held])[0].status == "stopped"
+        until(lambda: "waiting for storage" in shown(house, "status", after))
+    finally:
+        inputs.with_name("away").rename(inputs)
+    assert house.wait([after])[0].status == "finished"
+    until(lambda: "WAITING" not in shown(house, "info"))
+    assert group.text.count("No video is begun") <= 3
+
+
+def requeued(house, job_id: str) -> str:
+    shown(house, "requeue", job_id)
+    return job_id

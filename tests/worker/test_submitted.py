@@ -1,0 +1,33 @@
+"""What `svdq submit` asks for besides parameters, as a real group of ranks does it: folders, names, times, orders."""
+
+import json
+from pathlib import Path
+
+from tests.worker.conftest import House
+
+SMALL = ("--frames", 2, "--steps", 4, "--size", "64x64", "--format", "gif", "--json")
+
+
+def submitted(house: House, *arguments: object) -> dict[str, object]:
+    done = house.run("svdq", "submit", house.photo, *SMALL, *arguments)
+    assert done.returncode == 0, done.stderr
+    made: dict[str, object] = json.loads(done.stdout)
+    return made
+
+
+def test_folder_name_time_and_order(house: House) -> None:
+    first = submitted(house, "--output", "trip/day 1", "--name", "{stem}-{seed}", "--seed", 3)
+    after = submitted(house, "--after", first["id"], "--priority", "high")
+    later = submitted(house, "--at", "+1s", "--seed", 4)
+    assert [made["status"] for made in (first, after, later)] == ["queued", "deferred", "scheduled"]
+    house.start(1)
+    views = house.wait([str(made["id"]) for made in (first, after, later)])
+    assert [view.status for view in views] == ["finished"] * 3
+    (gif,) = views[0].outputs
+    folder = Path(house.settings.storage, "outputs", "trip", "day 1")
+    assert Path(gif) == folder / f"{house.photo.stem}-3-{first['id']}.gif"
+    assert {path.suffix for path in folder.iterdir()} == {".gif", ".json"}
+
+    again = house.run("svdq", "requeue", first["id"])
+    assert again.returncode == 0
+    assert house.wait([str(first["id"])])[0].outputs == (gif,)

@@ -1,0 +1,73 @@
+"""Whether this machine can render: its GPUs and their memory, NCCL, ffmpeg. Imports torch only when it is there."""
+
+import importlib.util
+import subprocess
+from collections.abc import Iterator
+
+from svdq.producer.doctor import Finding
+
+_QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+
+
+def check_machine() -> Iterator[Finding]:
+    """Look at GPUs, NCCL and ffmpeg; a machine without GPUs renders on its processors."""
+    gpus = _gpus()
+    for index, name, total, free in gpus:
+        yield Finding(
+            subject=f"GPU {index}",
+            level="ok",
+            text=f"{name}, {int(total) / 1024:.0f} GiB, {int(free) / 1024:.0f} GiB free",
+        )
+    if not gpus:
+        yield Finding(subject="GPUs", level="ok", text="none; videos are rendered on the processors")
+    if importlib.util.find_spec("torch") is not None:
+        yield _nccl(len(gpus))
+    yield _ffmpeg()
+
+
+def _gpus() -> list[tuple[str, str, str, str]]:
+    """Ask NVIDIA's tool for index, name, memory and free memory (MiB) of every GPU."""
+    try:
+        listed = subprocess.run(_QUERY, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [line.split(", ") for line in listed.stdout.splitlines()] if listed.returncode == 0 else []
+    return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4 and row[2].isdigit() and row[3].isdigit()]
+
+
+def _nccl(num_gpus: int) -> Finding:
+    """Say whether torch can use the GPUs, and what they would talk through."""
+    import torch
+
+    if num_gpus and not torch.cuda.is_available():
+        return Finding(
+            subject="NCCL",
+            level="warn",
+            text=f"torch {torch.__version__} cannot use the GPUs",
+            advice="install a torch that is built for CUDA, and a driver that is new enough for it",
+        )
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        return Finding(subject="NCCL", level="ok", text=version)
+    if num_gpus > 1:
+        return Finding(
+            subject="NCCL",
+            level="warn",
+            text="this torch has none",
+            advice="install a torch with NCCL, or give every GPU a group: `svdq worker --groups N --ranks 1`",
+        )
+    return Finding(subject="NCCL", level="ok", text="not needed without GPUs: ranks on processors talk through Gloo")
+
+
+def _ffmpeg() -> Finding:
+    advice = "pip install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg"
+    try:
+        import imageio_ffmpeg
+
+        path = imageio_ffmpeg.get_ffmpeg_exe()
+        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=20, check=True)
+    except ImportError:
+        return Finding(subject="ffmpeg", level="warn", text="imageio-ffmpeg is not installed", advice=advice)
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return Finding(subject="ffmpeg", level="fail", text=f"it does not run ({error})", advice=advice)
+    return Finding(subject="ffmpeg", level="ok", text=" ".join(done.stdout.split()[:3]))
