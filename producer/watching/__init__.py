@@ -1,0 +1,1 @@
+"""Watching a folder and submitting the photos that are dropped into it, each once."""

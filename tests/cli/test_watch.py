@@ -1,0 +1,367 @@
+"""`svdq watch` as a user runs it: real processes, a real kernel that tells of changes, a real Redis."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from PIL import Image
+
+from svdq.cli.main import run
+from svdq.producer.queue import SvdqQueue, read_job
+from svdq.producer.redis_binary import find_binaries
+from tests.faults.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+Drop = Callable[..., bytes]
+
+
+class Watch:
+    """One `svdq watch --json`, and what it has told."""
+
+    def __init__(self, inbox: Path, *arguments: object, **environment: str) -> None:
+        self._output = inbox.parent / f"events {len(list(inbox.parent.glob('events *')))}"
+        command = [sys.executable, "-W", "error", "-m", "svdq.cli", "watch", inbox, "--json", "--settle", "200ms"]
+        with self._output.open("w") as output:
+            self.process = subprocess.Popen(
+                [*map(str, command), *map(str, arguments)],
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **environment},
+            )
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = self._output.read_text().splitlines(keepends=True)
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in events if event["event"] == kind]
+
+    def wait_for(self, kind: str, number: int = 1) -> list[dict[str, Any]]:
+        """Wait until so many events of a kind were told, and return them."""
+
+        def come() -> list[dict[str, Any]]:
+            if self.process.poll() is not None and len(self.events(kind)) < number:
+                pytest.fail(
+                    f"it ended with {self.process.returncode}: {self.process.stderr and self.process.stderr.read()}"
+                )
+            return self.events(kind) if len(self.events(kind)) >= number else []
+
+        return wait_until(come, f"{number} x {kind}", 30)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the exit code; an ordered end says nothing on stderr."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        _, stderr = self.process.communicate(timeout=30)
+        assert stderr == ""
+        return self.process.returncode
+
+
+@pytest.fixture
+def inbox(home: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def drop(inbox: Path) -> Drop:
+    """Drop a photo that no other has, as rsync does."""
+    numbers = iter(range(1000))
+
+    def drop(path: str, *, into: Path = inbox) -> bytes:
+        target = into / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.Xq3Zt1")
+        Image.effect_noise((64, 48), 60).convert("RGB").save(temporary, "JPEG", comment=str(next(numbers)))
+        data = temporary.read_bytes()
+        temporary.rename(target)
+        return data
+
+    return drop
+
+
+@pytest.fixture
+def watch(inbox: Path) -> Iterator[Callable[..., Watch]]:
+    watches = []
+
+    def start(*arguments: object, **environment: str) -> Watch:
+        watches.append(Watch(inbox, *arguments, **environment))
+        return watches[-1]
+
+    yield start
+    for one in watches:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+def jobs(connection: redis.Redis) -> dict[str, Any]:
+    """The jobs in the default queue, by their names."""
+    found = map(read_job, SvdqQueue(connection=connection).jobs)
+    return {job.name: job for job in found if job is not None}
+
+
+def test_photos_become_jobs_however_they_come(
+    watch: Callable[..., Watch], drop: Drop, inbox: Path, tmp_path: Path, connection: redis.Redis
+) -> None:
+    drop("old.jpg")
+    watching = watch("--recursive", "--then", "move:done", "--frames", "14", "--fps", "5")
+    watching.wait_for("watching")
+
+    drop("renamed.JPG")
+    drop(os.fsdecode(b"caf\xe9.jpg"))  # which is no UTF-8
+    drop("trip/day 1/deep.jpg")
+    (inbox / "trip" / "svdq.toml").write_text('frames = 3\nsize = "128x64"\n')
+    drop("moved in/with its folder.jpg", into=tmp_path)
+    (tmp_path / "moved in").rename(inbox / "moved in")
+    data = drop("whole.jpg", into=tmp_path)
+    with (inbox / "slow.jpg").open("wb", buffering=0) as slow:
+        slow.write(data[:100])
+        watching.wait_for("submitted", 4)  # by now it has not grown for longer than it takes, and is no photo
+        slow.write(data[100:])
+    (inbox / "bad.jpg").write_text("no photo")
+    (inbox / ".hidden.jpg").write_bytes(data)
+    (inbox / "half.jpg.part").write_bytes(data)
+
+    submitted = watching.wait_for("submitted", 5)
+    (rejected,) = watching.wait_for("rejected")
+    assert watching.end() == 0
+    assert {event["path"] for event in submitted} == {
+        "renamed.JPG",
+        os.fsdecode(b"caf\xe9.jpg"),
+        "trip/day 1/deep.jpg",
+        "moved in/with its folder.jpg",
+        "slow.jpg",
+    }
+    made = jobs(connection)
+    assert {name: (job.folder, job.frames, job.width, job.fps) for name, job in made.items()} == {
+        "renamed": ("", 14, 1024, 5),
+        "caf_": ("", 14, 1024, 5),
+        "slow": ("", 14, 1024, 5),
+        "with its folder": ("moved in", 14, 1024, 5),
+        "deep": ("trip/day 1", 3, 128, 5),
+    }
+    assert (rejected["path"], "not a photo" in rejected["text"]) == ("bad.jpg", True)
+    assert sorted(str(path.relative_to(inbox)) for path in inbox.rglob("*") if path.is_file()) == [
+        ".hidden.jpg",
+        os.fsdecode(b"done/caf\xe9.jpg"),
+        "done/moved in/with its folder.jpg",
+        "done/renamed.JPG",
+        "done/slow.jpg",
+        "done/trip/day 1/deep.jpg",
+        "half.jpg.part",
+        "old.jpg",
+        "rejected/bad.jpg",
+        "rejected/bad.jpg.txt",
+        "trip/svdq.toml",
+    ]
+    (stopped,) = watching.events("stopped")
+    assert stopped["text"] == "5 submitted, 0 known already, 1 rejected."
+
+
+def test_a_restart_takes_what_was_dropped_meanwhile_and_nothing_else(
+    watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
+) -> None:
+    drop("old.jpg")
+    drop("day/old too.jpg")
+    first = watch()
+    (started,) = first.wait_for("watching")
+    assert "1 photos that are there already are left alone" in started["text"]
+    drop("a.jpg")
+    (inbox / "bad.jpg").write_text("no photo")
+    first.wait_for("submitted")
+    first.wait_for("rejected")
+    assert first.end(signal.SIGKILL) == -9
+
+    drop("b.jpg")
+    second = watch("--recursive")
+    second.wait_for("submitted")
+    assert second.end() == 0
+    assert {*jobs(connection)} == {"a", "b"}  # what lay in folders before they were watched is old, too
+    assert second.events("rejected") == []
+
+    third = watch("--recursive", "--existing")
+    third.wait_for("submitted", 2)
+    assert third.end() == 0
+    assert {*jobs(connection)} == {"a", "b", "old", "old too"}
+
+
+def test_polling_sees_as_much(watch: Callable[..., Watch], drop: Drop, connection: redis.Redis) -> None:
+    polling = watch("--poll", "--recursive", "--then", "delete", "--glob", "*.jpg")
+    polling.wait_for("watching")
+    drop("a.jpg")
+    drop("day/b.jpg")
+    drop("day/c.png")
+    polling.wait_for("submitted", 2)
+    assert polling.end() == 0
+    assert {*jobs(connection)} == {"a", "b"}
+
+
+Once = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def once(inbox: Path, capsys: pytest.CaptureFixture[str]) -> Once:
+    """Run `svdq watch --once` here; return its exit code and its last line."""
+
+    def once(*arguments: object) -> tuple[int, str]:
+        code = run(["watch", str(inbox), "--once", "--settle", "100ms", *map(str, arguments)])
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return code, captured.out.splitlines()[-1]
+
+    return once
+
+
+def test_once_takes_what_is_there_and_ends(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
+    drop("a.jpg")
+    drop("b.jpg")
+    assert once("--then", "move:../taken") == (0, "2 submitted, 0 known already, 0 rejected.")
+    assert {*jobs(connection)} == {"a", "b"}
+    assert {path.name for path in (inbox.parent / "taken").iterdir()} == {"a.jpg", "b.jpg"}
+
+    (inbox / "bad.jpg").write_text("no photo")
+    assert once() == (1, "0 submitted, 0 known already, 1 rejected.")
+    assert once() == (0, "0 submitted, 0 known already, 0 rejected.")  # that was told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["{inbox}/missing"], "There is no folder"),
+        (["{inbox}/file.jpg"], "There is no folder"),
+        (["{inbox}", "--then", "burn"], "--then burn"),
+        (["{inbox}", "--then", "move:."], "--then move:."),
+        (["{inbox}", "--settle", "soon"], "--settle soon"),
+        (["{inbox}", "--settle", "0"], "--settle 0"),
+        (["{inbox}", "--size", "100x100"], "--size 100x100"),
+        (["{inbox}", "--frames", "0"], "--frames 0"),
+        (["{inbox}/set"], "framez"),
+        (["{inbox}", "--storage", "{inbox}"], "svdq's own storage"),
+        (["{inbox}", "--storage", "nonsense://there"], "nonsense"),
+        (["{inbox}", "--redis-url", "nonsense"], "nonsense"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(
+    inbox: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    (inbox / "file.jpg").touch()
+    (inbox / "set").mkdir()
+    (inbox / "set" / "svdq.toml").write_text("framez = 3")
+    assert run(["watch", *(argument.format(inbox=inbox) for argument in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("Error: ")
+    assert captured.err.count("\n") == 1
+    assert reason in captured.err
+
+
+def test_a_folder_has_one_watcher_systemd_is_told_and_ctrl_c_ends_it(
+    watch: Callable[..., Watch], inbox: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        watching = watch(NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert manager.recv(100) == b"READY=1"
+    assert len(watching.events("watching")) == 1
+    assert run(["watch", str(inbox)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"is watched already, by process {watching.process.pid};" in captured.err
+    assert watching.end(signal.SIGINT) == 130
+    assert len(watching.events("stopped")) == 1
+
+
+def test_it_waits_for_a_redis_that_is_away(
+    watch: Callable[..., Watch], drop: Drop, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = tmp_path / "redis.sock"
+    watching = watch("--redis-url", f"unix://{address}", "--then", "delete")
+    (trouble,) = watching.wait_for("trouble")
+    assert "cannot be used" in trouble["text"]
+    drop("a.jpg")
+    server = subprocess.Popen(
+        [str(next(iter(find_binaries()))), "--port", "0", "--unixsocket", str(address), "--dir", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        (submitted,) = watching.wait_for("submitted")
+        watching.wait_for("mended")
+        assert watching.end() == 0
+        assert len(watching.events("trouble")) == 1
+        assert not (inbox / "a.jpg").exists()
+        with redis.Redis(unix_socket_path=str(address)) as connection:
+            assert SvdqQueue(connection=connection).job_ids == [submitted["id"]]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_a_folder_that_goes_and_comes_back_is_watched_again(
+    watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
+) -> None:
+    watching = watch()
+    watching.wait_for("watching")
+    drop("a.jpg")
+    watching.wait_for("submitted")
+    inbox.rename(inbox.with_name("elsewhere"))
+    (trouble,) = watching.wait_for("trouble")
+    assert "cannot be read" in trouble["text"]
+    inbox.mkdir()
+    watching.wait_for("mended")
+    drop("b.jpg")
+    watching.wait_for("submitted", 2)
+    assert watching.end() == 0
+    assert {*jobs(connection)} == {"a", "b"}
+
+
+def test_photos_wait_for_a_wrong_file_to_be_mended(
+    watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
+) -> None:
+    watching = watch("--recursive")
+    watching.wait_for("watching")
+    (inbox / "day").mkdir()
+    (inbox / "day" / "svdq.toml").write_text("framez = 3")
+    drop("day/a.jpg")
+    drop("day/b.jpg")
+    drop("c.jpg")
+    watching.wait_for("trouble")
+    watching.wait_for("submitted")
+    (inbox / "day" / "svdq.toml").write_text("frames = 3")
+    watching.wait_for("submitted", 3)
+    assert watching.end() == 0
+    assert len(watching.events("trouble")) == 1
+    assert {name: job.frames for name, job in jobs(connection).items()} == {"a": 3, "b": 3, "c": None}
+
+
+def test_its_own_files_are_no_photos(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
+    drop("a.jpg")
+    drop("done/moved before.jpg")
+    drop("rejected/bad before.jpg")
+    drop("store/outputs/made before.png")
+    for number in (1, 0):
+        answer = once("--recursive", "--then", "move:done", "--storage", inbox / "store")
+        assert answer == (0, f"{number} submitted, 0 known already, 0 rejected.")
+    assert {*jobs(connection)} == {"a"}
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_doubled_when_it_is_killed() -> None:
+    arguments = ("--files", "150", "--kills", "3", "--seconds", "4")
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.watch_campaign", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=200,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
