@@ -1,0 +1,167 @@
+"""`svdq open`, `svdq fetch` and `svdq prune`: the files of finished videos, wherever they are."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from svdq.producer.prune import Removal
+
+
+OPEN_EXAMPLES = """\b
+Examples:
+  svdq open 1f0c…
+  svdq open $(svdq list --status finished --limit 1 --json | jq -r .id)
+"""
+
+
+@click.command("open", epilog=OPEN_EXAMPLES)
+@click.argument("job_id", metavar="ID")
+@storage_option
+@redis_options
+def open_video(job_id: str, storage: str | None, redis_url: str | None) -> int:
+    """Open a finished video in the program that the desktop has for it; without a desktop, print where it is."""
+    from svdq.producer.desktop import has_desktop, show
+    from svdq.producer.fetch import fetch_to_look_at, results_of
+    from svdq.producer.settings import Settings
+    from svdq.producer.storage import Storage
+
+    settings = Settings.load(redis_url=redis_url, storage=storage)
+    place = Storage(settings.storage)
+    [result] = results_of(settings, place, [job_id])
+    if not has_desktop():
+        click.echo(place.location(result.outputs[0]))
+        return 0
+    path = place.folder / result.outputs[0] if place.folder else fetch_to_look_at(place, result)
+    click.echo(path)
+    if show(path):
+        return 0
+    click.echo("The desktop has no program that opens it.", err=True)
+    return EXIT_FAILED
+
+
+FETCH_EXAMPLES = """\b
+Examples:
+  svdq fetch 1f0c… --output videos
+  svdq fetch --since 22:00 --output videos
+  svdq fetch --all --output videos --storage s3://bucket/prefix
+"""
+
+
+@click.command(epilog=FETCH_EXAMPLES)
+@click.argument("job_ids", metavar="[ID]...", nargs=-1)
+@click.option("--output", "-o", "folder", required=True, type=click.Path(path_type=Path), help="Folder to fill.")
+@click.option("--all", "fetch_all_videos", is_flag=True, help="Every finished video there is.")
+@click.option("--since", metavar="TIME", help="Those finished since then: 22:00, 2027-01-31, 12h.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each video, one a line.")
+@storage_option
+@redis_options
+def fetch(
+    job_ids: tuple[str, ...],
+    folder: Path,
+    fetch_all_videos: bool,
+    since: str | None,
+    as_json: bool,
+    storage: str | None,
+    redis_url: str | None,
+) -> None:
+    """Bring finished videos, and the JSON beside them, from the storage into a folder.
+
+    What is there already is not fetched again, so the same line may run every morning. A file has its name only when
+    it has arrived whole.
+    """
+    from datetime import datetime
+
+    from svdq.pipeline.errors import InputError
+    from svdq.producer.fetch import fetch_all, results_of
+    from svdq.producer.moments import parse_past
+    from svdq.producer.results import find_results
+    from svdq.producer.settings import Settings
+    from svdq.producer.storage import Storage
+
+    if bool(job_ids) == (fetch_all_videos or since is not None):
+        raise InputError("Give the ids of jobs, or --all, or --since TIME for all that were finished since then.")
+    moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
+    settings = Settings.load(redis_url=redis_url, storage=storage)
+    place = Storage(settings.storage)
+    results = results_of(settings, place, job_ids) if job_ids else list(find_results(place, since=moment))
+    for fetched in fetch_all(place, results, folder):
+        paths = [str(path) for path in fetched.paths]
+        if as_json:
+            click.echo(json.dumps({"id": fetched.job_id, "paths": paths, "copied": fetched.copied}))
+        else:
+            note = "" if fetched.copied else "  (was there already)"
+            click.echo(f"{fetched.job_id}  {'  '.join(paths)}{note}")
+    if not results and not as_json:
+        click.echo("There are no finished videos to fetch.", err=True)
+
+
+PRUNE_EXAMPLES = """\b
+Examples:
+  svdq prune --older-than 30d --dry-run
+  svdq prune --older-than 30d
+  svdq prune --older-than 8w --yes      in a crontab
+"""
+
+
+@click.command(epilog=PRUNE_EXAMPLES)
+@click.option("--older-than", required=True, metavar="AGE", help="Such as 12h, 30d or 8w.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@storage_option
+@redis_options
+def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_url: str | None) -> None:
+    """Remove old videos, photos that no job and no video refers to, and checkpoints that nobody goes on with.
+
+    Files of jobs that are still to be done are kept, and photos for two days after they were submitted last.
+    """
+    import sys
+    from datetime import datetime
+
+    from svdq.pipeline.errors import InputError
+    from svdq.producer.moments import parse_age
+    from svdq.producer.prune import find_removals, remove_all
+    from svdq.producer.queue import session
+    from svdq.producer.settings import Settings
+    from svdq.producer.storage import Storage
+
+    age = parse_age(older_than, "--older-than")
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise InputError("There is nobody to ask: give --yes to remove, or --dry-run to see what would be removed.")
+    settings = Settings.load(redis_url=redis_url, storage=storage)
+    place, home = Storage(settings.storage), Storage(str(settings.home))
+    with session(settings) as connection:
+        removals = find_removals(connection, place, home, age, datetime.now().astimezone())
+        if not removals:
+            click.echo("There is nothing to remove.")
+            return
+        if dry_run:
+            for removal in removals:
+                click.echo(f"{_size(removal.size):>10}  {'  '.join(map(removal.storage.location, removal.keys))}")
+            click.echo(f"Would remove {_sum(removals)}.")
+            return
+        if not yes:
+            click.confirm(f"Remove {_sum(removals)}?", abort=True)
+        removed = remove_all(connection, removals)
+    place.sweep()
+    click.echo(f"Removed {_sum(removed)}.")
+    if len(removed) < len(removals):
+        click.echo(f"Kept {len(removals) - len(removed)} that had come into use.")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:,.1f} kB"
+
+
+def _sum(removals: "Sequence[Removal]") -> str:
+    counts = {kind: sum(removal.kind == kind for removal in removals) for kind in ("video", "photo", "checkpoint")}
+    words = [f"{number} {kind if number == 1 else f'{kind}s'}" for kind, number in counts.items() if number]
+    files = sum(removal.num_files for removal in removals)
+    size = _size(sum(removal.size for removal in removals))
+    return f"{', '.join(words) or 'nothing'} ({files} files, {size})"

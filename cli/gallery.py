@@ -1,0 +1,74 @@
+"""`svdq gallery`: the contact sheet."""
+
+from pathlib import Path
+
+import click
+
+from svdq.cli.main import redis_options, storage_option
+
+EXAMPLES = """\b
+Examples:
+  svdq gallery
+  svdq gallery -o night.html --since 22:00
+  svdq fetch --all --output videos && svdq gallery videos -o videos/index.html
+  svdq gallery --embed --limit 20 -o to-send.html
+"""
+#: Failed jobs that are shown at most, the newest.
+MAX_FAILURES = 1000
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--output", "-o", "page", type=click.Path(path_type=Path), default="gallery.html", show_default=True, help="Page."
+)
+@click.option("--since", metavar="TIME", help="Only what ended since then: 22:00, 2027-01-31, 12h.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only so many videos, the newest.")
+@click.option("--embed", is_flag=True, help="Put the videos into the page, to send it as one file.")
+@storage_option
+@redis_options
+def gallery(
+    folder: Path | None,
+    page: Path,
+    since: str | None,
+    limit: int | None,
+    embed: bool,
+    storage: str | None,
+    redis_url: str | None,
+) -> None:
+    """Write one page of the finished videos, and of failed jobs with their reasons, that opens from disk.
+
+    Each video shows its first frame and plays when the pointer or the keyboard is on it. With a FOLDER, such as one
+    that `svdq fetch` has filled, the page shows the videos there, and no Redis is asked.
+    """
+    from datetime import datetime
+
+    from svdq.pipeline.errors import InputError
+    from svdq.producer.gallery import count, write_gallery
+    from svdq.producer.moments import parse_past
+    from svdq.producer.pages import check_target
+    from svdq.producer.queue import session
+    from svdq.producer.results import OUTPUTS, find_results
+    from svdq.producer.settings import Settings
+    from svdq.producer.status import list_jobs
+    from svdq.producer.storage import Storage
+
+    moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
+    check_target(page)
+    failures = []
+    if folder is not None:
+        folder = folder.absolute()
+        if not folder.is_dir():
+            raise InputError(f"There is no folder {str(folder)!r}; give one with videos, or none for the storage.")
+        place, under = Storage(str(folder.parent)), folder.name
+    else:
+        settings = Settings.load(redis_url=redis_url, storage=storage)
+        place, under = Storage(settings.storage), OUTPUTS
+        with session(settings) as connection:
+            failures = list_jobs(connection, MAX_FAILURES, ("failed",))
+        failures = [view for view in failures if moment is None or view.created_at >= moment]
+    results = sorted(
+        find_results(place, since=moment, folder=under), key=lambda result: result.finished_at, reverse=True
+    )[:limit]
+    write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}", embed=embed)
+    click.echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")

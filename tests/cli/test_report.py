@@ -1,0 +1,121 @@
+"""`svdq report`, over a real Redis and real sidecars."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis
+import rq
+from rq.job import JobStatus
+from rq.registry import CanceledJobRegistry
+from rq.results import Result
+
+from svdq.producer import control, keys
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.settings import Settings
+from svdq.producer.storage import Storage
+from tests.finished import add_video
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+NOW = datetime.now(UTC)
+
+
+def add(connection: redis.Redis, number: int, name: str = "photo") -> rq.job.Job:
+    job = Job(image=f"inputs/{'0' * 64}.jpg", name=name, seed=1, steps=4)
+    return enqueue(connection, job, f"{number:020x}", "default")
+
+
+def end(job: rq.job.Job, status: JobStatus, ended_at: datetime, reason: str = "") -> None:
+    """Do what our worker does at the end of a job, at another time."""
+    queue = SvdqQueue(job.origin, connection=job.connection)
+    queue.remove(job)
+    job.ended_at = ended_at.replace(tzinfo=None)
+    job.save()
+    job.set_status(status)
+    is_finished = status is JobStatus.FINISHED
+    registry = queue.finished_job_registry if is_finished else queue.failed_job_registry
+    ttl_s = keys.RESULT_TTL_S if is_finished else keys.FAILURE_TTL_S
+    job.connection.zadd(registry.key, {job.id: ended_at.timestamp() + ttl_s})
+    if not is_finished:
+        Result.create_failure(job, ttl=100, exc_string=reason)
+
+
+def test_a_night(svdq: Cli, connection: redis.Redis, settings: Settings, tmp_path: Path) -> None:
+    storage = Storage(settings.storage)
+    group = {"ranks": 2, "host": "box", "pid": 1}
+    hour = timedelta(hours=1)
+    for number in (1, 2):  # Redis has forgotten the first
+        add_video(
+            storage,
+            number,
+            finished_at=NOW - number * hour,
+            seconds={"encode": 60.0, "denoise": 3000.0, "decode": 540.0, "write": 0.0},
+            group=group,
+        )
+    end(add(connection, 2), JobStatus.FINISHED, NOW - 2 * hour)
+    add_video(storage, 3, finished_at=NOW - 30 * hour)
+    end(add(connection, 4, "black <b>"), JobStatus.FAILED, NOW - 3 * hour, "x.SampleError: The frames are black.")
+    end(add(connection, 5), JobStatus.STOPPED, NOW - 3 * hour)
+    end(add(connection, 6), JobStatus.FAILED, NOW - 30 * hour, "Long ago.")
+    add(connection, 7)
+    control.cancel(connection, add(connection, 8).id)
+    long_ago = add(connection, 9)
+    control.cancel(connection, long_ago.id)
+    registry = CanceledJobRegistry("svdq-default", connection=connection)
+    connection.zadd(registry.key, {long_ago.id: (NOW - 30 * hour).timestamp()})
+
+    done = svdq("report", "--since", "12h", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert {name: found[name] for name in ("finished", "failed", "cancelled", "ending")} == {
+        "finished": 2,
+        "failed": 1,
+        "cancelled": 2,
+        "ending": None,
+    }
+    assert found["left"] == {"queued": 1, "started": 0, "scheduled": 0, "deferred": 0}
+    # From the beginning of the first, three hours ago, to the end of the last, one hour ago.
+    assert found["videos_per_hour"] == pytest.approx(1.0, abs=0.01)
+    assert found["busy_share"] == pytest.approx(2 * 3600 / (2 * 2 * 3600), abs=0.01)
+    ends = {job["id"][-1]: (job["status"], job["error"]) for job in found["jobs"]}
+    assert ends == {
+        "1": ("finished", None),
+        "2": ("finished", None),
+        "4": ("failed", "The frames are black."),
+        "5": ("stopped", None),
+        "8": ("canceled", None),
+    }
+
+    page = tmp_path / "night.html"
+    done = svdq("report", "--since", "150m", "--until", "90m", "--html", page)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("1 finished, 0 failed, 0 cancelled, from ")
+    done = svdq("report", "--html", page)
+    assert "Failed, 1 x: The frames are black. black <b> (00000000000000000004)" in done.stdout
+    text = page.read_text()
+    assert "black &lt;b&gt;" in text
+    assert "<b>" not in text
+    assert "<script" not in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--since", "yesterday"],
+        ["--since", "1h", "--until", "2h"],
+        ["--since", "2999-01-01"],
+        ["--html", "night.mp4"],
+        ["--html", "nowhere/night.html"],
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_one_sentence(svdq: Cli, home: Path, arguments: list[str]) -> None:
+    done = svdq("report", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert not home.exists()
