@@ -1,0 +1,414 @@
+"""`svdq top`: what it shows of a real group at work, and how it behaves on terminals and in pipes."""
+
+import contextlib
+import itertools
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from PIL import Image
+from rich.cells import cell_len
+from rich.console import Console
+from rq.job import JobStatus
+
+from svdq.cli.top_track import place_of
+from svdq.cli.top_view import View
+from svdq.producer import keys
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.ranks import IntakeStatus, RankStatus, Trouble, read_groups
+from svdq.producer.redis_server import ensure_server, stop_server
+from svdq.producer.snapshot import Snapshot, take
+from svdq.producer.status import view
+from tests.producer.test_ranks import rank, save
+from tests.producer.test_status import COPY, finish, num_commands
+
+SVDQ = [sys.executable, "-c", "from svdq.cli.main import main; main()"]
+PATIENCE_S = 90.0
+NUM_RANKS = 2
+NUM_JOBS = 150
+ALTERNATE_SCREEN, LEFT_IT = "\x1b[?1049h", "\x1b[?1049l"
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
+
+
+@dataclass
+class Terminal:
+    """A command on a terminal of its own."""
+
+    process: "subprocess.Popen[bytes]"
+    #: Our end of it, and the command's.
+    ours: int
+    theirs: int
+    text: str = ""
+
+    def read_until(self, wanted: str) -> str:
+        """Read what it draws until some text is there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while wanted not in self.text:
+            assert time.monotonic() < deadline, self.text
+            self.text += os.read(self.ours, 65536).decode(errors="replace")
+        return self.text
+
+    def end(self) -> int:
+        """Read on until it has ended; return the exit code."""
+        os.set_blocking(self.ours, False)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            is_over = self.process.poll() is not None
+            with contextlib.suppress(BlockingIOError, OSError):
+                self.text += os.read(self.ours, 65536).decode(errors="replace")
+                continue
+            if is_over:
+                return self.process.returncode
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def terminal(*arguments: str, size: tuple[int, int] = (24, 80), **environment: str) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, size)
+    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        [*SVDQ, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**clean, "TERM": "xterm-256color", **environment},
+    )
+    try:
+        yield Terminal(process, ours, theirs)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+# On a real group at work.
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Environment of a home with more queued than a group of two ranks has rendered by the end of these tests."""
+    folder = tmp_path_factory.mktemp("top")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SVDQ_")}
+    environment = {**clean, "SVDQ_HOME": str(folder / "home"), "SVDQ_MODEL": "simulated:step_ms=50"}
+    photo = folder / "a [photo].jpg"
+    Image.effect_noise((160, 100), 60).convert("RGB").save(photo)
+    shape = ["--frames", "2", "--size", "64x64", "--steps", "20", "--format", "gif"]
+    subprocess.run(
+        [*SVDQ, "submit", photo, *shape, "--variations", str(NUM_JOBS)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=environment,
+    )
+    log = folder / "worker.log"
+    with log.open("wb") as output:
+        worker = subprocess.Popen(
+            [*SVDQ, "worker", "--ranks", str(NUM_RANKS), "--device", "cpu"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not look(environment)["finished_last_hour"]:
+            assert worker.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+        yield environment
+    finally:
+        family = psutil.Process(worker.pid).children(recursive=True) if worker.poll() is None else []
+        for process in [worker, *family]:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                process.kill()
+        worker.wait()
+        stop_server(folder / "home")
+
+
+def look(environment: dict[str, str]) -> dict[str, Any]:
+    done = subprocess.run([*SVDQ, "top", "--json"], capture_output=True, text=True, check=True, env=environment)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_look_at_a_group_at_work(group: dict[str, str]) -> None:
+    command = [*SVDQ, "top", "--json", "--interval", "0.3"]
+    looks = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=group) as process:
+        assert process.stdout is not None
+        # Until a sample was seen on each rank, and the pace is known.
+        places: set[object] = set()
+        while not (places >= set(range(NUM_RANKS)) and looks[-1]["videos_per_hour"]):
+            looks.append(json.loads(process.stdout.readline()))
+            places |= {job["rank"] for job in looks[-1]["jobs"]}
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == ""
+    assert process.returncode == 130
+    last = looks[-1]
+    assert [entry["rank"] for entry in last["ranks"]] == list(range(NUM_RANKS))
+    assert {entry["num_ranks"] for entry in last["ranks"]} == {NUM_RANKS}
+    assert all(entry["rss_bytes"] > 2**20 for entry in last["ranks"])
+    assert any(entry["busy_share"] > 0 for entry in last["ranks"])
+    (counts,) = [queue for queue in last["queues"] if queue["name"] == "svdq-default"]
+    num_left = counts["queued"] + len(last["jobs"])
+    assert 0 < num_left < NUM_JOBS
+    # What an hour makes, at this pace, takes an hour.
+    assert last["eta_s"] == pytest.approx(3600 * num_left / last["videos_per_hour"], rel=0.2)
+    assert looks[0]["finished_last_hour"] <= last["finished_last_hour"]
+    assert {job["status"] for job in last["jobs"]} == {"started"}
+    assert {job["name"] for job in last["jobs"]} == {"a [photo]"}
+
+
+def test_once_is_clean_in_a_pipe(group: dict[str, str]) -> None:
+    done = subprocess.run([*SVDQ, "top"], capture_output=True, text=True, env=group, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert "\r" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert re.search(r"\d+ to do", lines[1])
+    ranks = lines.index(next(line for line in lines if line.startswith("rank ")))
+    assert [line.split()[:2] for line in lines[ranks + 1 : ranks + 3]] == [["0", "cpu"], ["1", "cpu"]]
+    assert any(line.startswith("a [photo]  ") and "━" in line for line in lines)
+
+
+def test_it_draws_on_a_terminal_and_q_leaves(group: dict[str, str]) -> None:
+    with terminal("top", "--interval", "0.2", **group) as screen:
+        before = termios.tcgetattr(screen.theirs)
+        screen.read_until("q leaves")
+        screen.text = ""
+        screen.read_until("a [photo]")  # drawn once more
+        assert screen.process.poll() is None
+        os.write(screen.ours, b"xq")  # any other key only looks again
+        assert screen.end() == 0
+        assert termios.tcgetattr(screen.theirs) == before
+    assert LEFT_IT in screen.text
+    assert COLOUR.search(screen.text)
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was(group: dict[str, str]) -> None:
+    with terminal("top", NO_COLOR="1", **group) as screen:
+        before = termios.tcgetattr(screen.theirs)
+        screen.read_until("in flight")
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.end() == 130
+        assert termios.tcgetattr(screen.theirs) == before
+    assert ALTERNATE_SCREEN in screen.text
+    assert screen.text.rindex(LEFT_IT) > screen.text.rindex("in flight")
+    assert not COLOUR.search(screen.text)
+    assert "Traceback" not in screen.text
+
+
+def test_once_on_a_terminal_takes_no_screen(group: dict[str, str]) -> None:
+    with terminal("top", "--once", **group) as screen:
+        assert screen.end() == 0
+    assert "svdq-default" in screen.text
+    assert ALTERNATE_SCREEN not in screen.text
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_one_look(group: dict[str, str]) -> None:
+    with terminal("top", **{**group, "TERM": "dumb"}) as screen:
+        assert screen.end() == 0
+    assert "svdq-default" in screen.text
+    assert "\x1b" not in screen.text
+
+
+# While Redis is away.
+
+
+def test_it_goes_on_while_redis_is_away(home: Path, connection: redis.Redis) -> None:
+    command = [*SVDQ, "top", "--json", "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        json.loads(process.stdout.readline())
+        stop_server(home)
+        assert re.match(r"Redis has not answered since \d\d:\d\d; ", process.stderr.readline())
+        away_at = time.time()
+        ensure_server(home)
+        while json.loads(process.stdout.readline())["at"] < away_at:
+            pass
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.stderr.read().strip() == "", "it is said once"
+    assert process.returncode == 130
+
+
+def test_a_terminal_keeps_what_was_known_while_redis_is_away(home: Path, connection: redis.Redis) -> None:
+    enqueue(connection, JOB, "a" * 20)
+    with terminal("top", "--interval", "0.1") as screen:
+        screen.read_until("1 to do")
+        stop_server(home)
+        screen.read_until("Redis has not answered")
+        screen.text = ""
+        screen.read_until("1 to do")
+        os.write(screen.ours, b"q")
+        assert screen.end() == 0
+
+
+def test_a_server_that_never_answered(svdq: Callable[..., Any], tmp_path: Path) -> None:
+    done = svdq("top", "--redis-url", f"unix://{tmp_path}/none.sock")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+
+
+@pytest.mark.parametrize("arguments", [("--once", "--watch"), ("--once", "--interval", "1"), ("--interval", "0")])
+def test_options_that_make_no_sense(svdq: Callable[..., Any], home: Path, arguments: tuple[str, ...]) -> None:
+    done = svdq("top", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+# What is drawn, of records in a real Redis.
+
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="a photo", seed=1, steps=8)
+
+
+def start(connection: redis.Redis, number: int, name: str, **meta: object) -> str:
+    """Have a job in flight, as a group has."""
+    job = enqueue(connection, JOB.model_copy(update={"name": name}), f"{number:020x}")
+    queue = SvdqQueue("svdq-default", connection=connection)
+    queue.remove(job)
+    job.set_status(JobStatus.STARTED)
+    job.meta = meta
+    job.save_meta()
+    connection.zadd(queue.started_job_registry.key, {f"{job.id}:execution": time.time() + 99})
+    return str(job.id)
+
+
+def at_work(number: int, num_ranks: int, **values: Any) -> RankStatus:
+    """A rank of a group that does two steps of each video."""
+    own: dict[str, Any] = {"num_ranks": num_ranks, "step_range": (2 * number, 2 * number + 2), "steps": 8}
+    return rank(number, **{**own, **values})
+
+
+def drawn(snapshot: Snapshot, width: int = 120, height: int | None = None, **options: Any) -> list[str]:
+    console = Console(width=width, height=height or 99, color_system=None)
+    with console.capture() as captured:
+        console.print(View(snapshot, is_live=height is not None, **options))
+    return captured.get().splitlines()
+
+
+@pytest.fixture
+def snapshot(connection: redis.Redis) -> Snapshot:
+    """Four ranks with a sample each, one of which has a name that fills lines; and another group, of one rank."""
+    names = ["beach", "[red]cup", "灯台" * 40, "x" * 200]
+    ids = [start(connection, number, names[number], rank=3 - number, step=7 - 2 * number) for number in range(4)]
+    ranks = [at_work(number, 4, job_id=ids[3 - number], step=2 * number + 1) for number in range(4)]
+    intake = IntakeStatus(worker="w", in_flight=tuple(ids), finished=3, pace_s=2.0)
+    other = IntakeStatus(worker="v", draining=True)
+    save(connection, ranks[0].model_copy(update={"intake": intake}), *ranks[1:])
+    save(connection, rank(0, "there-2", host="there", num_ranks=1, model="svd-xt", intake=other))
+    for number in range(9, 12):
+        enqueue(connection, JOB, f"{number:020x}")
+    return take(connection)
+
+
+def test_everything_is_drawn(snapshot: Snapshot) -> None:
+    lines = drawn(snapshot)
+    text = "\n".join(lines)
+    assert "1,800 videos an hour" in lines[0]
+    assert "7 to do, done in about 14 s" in lines[1]
+    assert "here:7  4 ranks  4 in flight  one every 2.0 s  3 finished  preview" in text
+    assert "there:7  1 rank  0 in flight  0 finished  takes no more jobs  svd-xt" in text
+    assert re.search(r"3 +cpu +6-7 +beach +7/8 ", text)
+    assert "[red]cup" in text
+    tracks = [len(re.findall("━", line)) for line in lines if re.search("step . of 8", line)]
+    assert len(tracks) == 4
+    assert tracks == sorted(tracks, reverse=True), "the one that is furthest has the longest track"
+    assert all(longer - shorter == tracks[0] - tracks[1] for longer, shorter in itertools.pairwise(tracks))
+
+
+@pytest.mark.parametrize("height", [3, 10, 24, 50])
+@pytest.mark.parametrize("width", [10, 40, 80, 200])
+def test_every_terminal_is_wide_and_high_enough(snapshot: Snapshot, width: int, height: int) -> None:
+    lines = drawn(snapshot, width, height, away="Redis has not answered since 12:00; it is asked again.")
+    assert len(lines) <= height
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_a_usual_terminal_has_all_ranks_and_tracks(snapshot: Snapshot) -> None:
+    text = "\n".join(drawn(snapshot, 80, 24))
+    assert len(re.findall(r"^ +[0-3]  ", text, re.MULTILINE)) == 5
+    assert len(re.findall(r"step . of 8", text)) == 4
+    assert "There is more" in "\n".join(drawn(snapshot, 80, 5))
+
+
+def test_what_keeps_jobs_waiting_is_said(connection: redis.Redis) -> None:
+    job_id = start(connection, 1, "stuck", rank=1, step=8)
+    trouble = Trouble(effect="Videos wait", reason="Disk full.", since=1.0, attempts=2, job_ids=(job_id,))
+    save(connection, rank(1, troubles=(trouble,), activity="waiting"))
+    enqueue(connection, JOB, "b" * 20)
+    connection.set(keys.SUSPENDED, 1)
+    lines = drawn(take(connection))
+    text = "\n".join(lines)
+    assert "Paused: no jobs are taken" in text
+    assert "rank 1. Videos wait: Disk full. (since" in text
+    assert "nobody can tell" in lines[1]
+    assert re.search(r"^ +0 +has not spoken lately", text, re.MULTILINE)
+    assert "Begun by a group that has not spoken lately: 1 (stuck)" in text
+
+
+def test_nothing_at_all(connection: redis.Redis) -> None:
+    text = "\n".join(drawn(take(connection)))
+    assert "Nothing waits and nothing is in flight." in text
+    assert "svdq worker" in text
+
+
+def test_where_a_sample_is(connection: redis.Redis) -> None:
+    meta = {
+        "new": {},
+        "half": {"rank": 1, "step": 3},
+        "through": {"rank": 1, "step": 3},
+        "decoded": {"rank": 3, "step": 8},
+        "written": {"rank": 3, "step": 8},
+    }
+    ids = {name: start(connection, number, name, **of_job) for number, (name, of_job) in enumerate(meta.items())}
+    save(connection, at_work(1, 4, job_id=ids["half"], activity="denoising"))
+    save(connection, at_work(3, 4, job_id=ids["decoded"], activity="decoding"))
+    (group,) = read_groups(connection)
+    places = {name: place_of(view(connection, job_id), group) for name, job_id in ids.items()}
+    assert {name: (place.ranks_done, place.doing) for name, place in places.items()} == {
+        "new": (0.0, "begins"),
+        "half": (1.5, "step 3 of 8"),
+        "through": (2.0, "step 3 of 8"),
+        "decoded": (4.0, "decoding"),
+        "written": (4.0, "being written"),
+    }
+
+
+def test_what_ended_is_counted_for_an_hour(connection: redis.Redis) -> None:
+    registry = SvdqQueue("svdq-low", connection=connection).finished_job_registry
+    for minutes_ago in (1, 59, 61):
+        ended_at = time.time() - 60 * minutes_ago
+        connection.zadd(registry.key, {f"{minutes_ago:020x}": ended_at + keys.RESULT_TTL_S})
+    assert take(connection).finished_last_hour == 2
+
+
+def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> None:
+    job = enqueue(connection, JOB, "f" * 20)
+    finish(job, {"outputs": ["/x.mp4"]})
+    registry = SvdqQueue("svdq-default", connection=connection).finished_job_registry.key
+    names = (job.key, f"rq:results:{job.id}", registry)
+    few, _ = num_commands(connection, lambda: take(connection))
+    connection.eval(COPY, len(names), *names, 5000)
+    many, _ = num_commands(connection, lambda: take(connection))
+    assert many == few
+    assert not {"cmdstat_keys", "cmdstat_scan", "cmdstat_smembers"} & set(connection.info("commandstats"))
