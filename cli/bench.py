@@ -34,10 +34,18 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--rank-speed", callback=_numbers, help="Slowdown of each simulated rank: 1,1,1,1.5,1,1,1.")
 @click.option("--samples", type=click.IntRange(1), default=80, show_default=True, help="Videos of a run.")
 @click.option("--warmup-samples", type=click.IntRange(0), help="Videos left out of the steady figures; default: 2 K.")
-@click.option("--frames", type=click.IntRange(1, 1024), default=14, show_default=True)
+@click.option("--frames", type=click.IntRange(1, 1024), default=14, show_default=True, help="Frames a video.")
 @click.option("--size", default="576x320", show_default=True, help="WIDTHxHEIGHT.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--through", type=click.Choice(["loop", "daemon"]), default="loop", show_default=True)
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
+)
+@click.option(
+    "--through",
+    type=click.Choice(["loop", "daemon"]),
+    default="loop",
+    show_default=True,
+    help="The bare loop, or the whole worker with Redis and files.",
+)
 @click.option("--compare", type=click.Choice(["replicas"]), help="Also run K ranks that do whole videos each.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures.")
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a timeline PNG.")

@@ -7,7 +7,14 @@ from svdq.cli.main import redis_options
 job_ids_argument = click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 
 
-@click.command()
+CANCEL_EXAMPLES = """\b
+Examples:
+  svdq cancel 1f0c… 2a7d…
+  svdq list --status queued --json | jq -r .id | xargs svdq cancel
+"""
+
+
+@click.command(epilog=CANCEL_EXAMPLES)
 @job_ids_argument
 @redis_options
 def cancel(job_ids: tuple[str, ...], redis_url: str | None) -> None:
@@ -22,7 +29,14 @@ def cancel(job_ids: tuple[str, ...], redis_url: str | None) -> None:
             click.echo(f"{job_id}  {'cancelled' if done == 'canceled' else 'stops at its next step'}")
 
 
-@click.command()
+RETRY_EXAMPLES = """\b
+Examples:
+  svdq retry 1f0c…
+  svdq retry --failed
+"""
+
+
+@click.command(epilog=RETRY_EXAMPLES)
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @click.option("--failed", is_flag=True, help="All failed jobs.")
 @redis_options
@@ -41,7 +55,13 @@ def retry(job_ids: tuple[str, ...], failed: bool, redis_url: str | None) -> None
             click.echo(f"{job_id}  queued")
 
 
-@click.command()
+REQUEUE_EXAMPLES = """\b
+Examples:
+  svdq requeue 1f0c…
+"""
+
+
+@click.command(epilog=REQUEUE_EXAMPLES)
 @job_ids_argument
 @click.option("--storage", help="Folder or URL for photos and videos (SVDQ_STORAGE).")
 @redis_options
@@ -62,7 +82,14 @@ def requeue(job_ids: tuple[str, ...], storage: str | None, redis_url: str | None
             click.echo(f"{job_id}  queued")
 
 
-@click.command()
+MOVE_EXAMPLES = """\b
+Examples:
+  svdq move 1f0c… --front
+  svdq move 1f0c… 2a7d… --priority high
+"""
+
+
+@click.command(epilog=MOVE_EXAMPLES)
 @job_ids_argument
 @click.option("--front", is_flag=True, help="To the front of the queue, in the order given.")
 @click.option("--priority", help="To the queue of this priority: high, default or low.")
@@ -84,7 +111,13 @@ def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url:
         click.echo(f"{job_id}  moved")
 
 
-@click.command()
+PAUSE_EXAMPLES = """\b
+Examples:
+  svdq pause && svdq resume
+"""
+
+
+@click.command(epilog=PAUSE_EXAMPLES)
 @redis_options
 def pause(redis_url: str | None) -> None:
     """Take no more jobs off the queues; those in flight are finished."""
@@ -97,7 +130,13 @@ def pause(redis_url: str | None) -> None:
     click.echo("Paused; `svdq resume` goes on.")
 
 
-@click.command()
+RESUME_EXAMPLES = """\b
+Examples:
+  svdq resume
+"""
+
+
+@click.command(epilog=RESUME_EXAMPLES)
 @redis_options
 def resume(redis_url: str | None) -> None:
     """Take jobs again, also in groups that have paused because too much failed."""

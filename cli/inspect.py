@@ -8,8 +8,14 @@ import click
 
 from svdq.cli.words import table
 
+EXAMPLES = """\b
+Examples:
+  svdq inspect video.mp4
+  svdq inspect video.json --json
+"""
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON.")
 def inspect(file: Path, as_json: bool) -> None:

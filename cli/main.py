@@ -11,16 +11,26 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.errors import SvdqError
 
 #: name -> (module:attribute, one-line help)
 COMMANDS = {
     "submit": ("svdq.cli.submit:submit", "Submit photos to be made into videos."),
+    "batch": ("svdq.cli.batch:batch", "Submit the photos of a list, each with parameters of its own."),
+    "watch": ("svdq.cli.watch:watch", "Submit photos as they are dropped into a folder."),
     "status": ("svdq.cli.jobs:status", "Show jobs, or a summary of the queues."),
     "list": ("svdq.cli.jobs:list_jobs", "List the newest jobs."),
     "wait": ("svdq.cli.wait:wait", "Wait for jobs and print where their videos are."),
     "info": ("svdq.cli.jobs:info", "Show queues, workers and jobs in flight."),
+    "top": ("svdq.cli.top:top", "Watch queues, ranks and videos in flight."),
+    "logs": ("svdq.cli.logs:logs", "Show what workers logged about a job."),
+    "report": ("svdq.cli.report:report", "Tell what a night's work came to."),
+    "gallery": ("svdq.cli.gallery:gallery", "Write a page of the finished videos."),
+    "open": ("svdq.cli.files:open_video", "Open a finished video."),
+    "fetch": ("svdq.cli.files:fetch", "Bring finished videos into a folder."),
+    "prune": ("svdq.cli.files:prune", "Remove old videos, photos and checkpoints."),
     "inspect": ("svdq.cli.inspect:inspect", "Show how a video was made."),
     "cancel": ("svdq.cli.control:cancel", "Cancel jobs, queued or in flight."),
     "retry": ("svdq.cli.control:retry", "Queue failed or cancelled jobs again."),
@@ -32,6 +42,9 @@ COMMANDS = {
     "redis": ("svdq.cli.redis:redis", "Start or stop the embedded Redis server."),
     "model": ("svdq.cli.model:model", "Make or inspect models."),
     "bench": ("svdq.cli.bench:bench", "Measure the pipeline."),
+    "doctor": ("svdq.cli.doctor:doctor", "Look whether everything is there, and say what to do."),
+    "config": ("svdq.cli.config:config", "Show the settings and where they come from."),
+    "completion": ("svdq.cli.completion:completion", "Print the script that completes commands in a shell."),
 }
 
 EXIT_FAILED = 1
@@ -56,6 +69,11 @@ class LazyGroup(click.Group):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete from the table, so that a press of the tab key imports no command."""
+        names = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table into `--help`; click's own way would import every command."""
@@ -82,6 +100,13 @@ def redis_options(command: Command) -> Command:
     )
 
 
+def storage_option(command: Command) -> Command:
+    """Add the flag of every command that reads or writes the storage."""
+    return click.option("--storage", metavar="URL", help="Folder or URL [default: under the home, or SVDQ_STORAGE].")(
+        command
+    )
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; errors of ours become one sentence on stderr."""
     try:
@@ -94,10 +119,8 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_BAD_INPUT
     except click.ClickException as error:
         return _complain(error.format_message(), error.exit_code)
-    except (InputError, UnavailableError) as error:
-        return _complain(str(error), EXIT_BAD_INPUT)
     except SvdqError as error:
-        return _complain(str(error), EXIT_FAILED)
+        return _complain(str(error), error.exit_code)
     except BrokenPipeError:
         # Whoever read our output has gone, as `svdq list | head` does; what is still buffered has nowhere to go.
         with contextlib.suppress(OSError):

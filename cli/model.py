@@ -10,7 +10,14 @@ def model() -> None:
     """Make models for trying things out."""
 
 
-@model.command()
+EXAMPLES = """\b
+Examples:
+  svdq model tiny /tmp/tiny
+  svdq worker --model /tmp/tiny --burst
+"""
+
+
+@model.command(epilog=EXAMPLES)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 def tiny(folder: Path) -> None:
     """Write an untrained model into DIR: the real classes, under 15 MB, the same bits every time.

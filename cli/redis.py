@@ -11,7 +11,13 @@ def redis() -> None:
     """
 
 
-@redis.command()
+START_EXAMPLES = """\b
+Examples:
+  svdq redis start
+"""
+
+
+@redis.command(epilog=START_EXAMPLES)
 def start() -> None:
     """Start the server of this home, if it does not run, and print its URL."""
     from svdq.producer.redis_server import ensure_server
@@ -20,7 +26,13 @@ def start() -> None:
     click.echo(ensure_server(Settings.load().home))
 
 
-@redis.command()
+STOP_EXAMPLES = """\b
+Examples:
+  svdq redis stop
+"""
+
+
+@redis.command(epilog=STOP_EXAMPLES)
 def stop() -> None:
     """Stop the server of this home; queued jobs are kept."""
     from svdq.producer.redis_server import stop_server
@@ -29,7 +41,15 @@ def stop() -> None:
     click.echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "It was not running.")
 
 
-@redis.command()
+URL_EXAMPLES = """\b
+Examples:
+  svdq redis url
+  redis-cli -u $(svdq redis url) info memory
+  rq info --queue-class svdq.producer.queue.SvdqQueue -u $(svdq redis url)
+"""
+
+
+@redis.command(epilog=URL_EXAMPLES)
 def url() -> int:
     """Print the URL of the server of this home; exit code 1 when it does not run."""
     from svdq.producer.redis_server import running_url

@@ -3,8 +3,6 @@
 Weights are read from safetensors only, never from pickles, and a local folder never causes network traffic.
 """
 
-import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,21 +11,7 @@ import torch
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.model import Part
-
-#: The components of the pipeline and the classes that this package's arithmetic is written for.
-COMPONENTS = {
-    "unet": "UNetSpatioTemporalConditionModel",
-    "vae": "AutoencoderKLTemporalDecoder",
-    "image_encoder": "CLIPVisionModelWithProjection",
-    "feature_extractor": "CLIPImageProcessor",
-    "scheduler": "EulerDiscreteScheduler",
-}
-
-#: Other names of the feature extractor's class: old models', and that of transformers without torchvision.
-_IMAGE_PROCESSORS = {"CLIPFeatureExtractor", "CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"}
-
-#: The form of a hub id: organisation/model.
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+from svdq.pipeline.model_index import HUB_ID, check_index, read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +34,13 @@ class SvdFolder:
         """
         path = Path(name).expanduser()
         if not name or not path.is_dir():
-            if not _HUB_ID.fullmatch(name):
+            if not HUB_ID.fullmatch(name):
                 raise InputError(
                     f"There is no model folder {name!r}; give a diffusers folder, a hub id such as "
                     "stabilityai/stable-video-diffusion-img2vid-xt, or preview."
                 )
             path = _fetch(name, dtype)
-        _check(path, name)
+        check_index(path, name)
         half = dtype == torch.float16 and any(path.glob("*/*.fp16*.safetensors"))
         return cls(path=path, name=name, variant="fp16" if half else None)
 
@@ -66,7 +50,7 @@ class SvdFolder:
         Raises:
             InputError: it cannot be read.
         """
-        return _read_json(self.path / component / "config.json", self.name)
+        return read_json(self.path / component / "config.json", self.name)
 
     def load_pipeline(self, parts: Part, dtype: torch.dtype) -> Any:
         """Load a StableVideoDiffusionPipeline whose other components are None.
@@ -103,38 +87,6 @@ class SvdFolder:
             if not decoder:
                 pipeline.vae.decoder = None
         return pipeline
-
-
-def _check(path: Path, name: str) -> None:
-    """Check that the index names the pipeline, and all its components by the right classes, and that they are there."""
-    index = _read_json(path / "model_index.json", name)
-    pipeline_class = index.get("_class_name")
-    if pipeline_class != "StableVideoDiffusionPipeline":
-        raise InputError(
-            f"The model {name} is a {pipeline_class}; svdq needs a StableVideoDiffusionPipeline such as "
-            "stabilityai/stable-video-diffusion-img2vid-xt."
-        )
-    for component, expected in COMPONENTS.items():
-        entry = index.get(component)  # [library, class], or null for what the pipeline does without
-        found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
-        if found is None or not (path / component).is_dir():
-            raise InputError(f"The model {name} has no {component}; it must be a whole StableVideoDiffusionPipeline.")
-        accepted = _IMAGE_PROCESSORS if component == "feature_extractor" else {expected}
-        if found not in accepted:
-            raise InputError(f"The {component} of the model {name} is a {found}; svdq works with {expected} only.")
-
-
-def _read_json(path: Path, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"The model {name} has no readable {path.parent.name}/{path.name}; "
-            "give a folder that diffusers' save_pretrained has written."
-        ) from error
-    if not isinstance(content, dict):
-        raise InputError(f"The model {name} has a {path.name} that is not a JSON object.")
-    return content
 
 
 def _fetch(name: str, dtype: torch.dtype) -> Path:

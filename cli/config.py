@@ -1,0 +1,48 @@
+"""`svdq config`: the settings as they hold."""
+
+import json
+
+import click
+
+from svdq.cli.main import redis_options, storage_option
+from svdq.cli.words import table
+
+EXAMPLES = """\b
+Examples:
+  svdq config
+  svdq config --json
+  SVDQ_MODEL=/models/svd-xt svdq config
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--model", metavar="MODEL", help="As if this were given to `svdq worker`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: a value and a source for each setting.")
+@storage_option
+@redis_options
+def config(as_json: bool, **flags: str | None) -> None:
+    """Show every setting, its value and where that comes from: a flag, a variable, a svdq.toml, or the default.
+
+    Passwords in URLs are masked. A setting is looked for in that order; the svdq.toml of the working folder comes
+    before that of the home.
+    """
+    from svdq.producer.settings import Settings, origins, without_secrets
+
+    values = Settings.load(**flags).model_dump(mode="json")
+    for name in ("redis_url", "storage"):
+        if values[name] is not None:
+            values[name] = without_secrets(values[name])
+    sources = origins(**flags)
+    if as_json:
+        click.echo(json.dumps({name: {"value": value, "source": sources[name]} for name, value in values.items()}))
+        return
+    if values["redis_url"] is None:
+        values["redis_url"] = "the embedded server"
+    for line in table(
+        [("setting", "value", "from")] + [(name, _words(values[name]), sources[name]) for name in values]
+    ):
+        click.echo(line)
+
+
+def _words(value: object) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

@@ -1,0 +1,68 @@
+"""Completion as a shell asks for it, through the lazy table of commands."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def complete(svdq: Cli, words: str, **environment: str) -> list[str]:
+    """What bash is offered for the last word: lines of `type,value`."""
+    index = len(words.split(" ")) - 1
+    done = svdq(_SVDQ_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(index), **environment)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("svdq do", ["plain,doctor"]),
+        ("svdq re", ["plain,report", "plain,retry", "plain,requeue", "plain,resume", "plain,redis"]),
+        ("svdq redis st", ["plain,start", "plain,stop"]),
+        ("svdq submit --var", ["plain,--variations"]),
+        ("svdq submit --priority l", ["plain,low"]),
+        ("svdq submit pho", ["file,pho"]),
+        ("svdq --ver", ["plain,--version"]),
+        ("svdq completion f", ["plain,fish"]),
+    ],
+)
+def test_what_is_offered(svdq: Cli, words: str, offered: list[str]) -> None:
+    assert complete(svdq, words) == offered
+
+
+def test_commands_are_completed_without_importing_them() -> None:
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('MODULES', *(name for name in sys.modules if name.startswith('svdq.cli.'))))\n"
+        "from svdq.cli.main import main\n"
+        "main()"
+    )
+    environment = {**os.environ, "_SVDQ_COMPLETE": "bash_complete", "COMP_WORDS": "svdq ", "COMP_CWORD": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "plain,submit" in done.stdout
+    assert done.stdout.splitlines()[-1] == "MODULES svdq.cli.main"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_ask_svdq(svdq: Cli, shell: str) -> None:
+    done = svdq("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"_SVDQ_COMPLETE={shell}_complete" in done.stdout
+
+
+def test_bash_completes_with_the_script(svdq: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "svdq.bash"
+    script.write_text(svdq("completion", "bash").stdout)
+    program = tmp_path / "svdq"
+    program.write_text(f"#!{sys.executable}\nfrom svdq.cli.main import main\nmain()\n")
+    program.chmod(0o755)
+    asked = f"source {script}; COMP_WORDS=(svdq com); COMP_CWORD=1; _svdq_completion svdq; echo ${{COMPREPLY[@]}}"
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout == "completion\n"

@@ -1,0 +1,48 @@
+"""`svdq config`: values, where they come from, and no secrets."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from svdq.producer.settings import Settings
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_values_and_sources(svdq: Cli, home: Path) -> None:
+    home.mkdir()
+    (home / "svdq.toml").write_text('max_attempts = 5\nstall_s = 60\nmodel = "simulated"\n')
+    Path("svdq.toml").write_text('stall_s = 90\nframes = 14\nstorage = "videos"\n')
+    done = svdq(
+        "config", "--json", "--model", "preview", SVDQ_MAX_PIXELS="1000", SVDQ_REDIS_URL="redis://me:hidden@h:1/0"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found) == list(Settings.model_fields)
+    assert found == {
+        "home": {"value": str(home), "source": "SVDQ_HOME"},
+        "redis_url": {"value": "redis://me:***@h:1/0", "source": "SVDQ_REDIS_URL"},
+        "storage": {"value": str(Path("videos").absolute()), "source": str(Path("svdq.toml").absolute())},
+        "model": {"value": "preview", "source": "flag"},
+        "max_pixels": {"value": 1000, "source": "SVDQ_MAX_PIXELS"},
+        "max_attempts": {"value": 5, "source": str(home / "svdq.toml")},
+        "stall_s": {"value": 90.0, "source": str(Path("svdq.toml").absolute())},
+        "callbacks": {"value": [], "source": "default"},
+    }
+
+
+def test_a_table_without_secrets(svdq: Cli) -> None:
+    done = svdq("config", "--storage", "s3://key:hidden@bucket/x?token=hidden", SVDQ_CALLBACKS="os.path.join,a.b")
+    assert done.returncode == 0
+    rows = [line.split("  ") for line in done.stdout.splitlines()]
+    assert rows[0][0] == "setting"
+    assert "hidden" not in done.stdout
+    assert "os.path.join, a.b" in done.stdout
+    assert "the embedded server" in done.stdout
+
+
+def test_a_bad_setting(svdq: Cli) -> None:
+    done = svdq("config", SVDQ_STALL_S="never")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "SVDQ_STALL_S" in done.stderr

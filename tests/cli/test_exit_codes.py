@@ -1,0 +1,142 @@
+"""Exit codes that scripts rely on, each for its real cause, over the commands of the table."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+import pytest
+from PIL import Image
+
+from svdq.cli.main import cli
+from svdq.cli.reference import contexts
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+#: What each command is given, beyond its name, to be one that would do something.
+ARGUMENTS: dict[str, list[str]] = {
+    "svdq submit": ["photo.jpg"],
+    "svdq batch": ["list.csv"],
+    "svdq watch": [".", "--once"],
+    "svdq wait": ["f" * 20],
+    "svdq logs": ["f" * 20],
+    "svdq report": ["--since", "1h"],
+    "svdq open": ["f" * 20],
+    "svdq fetch": ["f" * 20, "--output", "videos"],
+    "svdq prune": ["--older-than", "30d", "--yes"],
+    "svdq cancel": ["f" * 20],
+    "svdq retry": ["--failed"],
+    "svdq requeue": ["f" * 20],
+    "svdq move": ["f" * 20, "--front"],
+    "svdq worker": ["--burst", "--ranks", "1"],
+}
+COMMANDS = [
+    context
+    for context in contexts(click.Context(cli, info_name="svdq", **cli.context_settings))
+    if not isinstance(context.command, click.Group)
+]
+WITH_REDIS = [
+    context.command_path
+    for context in COMMANDS
+    if any(parameter.name == "redis_url" for parameter in context.command.params)
+    and context.command.name not in {"config", "doctor"}
+]
+
+
+@pytest.fixture(autouse=True)
+def files(home: Path) -> None:
+    """A photo and a list in the working folder."""
+    Image.effect_noise((128, 128), 60).convert("RGB").save("photo.jpg")
+    Path("list.csv").write_text("photo\nphoto.jpg\n")
+
+
+def test_0_done(svdq: Cli) -> None:
+    assert svdq("submit", "photo.jpg").returncode == 0
+    assert svdq("list").returncode == 0
+
+
+def test_1_some_failed(svdq: Cli) -> None:
+    Path("bad.jpg").write_text("no photo")
+    done = svdq("submit", "photo.jpg", "bad.jpg", "--skip-bad")
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == 1
+    assert svdq("redis", "stop").returncode == 0
+    assert svdq("redis", "url").returncode == 1
+
+
+def test_2_wrong_usage(svdq: Cli) -> None:
+    def run(context: click.Context) -> "subprocess.CompletedProcess[str]":
+        return svdq(*context.command_path.split()[1:], "--no-such-option")
+
+    with ThreadPoolExecutor(4) as pool:
+        ends = list(pool.map(run, COMMANDS))
+    wrong = [done for done in ends if (done.returncode, done.stdout, done.stderr.count("\n")) != (2, "", 1)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["submit", "none.jpg"],
+        ["submit", "list.csv"],
+        ["batch", "none.csv"],
+        ["inspect", "photo.jpg"],
+        ["status", "f" * 20],
+        ["worker", "--model", "/no/such/model"],
+        ["list", "--redis-url", "http://127.0.0.1/"],
+        ["report", "--since", "yesterday-ish"],
+        ["config", "--storage", ""],
+    ],
+    ids=" ".join,
+)
+def test_2_wrong_input(svdq: Cli, arguments: list[str]) -> None:
+    done = svdq(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+
+
+def test_3_redis_cannot_be_reached(svdq: Cli) -> None:
+    def run(command: str) -> "subprocess.CompletedProcess[str]":
+        return svdq(*command.split()[1:], *ARGUMENTS.get(command, []), "--redis-url", "redis://127.0.0.1:1/0")
+
+    # Together: each asks for two seconds, the time of a restart, before it gives up.
+    with ThreadPoolExecutor(8) as pool:
+        ends = dict(zip(WITH_REDIS, pool.map(run, WITH_REDIS), strict=True))
+    assert len(ends) > 15
+    assert {command: done.returncode for command, done in ends.items() if done.returncode != 3} == {}
+    sentence = "Error: The Redis server redis://127.0.0.1:1/0 cannot be used"
+    assert {command for command, done in ends.items() if sentence not in done.stderr} == set()
+    assert {command for command, done in ends.items() if "Traceback" in done.stderr} == set()
+
+
+@pytest.mark.parametrize("arguments", [["submit", "photo.jpg"], ["batch", "list.csv"]])
+def test_3_storage_cannot_be_reached(svdq: Cli, tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    done = svdq(*arguments, "--storage", tmp_path / "file" / "storage")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_3_no_place_for_the_embedded_server(svdq: Cli, home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "redis").write_text("no folder")
+    assert svdq("list").returncode == 3
+    (home / "redis").unlink()
+
+
+def test_130_interrupted(svdq: Cli) -> None:
+    job_id = svdq("submit", "photo.jpg").stdout.split()[0]
+    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "wait", job_id]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as waiting:
+        assert waiting.stderr is not None
+        # It waits by the time that it says that nobody works.
+        assert "No worker is running" in waiting.stderr.readline()
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(timeout=30) == 130
+        assert "Traceback" not in waiting.stderr.read()

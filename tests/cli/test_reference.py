@@ -1,0 +1,29 @@
+"""docs/cli.md says what the commands say, and every command says how it is used."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from svdq.cli.main import cli
+from svdq.cli.reference import contexts, reference
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+COMMANDS = [
+    context
+    for context in contexts(click.Context(cli, info_name="svdq", **cli.context_settings))
+    if not isinstance(context.command, click.Group)
+]
+
+
+def test_the_page_is_what_the_commands_say() -> None:
+    is_same = PAGE.read_text(encoding="utf-8") == reference()
+    assert is_same, "the commands have changed: python -m svdq.cli.reference > docs/cli.md"
+
+
+@pytest.mark.parametrize("context", COMMANDS, ids=lambda context: context.command_path)
+def test_every_command_shows_examples_and_explains_its_options(context: click.Context) -> None:
+    text = context.get_help()
+    assert f"  {context.command_path}" in text.partition("Examples:")[2]
+    options = [parameter for parameter in context.command.params if isinstance(parameter, click.Option)]
+    assert [option.name for option in options if not option.help] == []
