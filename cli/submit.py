@@ -96,8 +96,8 @@ def submit(
     from datetime import datetime
 
     from svdq.cli.submissions import submit_and_tell
-    from svdq.producer.due import parse_due
     from svdq.producer.fields import sweep
+    from svdq.producer.moments import parse_future
     from svdq.producer.names import read_folder
     from svdq.producer.options import SubmitOptions
     from svdq.producer.order import Order
@@ -118,7 +118,7 @@ def submit(
         priority=priority,
         name=name,
         folder=read_folder(folder),
-        at=parse_due(at, datetime.now().astimezone(), "--at") if at is not None else None,
+        at=parse_future(at, "--at", datetime.now().astimezone()) if at is not None else None,
         after=tuple(dict.fromkeys(after)),
         force=force,
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.due import parse_due
 from svdq.producer.fields import FIELDS, read_field
+from svdq.producer.moments import parse_future
 from svdq.producer.names import read_folder
 from svdq.producer.options import SubmitOptions
 from svdq.producer.order import Order
@@ -109,7 +109,7 @@ def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool)
         priority=given.get("priority", "default"),
         name=given.get("name"),
         folder=read_folder(given.get("output", "")),
-        at=parse_due(given["at"], now, "at") if "at" in given else None,
+        at=parse_future(given["at"], "at", now) if "at" in given else None,
         force=force,
     )
     order.check(spell=_as_column)

@@ -1,4 +1,4 @@
-"""Times and ages as people write them: 22:00, 2027-01-31, 12h, 30d. Pure, no clock of its own."""
+"""Times and ages as people write them: 22:00, +2h30m, 2027-01-31T22:00, 12h, 30d. Pure, no clock of its own."""
 
 import re
 from datetime import datetime, time, timedelta
@@ -6,6 +6,9 @@ from datetime import datetime, time, timedelta
 from svdq.pipeline.errors import InputError
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_FROM_NOW = re.compile(
+    r"\+(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m)?(?:(?P<seconds>\d{1,7})s)?"
+)
 
 
 def parse_age(text: str, option: str) -> timedelta:
@@ -38,20 +41,56 @@ def parse_past(text: str, option: str, now: datetime) -> datetime:
     if re.fullmatch(r"\d+[a-z]", text.strip()):
         return now - parse_age(text, option)
     try:
-        at = time.fromisoformat(text) if ":" in text and "-" not in text.partition("+")[0] else None
-        if at is None:
-            moment = datetime.fromisoformat(text)
-        else:
-            # Put together as a wall clock shows it, zone last: a night in which clocks are changed is no exception.
-            today = now.astimezone(at.tzinfo).replace(tzinfo=None)
-            moment = datetime.combine(today.date(), at.replace(tzinfo=None))
-            moment = (moment - timedelta(days=1) if moment > today else moment).replace(tzinfo=at.tzinfo)
+        moment = _moment(text, now, to_come=False)
     except ValueError as error:
         raise InputError(
             f"{option} {text!r} is not a time; write it as 22:00, as a date and time such as 2027-01-31T22:00, or as "
             "12h for twelve hours ago."
         ) from error
-    moment = moment.astimezone() if moment.tzinfo is None else moment
     if moment > now:
         raise InputError(f"{option} {text!r} is in the future; give a time that has been.")
     return moment
+
+
+def parse_future(text: str, option: str, now: datetime) -> datetime:
+    """Read 22:00, which means the next such local time, a time from now such as +2h30m, or a date and time.
+
+    Args:
+        text: what the user wrote; without a zone it is local.
+        option: the flag, or whatever else an error is to call it.
+        now: with a zone.
+
+    Raises:
+        InputError: it is none, or lies in the past.
+    """
+    from_now = _FROM_NOW.fullmatch(text.strip())
+    try:
+        if from_now and from_now.lastgroup:
+            moment = now + timedelta(**{unit: int(number) for unit, number in from_now.groupdict("0").items()})
+        else:
+            moment = _moment(text, now, to_come=True)
+    except (ValueError, OverflowError) as error:
+        raise InputError(
+            f"{option} {text!r} is not a time; write it as 22:00, as +2h or +90m from now, or as a date and time such "
+            "as 2027-01-31T22:00."
+        ) from error
+    if moment <= now:
+        raise InputError(f"{option} {text!r} is in the past; give a time that is still to come.")
+    return moment
+
+
+def _moment(text: str, now: datetime, *, to_come: bool) -> datetime:
+    text = text.strip()
+    if ":" not in text or "-" in text.partition("+")[0]:
+        moment = datetime.fromisoformat(text)
+    else:
+        at = time.fromisoformat(text)
+        # Put together as a wall clock shows it, zone last: a night in which clocks are changed is no exception.
+        today = now.astimezone(at.tzinfo).replace(tzinfo=None)
+        moment = datetime.combine(today.date(), at.replace(tzinfo=None))
+        if to_come and moment <= today:
+            moment += timedelta(days=1)
+        elif not to_come and moment > today:
+            moment -= timedelta(days=1)
+        moment = moment.replace(tzinfo=at.tzinfo)
+    return moment.astimezone() if moment.tzinfo is None else moment

@@ -22,12 +22,12 @@ from typing import Literal
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import write_trace
+from svdq.producer.moments import parse_future
 from svdq.producer.settings import Settings
 from svdq.producer.temporary import sweep, temporary_name
 from svdq.worker import rundir
 from svdq.worker.group_process import GroupProcess
 from svdq.worker.scheduler_process import SchedulerProcess
-from svdq.worker.until import parse_until
 
 #: Ranks of a group on a machine without GPUs: as many as the reference machine has.
 DEFAULT_CPU_RANKS = 7
@@ -94,7 +94,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     if importlib.util.find_spec("torch") is None:
         raise InputError("This machine can submit photos only: a worker needs PyTorch; pip install 'svdq[worker]'.")
     # Once, so that a group that is restarted in the morning does not go on until the next.
-    until_s = parse_until(options.until, datetime.now().astimezone()).timestamp() if options.until else None
+    until_s = parse_future(options.until, "--until", datetime.now().astimezone()).timestamp() if options.until else None
     gpus = 0 if options.device == "cpu" else num_gpus()
     if options.device == "cuda" and gpus == 0:
         raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")

@@ -1,12 +1,14 @@
-"""Times that have been, and ages, as people write them."""
+"""Times that have been or are to come, and ages, as people write them."""
 
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.moments import parse_age, parse_past
+from svdq.producer.moments import parse_age, parse_future, parse_past
 
+EAST = timezone(timedelta(hours=3))
+EVENING = datetime(2027, 1, 30, 22, 15).astimezone()
 MORNING = datetime(2027, 1, 31, 8, 15).astimezone()
 
 
@@ -50,3 +52,47 @@ def test_ages() -> None:
     for text in ("", "30", "d", "1.5h", "30 days", "-1d", "999999999w"):
         with pytest.raises(InputError, match=r"^--older-than '.*' is not an age"):
             parse_age(text, "--older-than")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("06:00", datetime(2027, 1, 31, 6)),
+        (" 23:59 ", datetime(2027, 1, 30, 23, 59)),
+        ("22:15", datetime(2027, 1, 31, 22, 15)),  # now is tomorrow
+        ("22:15:30", datetime(2027, 1, 30, 22, 15, 30)),
+        ("+2h", datetime(2027, 1, 31, 0, 15)),
+        ("+90m", datetime(2027, 1, 30, 23, 45)),
+        ("+1d2h3m4s", datetime(2027, 2, 1, 0, 18, 4)),
+        ("2027-02-03T04:05", datetime(2027, 2, 3, 4, 5)),
+        ("2027-02-03 04:05", datetime(2027, 2, 3, 4, 5)),
+        ("2027-02-03", datetime(2027, 2, 3)),
+    ],
+)
+def test_local_times_to_come(text: str, expected: datetime) -> None:
+    assert parse_future(text, "--at", EVENING) == expected.astimezone()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("06:00+03:00", datetime(2027, 1, 31, 6, tzinfo=EAST)),
+        ("2027-02-03T04:05+03:00", datetime(2027, 2, 3, 4, 5, tzinfo=EAST)),
+    ],
+)
+def test_a_zone_of_a_time_to_come_counts(text: str, expected: datetime) -> None:
+    assert parse_future(text, "--at", datetime(2027, 1, 30, 22, 15, tzinfo=EAST)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "+", "2h", "+2x", "+h", "evening", "25:00", "6", "2027-13-01T00:00", "+9999d" * 2]
+)
+def test_what_is_no_time_to_come(text: str) -> None:
+    with pytest.raises(InputError, match=r"^--at .* is not a time"):
+        parse_future(text, "--at", EVENING)
+
+
+@pytest.mark.parametrize("text", ["+0s", "2020-01-01T06:00", "2027-01-30T22:15"])
+def test_what_is_past_is_not_to_come(text: str) -> None:
+    with pytest.raises(InputError, match="in the past"):
+        parse_future(text, "--at", EVENING)
