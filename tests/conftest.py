@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -20,6 +21,12 @@ from svdq.producer.settings import Settings
 S3_SECRET = "s3-secret-of-the-tests"
 #: `svdq` as a user runs it.
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, and have children hear it: a runner in the background of a shell is started deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
