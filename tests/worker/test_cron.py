@@ -26,7 +26,7 @@ VIDEO_S = 2.0
 WINDOW_S = 35
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(600),
     pytest.mark.skipif(CRON is None, reason="no cron daemon is installed (Debian: apt-get install cron)"),
 ]

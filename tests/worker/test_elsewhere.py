@@ -15,7 +15,7 @@ from svdq.producer.redis_binary import find_binaries
 from svdq.producer.storage import Storage
 from tests.conftest import S3_SECRET
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

@@ -290,7 +290,7 @@ def test_a_poison_job_is_set_aside_and_its_neighbours_finish(house, until) -> No
     assert leftovers(house.connection) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_hangs_every_time_is_set_aside_and_its_neighbours_finish(house) -> None:
     (house.folder / "svdq.toml").write_text("stall_s = 2.0\n")
     group = house.start(3, model="simulated:step_ms=20,hang_seed=13")
@@ -306,7 +306,7 @@ def test_a_job_that_hangs_every_time_is_set_aside_and_its_neighbours_finish(hous
     assert leftovers(house.connection) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_jobs_of_a_host_that_died_are_taken_over_by_another(house, until) -> None:
     """The other host has a name, a home and processes of its own; only Redis and the storage are shared."""
     if subprocess.run(["unshare", "--uts", "hostname", "elsewhere"], capture_output=True).returncode:
@@ -328,7 +328,7 @@ def test_jobs_of_a_host_that_died_are_taken_over_by_another(house, until) -> Non
     check_all_finished(house, jobs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_group_that_slept_past_its_lease_publishes_nothing(house, until) -> None:
     sleeper = house.start(2, model="simulated:step_ms=100")
     job = house.submit(steps=40)

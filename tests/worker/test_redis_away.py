@@ -18,7 +18,7 @@ from svdq.producer.redis_server import PID, running_url, stop_server
 from svdq.producer.settings import Settings
 from tests.worker.own_redis import OwnRedis
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SIMULATED = "simulated:step_ms=50"
 AWAY_S = float(os.environ.get("SVDQ_TEST_AWAY_S", "3"))

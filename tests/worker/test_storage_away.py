@@ -10,7 +10,7 @@ import pytest
 from svdq.producer import keys
 from svdq.producer.ranks import read_groups
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SIMULATED = "simulated:step_ms=20"
 

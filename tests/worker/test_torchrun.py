@@ -12,7 +12,7 @@ import pytest
 
 from svdq.producer import keys
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 
