@@ -7,8 +7,8 @@ import click
 from svdq.cli.words import expected, with_notice
 
 if TYPE_CHECKING:
-    from svdq.producer.outlook import Outlook
-    from svdq.producer.status import JobView
+    from svdq.producer.status.outlook import Outlook
+    from svdq.producer.status.status import JobView
 
 #: More bars than this do not fit a terminal; further jobs show as they start.
 MAX_BARS = 20

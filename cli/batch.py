@@ -58,8 +58,8 @@ def batch(
     from datetime import datetime
 
     from svdq.cli.submissions import print_reasons, submit_and_tell
-    from svdq.producer.batch import BadRowsError, read_batch
     from svdq.producer.settings import Settings
+    from svdq.producer.submitting.batch import BadRowsError, read_batch
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     try:

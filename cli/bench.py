@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from svdq.pipeline.figures import Run
+    from svdq.pipeline.bench.figures import Run
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
@@ -71,7 +71,7 @@ def bench(
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --compare replicas               against a whole video a rank
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
-    from svdq.worker.bench import BenchOptions, run_bench, write_results
+    from svdq.worker.bench.bench import BenchOptions, run_bench, write_results
 
     report = run_bench(BenchOptions(model=model, ranks=ranks, compare_replicas=compare == "replicas", **options))
     for line in _table(report.runs):
@@ -108,7 +108,7 @@ def _table(runs: "Sequence[Run]") -> list[str]:
 
 def _comparisons(runs: "Sequence[Run]") -> list[str]:
     """Say from how many videos on each run beats one rank and, where it was measured, replicas."""
-    from svdq.pipeline.measure import batch_time_s, break_even
+    from svdq.pipeline.bench.measure import batch_time_s, break_even
 
     lines = []
     for run in runs:

@@ -73,7 +73,7 @@ def requeue(job_ids: tuple[str, ...], storage: str | None, redis_url: str | None
     from svdq.producer import control
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
-    from svdq.producer.storage import Storage
+    from svdq.producer.storage.storage import Storage
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     with session(settings) as connection:

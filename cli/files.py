@@ -11,7 +11,7 @@ from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from svdq.producer.prune import Removal
+    from svdq.producer.results.prune import Removal
 
 
 OPEN_EXAMPLES = """\b
@@ -27,10 +27,10 @@ Examples:
 @redis_options
 def open_video(job_id: str, storage: str | None, redis_url: str | None) -> int:
     """Open a finished video in the program that the desktop has for it; without a desktop, print where it is."""
-    from svdq.producer.desktop import has_desktop, show
-    from svdq.producer.fetch import fetch_to_look_at, results_of
+    from svdq.producer.results.desktop import has_desktop, show
+    from svdq.producer.results.fetch import fetch_to_look_at, results_of
     from svdq.producer.settings import Settings
-    from svdq.producer.storage import Storage
+    from svdq.producer.storage.storage import Storage
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage)
@@ -79,11 +79,11 @@ def fetch(
     from datetime import datetime
 
     from svdq.pipeline.errors import InputError
-    from svdq.producer.fetch import fetch_all, results_of
     from svdq.producer.moments import parse_past
-    from svdq.producer.results import find_results
+    from svdq.producer.results.fetch import fetch_all, results_of
+    from svdq.producer.results.results import find_results
     from svdq.producer.settings import Settings
-    from svdq.producer.storage import Storage
+    from svdq.producer.storage.storage import Storage
 
     if bool(job_ids) == (fetch_all_videos or since is not None):
         raise InputError("Give the ids of jobs, or --all, or --since TIME for all that were finished since then.")
@@ -126,10 +126,10 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
 
     from svdq.pipeline.errors import InputError
     from svdq.producer.moments import parse_age
-    from svdq.producer.prune import find_removals, remove_all
     from svdq.producer.queue import session
+    from svdq.producer.results.prune import find_removals, remove_all
     from svdq.producer.settings import Settings
-    from svdq.producer.storage import Storage
+    from svdq.producer.storage.storage import Storage
 
     age = parse_age(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):

@@ -44,14 +44,14 @@ def gallery(
     from datetime import datetime
 
     from svdq.pipeline.errors import InputError
-    from svdq.producer.gallery import count, write_gallery
     from svdq.producer.moments import parse_past
-    from svdq.producer.pages import check_target
     from svdq.producer.queue import session
-    from svdq.producer.results import OUTPUTS, find_results
+    from svdq.producer.results.gallery import count, write_gallery
+    from svdq.producer.results.pages import check_target
+    from svdq.producer.results.results import OUTPUTS, find_results
     from svdq.producer.settings import Settings
-    from svdq.producer.status import list_jobs
-    from svdq.producer.storage import Storage
+    from svdq.producer.status.status import list_jobs
+    from svdq.producer.storage.storage import Storage
 
     moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
     check_target(page)

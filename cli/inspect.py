@@ -20,7 +20,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON.")
 def inspect(file: Path, as_json: bool) -> None:
     """Show how a video was made: an mp4, gif, webp or png, a folder of png frames, or the .json beside them."""
-    from svdq.producer.provenance import read_provenance
+    from svdq.producer.results.provenance import read_provenance
 
     record = read_provenance(file)
     if as_json:

@@ -11,8 +11,8 @@ from svdq.cli.main import redis_options
 from svdq.cli.words import describe, duration, table, trouble_reason
 
 if TYPE_CHECKING:
-    from svdq.producer.ranks import GroupStatus
-    from svdq.producer.status import QueueView
+    from svdq.producer.status.ranks import GroupStatus
+    from svdq.producer.status.status import QueueView
 
 STATUSES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "canceled")
 #: Jobs in flight that `svdq info` shows at most.
@@ -39,11 +39,11 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
     Without an ID: how many jobs each queue has in each state.
     """
     from svdq.producer.control import pauses
-    from svdq.producer.outlook import Outlook, outlooks
     from svdq.producer.queue import session
-    from svdq.producer.ranks import read_groups
     from svdq.producer.settings import Settings
-    from svdq.producer.status import view, view_queues
+    from svdq.producer.status.outlook import Outlook, outlooks
+    from svdq.producer.status.ranks import read_groups
+    from svdq.producer.status.status import view, view_queues
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         groups = read_groups(connection)
@@ -76,7 +76,7 @@ def list_jobs(limit: int, skip: int, statuses: tuple[str, ...], as_json: bool, r
     """List the newest jobs of all queues, newest first."""
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
-    from svdq.producer.status import list_jobs as newest_jobs
+    from svdq.producer.status.status import list_jobs as newest_jobs
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         jobs = newest_jobs(connection, limit, statuses, skip=skip)
@@ -100,13 +100,13 @@ Examples:
 def info(as_json: bool, redis_url: str | None) -> None:
     """Show the queues, the worker groups, what they wait for, and every job in flight with its step."""
     from svdq.producer.control import pauses
-    from svdq.producer.outlook import Outlook, outlooks
     from svdq.producer.queue import session
-    from svdq.producer.ranks import read_groups
     from svdq.producer.settings import Settings
-    from svdq.producer.status import list_jobs as newest_jobs
-    from svdq.producer.status import view_queues
-    from svdq.producer.workers import view_workers
+    from svdq.producer.status.outlook import Outlook, outlooks
+    from svdq.producer.status.ranks import read_groups
+    from svdq.producer.status.status import list_jobs as newest_jobs
+    from svdq.producer.status.status import view_queues
+    from svdq.producer.status.workers import view_workers
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         queues = view_queues(connection)
@@ -166,7 +166,7 @@ def _troubles_json(groups: "Sequence[GroupStatus]") -> list[dict[str, Any]]:
 
 
 def _eta_s(queues: "Sequence[QueueView]", groups: "Sequence[GroupStatus]") -> float | None:
-    from svdq.producer.eta import queue_eta_s
+    from svdq.producer.status.eta import queue_eta_s
 
     eta_s = queue_eta_s(sum(queue.counts["queued"] for queue in queues), groups)
     return None if eta_s is None else round(eta_s, 1)

@@ -12,7 +12,7 @@ from svdq.cli.main import redis_options
 if TYPE_CHECKING:
     import redis
 
-    from svdq.producer.job_log import LogEntry
+    from svdq.producer.status.job_log import LogEntry
 
 #: Seconds between looks for more.
 POLL_S = 0.5
@@ -54,8 +54,8 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
 
 def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[LogEntry]":
     """Give what is there and, if asked to, what comes until the job has ended."""
-    from svdq.producer.job_log import read
-    from svdq.producer.status import view
+    from svdq.producer.status.job_log import read
+    from svdq.producer.status.status import view
 
     last: LogEntry | None = None
     ended_at: float | None = None

@@ -24,7 +24,7 @@ COMMANDS = {
     "list": ("svdq.cli.jobs:list_jobs", "List the newest jobs."),
     "wait": ("svdq.cli.wait:wait", "Wait for jobs and print where their videos are."),
     "info": ("svdq.cli.jobs:info", "Show queues, workers and jobs in flight."),
-    "top": ("svdq.cli.top:top", "Watch queues, ranks and videos in flight."),
+    "top": ("svdq.cli.top.top:top", "Watch queues, ranks and videos in flight."),
     "logs": ("svdq.cli.logs:logs", "Show what workers logged about a job."),
     "report": ("svdq.cli.report:report", "Tell what a night's work came to."),
     "gallery": ("svdq.cli.gallery:gallery", "Write a page of the finished videos."),

@@ -25,7 +25,7 @@ def tiny(folder: Path) -> None:
     It shows noise. Tests and comparisons with diffusers run on it.
     """
     # Imported on demand: the help texts must not wait for torch.
-    from svdq.pipeline.tiny import write_tiny_model
+    from svdq.pipeline.models.tiny import write_tiny_model
 
     write_tiny_model(folder)
     click.echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")

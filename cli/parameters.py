@@ -17,7 +17,7 @@ def read_size(_context: click.Context, _option: click.Parameter, value: str | No
     """Read `1024x576`; which sizes are allowed is for the job to say."""
     if value is None:
         return None
-    from svdq.producer.fields import read_field  # which needs pydantic, and `--help` does not
+    from svdq.producer.submitting.fields import read_field  # which needs pydantic, and `--help` does not
 
     size = read_field("size", value, "--size")
     return size["width"], size["height"]
@@ -53,7 +53,7 @@ def parameter_options(command: Command) -> Command:
 
 
 def given(*, size: tuple[int, int] | None, formats: tuple[str, ...], **parameters: Any) -> dict[str, Any]:
-    """Turn what the options gave into the fields of `svdq.producer.options.SubmitOptions`."""
+    """Turn what the options gave into the fields of `svdq.producer.submitting.options.SubmitOptions`."""
     width, height = size or (None, None)
     # A format named twice is wanted once.
     return {"width": width, "height": height, "formats": tuple(dict.fromkeys(formats)) or None, **parameters}

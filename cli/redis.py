@@ -20,7 +20,7 @@ Examples:
 @redis.command(epilog=START_EXAMPLES)
 def start() -> None:
     """Start the server of this home, if it does not run, and print its URL."""
-    from svdq.producer.redis_server import ensure_server
+    from svdq.producer.embedded_redis.server import ensure_server
     from svdq.producer.settings import Settings
 
     click.echo(ensure_server(Settings.load().home))
@@ -35,7 +35,7 @@ Examples:
 @redis.command(epilog=STOP_EXAMPLES)
 def stop() -> None:
     """Stop the server of this home; queued jobs are kept."""
-    from svdq.producer.redis_server import stop_server
+    from svdq.producer.embedded_redis.server import stop_server
     from svdq.producer.settings import Settings
 
     click.echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "It was not running.")
@@ -52,7 +52,7 @@ Examples:
 @redis.command(epilog=URL_EXAMPLES)
 def url() -> int:
     """Print the URL of the server of this home; exit code 1 when it does not run."""
-    from svdq.producer.redis_server import running_url
+    from svdq.producer.embedded_redis.server import running_url
     from svdq.producer.settings import Settings
 
     found = running_url(Settings.load().home)

@@ -33,13 +33,13 @@ def report(
 
     from svdq.pipeline.errors import InputError
     from svdq.producer.moments import parse_past
-    from svdq.producer.pages import check_target, write
     from svdq.producer.queue import session
-    from svdq.producer.report_page import report_page
-    from svdq.producer.run_records import jobs_left, records_from_redis, records_from_storage
-    from svdq.producer.run_report import summarise
+    from svdq.producer.results.pages import check_target, write
+    from svdq.producer.results.report_page import report_page
+    from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage
+    from svdq.producer.results.run_report import summarise
     from svdq.producer.settings import Settings
-    from svdq.producer.storage import Storage
+    from svdq.producer.storage.storage import Storage
 
     now = datetime.now().astimezone()
     first = parse_past(since, "--since", now)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from svdq.cli.main import EXIT_FAILED
-from svdq.producer.submit import BadPhotosError, Observer, Request, Submission, submit_all
+from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, Submission, submit_all
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
-    from svdq.producer.status import JobView
+    from svdq.producer.status.status import JobView
 
 #: Photos from which on a bar is worth looking at.
 MANY = 20

@@ -96,20 +96,20 @@ def submit(
     from datetime import datetime
 
     from svdq.cli.submissions import submit_and_tell
-    from svdq.producer.fields import sweep
     from svdq.producer.moments import parse_future
-    from svdq.producer.names import read_folder
-    from svdq.producer.options import SubmitOptions
-    from svdq.producer.order import Order
     from svdq.producer.settings import Settings
-    from svdq.producer.sources import find_photos
-    from svdq.producer.storage import Storage
-    from svdq.producer.submit import Request
+    from svdq.producer.storage.storage import Storage
+    from svdq.producer.submitting.fields import sweep
+    from svdq.producer.submitting.names import read_folder
+    from svdq.producer.submitting.options import SubmitOptions
+    from svdq.producer.submitting.order import Order
+    from svdq.producer.submitting.sources import find_photos
+    from svdq.producer.submitting.submit import Request
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     options = SubmitOptions(**given(size=size, formats=formats, **parameters))
     if like is not None:
-        from svdq.producer.provenance import read_provenance
+        from svdq.producer.results.provenance import read_provenance
 
         options = options.over(read_provenance(like)["job"])
     order = Order(

@@ -15,9 +15,9 @@ from svdq.cli.words import describe, trouble_reason
 if TYPE_CHECKING:
     import redis
 
-    from svdq.producer.ranks import GroupStatus
     from svdq.producer.settings import Settings
-    from svdq.producer.status import JobView
+    from svdq.producer.status.ranks import GroupStatus
+    from svdq.producer.status.status import JobView
 
 POLL_S = 0.3
 #: Rests are at least this many times as long as looking: with thousands of jobs that takes a while.
@@ -68,9 +68,9 @@ def wait_for(
         quiet: print nothing.
         on_end: called with each job as it ends.
     """
-    from svdq.producer.outlook import outlooks
     from svdq.producer.queue import session
-    from svdq.producer.ranks import read_groups
+    from svdq.producer.status.outlook import outlooks
+    from svdq.producer.status.ranks import read_groups
 
     job_ids = list(dict.fromkeys(job_ids))
     live = sys.stderr.isatty() and not quiet
@@ -104,9 +104,9 @@ def _poll(connection: "redis.Redis", job_ids: Sequence[str], display: Display) -
 
     from svdq.producer.control import pauses
     from svdq.producer.queue import fetch, statuses
-    from svdq.producer.ranks import read_groups
-    from svdq.producer.status import ENDED, view_many
-    from svdq.producer.workers import view_workers
+    from svdq.producer.status.ranks import read_groups
+    from svdq.producer.status.status import ENDED, view_many
+    from svdq.producer.status.workers import view_workers
 
     pending = list(job_ids)
     started = last_answer = time.monotonic()

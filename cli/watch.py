@@ -89,9 +89,9 @@ def watch(
     Ctrl-C or SIGTERM finishes the photo at hand and ends.
     """
     # Imported here: `svdq watch --help` needs none of it.
-    from svdq.producer.options import SubmitOptions
-    from svdq.producer.order import Order
     from svdq.producer.settings import Settings
+    from svdq.producer.submitting.options import SubmitOptions
+    from svdq.producer.submitting.order import Order
     from svdq.producer.watching.selection import PHOTO_GLOBS, Selection
     from svdq.producer.watching.service import notify_ready
     from svdq.producer.watching.watch import WatchOptions

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from svdq.producer.outlook import Outlook
-    from svdq.producer.ranks import Trouble
-    from svdq.producer.status import JobView
+    from svdq.producer.status.outlook import Outlook
+    from svdq.producer.status.ranks import Trouble
+    from svdq.producer.status.status import JobView
 
 
 def with_notice(text: str, view: "JobView") -> str:

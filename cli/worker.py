@@ -10,7 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
-    from svdq.worker.launch import LaunchOptions
+    from svdq.worker.launching.launch import LaunchOptions
 
 
 @click.command()
@@ -57,11 +57,11 @@ def worker(
       svdq worker --until 06:00            stop in the morning, keep what is half done
       svdq worker --burst --until 06:00 --report night.html
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
-    from svdq.producer.pages import check_target
     from svdq.producer.queue import connect
+    from svdq.producer.results.pages import check_target
     from svdq.producer.settings import Settings
-    from svdq.worker.burst_lock import burst_lock, devices_of
-    from svdq.worker.launch import LaunchOptions, check_model
+    from svdq.worker.launching.burst_lock import burst_lock, devices_of
+    from svdq.worker.launching.launch import LaunchOptions, check_model
 
     settings = Settings.load(model=model, redis_url=redis_url, storage=storage)
     if report is not None:
@@ -80,10 +80,10 @@ def worker(
 
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, tell what a burst came to, and return the exit code."""
-    from svdq.producer.pages import write
-    from svdq.producer.report_page import report_page
-    from svdq.worker.launch import launch
-    from svdq.worker.run_end import report_of_run
+    from svdq.producer.results.pages import write
+    from svdq.producer.results.report_page import report_page
+    from svdq.worker.launching.launch import launch
+    from svdq.worker.launching.run_end import report_of_run
 
     started_at = datetime.now().astimezone()
     ending = launch(settings, options)

@@ -21,12 +21,12 @@ from svdq.pipeline import photo
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Links, Place, build_stage, choose_device
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
-from svdq.pipeline.message import sample_body
-from svdq.pipeline.model import Frames, Part, dtype_for, open_model
+from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.ports import Report, Request
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.message import sample_body
+from svdq.pipeline.transport.ports import Report, Request
 
 
 class QuietMonitor:
@@ -113,7 +113,7 @@ def render_with_diffusers(
     model: str, image: Image.Image, parameters: VideoParameters, *, device: str = "cpu"
 ) -> NDArray[np.uint8]:
     """Render one video with diffusers' StableVideoDiffusionPipeline; frames (F, H, W, 3)."""
-    from svdq.pipeline.svd_folder import be_quiet
+    from svdq.pipeline.models.svd_folder import be_quiet
 
     be_quiet()  # before the import: transformers warns while it is imported
     from diffusers import StableVideoDiffusionPipeline

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from svdq.pipeline.failures import say_why
-from svdq.pipeline.model import Frames, VideoModel
+from svdq.pipeline.models.model import Frames, VideoModel
 from svdq.pipeline.sample import Sample
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError, SvdqError
-from svdq.pipeline.model import VideoModel
-from svdq.pipeline.ports import Monitor
+from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.sample import Sample
+from svdq.pipeline.transport.ports import Monitor
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from svdq.pipeline.channel import Channel, Listener, connect
-from svdq.pipeline.model import VideoModel
-from svdq.pipeline.ports import Keeper, Monitor, Sink, Source
+from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport import OnLost, Receiver, Sender
+from svdq.pipeline.transport.channel import Channel, Listener, connect
+from svdq.pipeline.transport.ports import Keeper, Monitor, Sink, Source
+from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,14 @@ from torch import Tensor
 from svdq.pipeline.costs import CostBook, Shape
 from svdq.pipeline.decoding import decode
 from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
-from svdq.pipeline.message import Kind, Message, sample_body, sample_from
-from svdq.pipeline.model import VideoModel
+from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Partitioner
-from svdq.pipeline.ports import Keeper, Monitor, NoKeeper, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport import Receiver, Sender
+from svdq.pipeline.transport.message import Kind, Message, sample_body, sample_from
+from svdq.pipeline.transport.ports import Keeper, Monitor, NoKeeper, Report, Request, Sink, Source
+from svdq.pipeline.transport.transport import Receiver, Sender
 
 #: Seconds that a rank denoises one sample before it is kept between two steps, besides at every hand-over.
 KEEP_EVERY_S = 30.0

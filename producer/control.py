@@ -18,8 +18,8 @@ from rq.worker import Worker
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
 from svdq.producer.queue import PRIORITIES, SvdqQueue, fetch, queues, read_job
-from svdq.producer.status import ENDED
-from svdq.producer.storage import Storage
+from svdq.producer.status.status import ENDED
+from svdq.producer.storage.storage import Storage
 
 #: States from which `retry` queues a job again.
 RETRIED = frozenset({"failed", "stopped", "canceled"})

@@ -15,7 +15,7 @@ from typing import Literal
 from svdq.pipeline.errors import SvdqError
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
-from svdq.producer.storage import Storage
+from svdq.producer.storage.storage import Storage
 
 #: Oldest server that has the commands we use.
 OLDEST_REDIS = (6, 2)

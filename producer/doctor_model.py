@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.model_index import HUB_ID, check_index, read_json
+from svdq.pipeline.models.model_index import HUB_ID, check_index, read_json
 from svdq.producer.doctor import Finding, failure
 
 SUBJECT = "model"

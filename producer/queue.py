@@ -17,8 +17,8 @@ from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer import keys
+from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
-from svdq.producer.redis_server import ensure_server
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
 

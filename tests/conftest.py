@@ -13,8 +13,8 @@ import pytest
 import redis
 from PIL import Image
 
+from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import session
-from svdq.producer.redis_server import stop_server
 from svdq.producer.settings import Settings
 
 #: The secret key of the S3 server; it must turn up nowhere.

@@ -11,7 +11,7 @@ import numpy as np
 
 from svdq.pipeline.video import write_video
 from svdq.producer.job import Job
-from svdq.producer.storage import Storage
+from svdq.producer.storage.storage import Storage
 
 NOTICE = "preview (no diffusion model)"
 

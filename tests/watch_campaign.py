@@ -24,8 +24,8 @@ from pathlib import Path
 import click
 from PIL import Image
 
+from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import SvdqQueue, read_job, session
-from svdq.producer.redis_server import stop_server
 from svdq.producer.settings import Settings
 from tests.faults.waiting import NeverCameError, wait_until
 

@@ -16,27 +16,27 @@ import torch
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Place, build_stage, choose_device, join
-from svdq.pipeline.model import ModelInfo, Part, dtype_for, open_model
+from svdq.pipeline.models.model import ModelInfo, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import Tracer, usage_event
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
-from svdq.producer.storage import Storage
-from svdq.worker import rundir
-from svdq.worker.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
-from svdq.worker.callbacks import Callbacks
-from svdq.worker.checkpoints import Archive, Codec, Spool
-from svdq.worker.feeder import IntakeOptions
-from svdq.worker.fence import Fence
-from svdq.worker.intake import Intake
-from svdq.worker.job_log_handler import JobLogHandler
-from svdq.worker.outlet import Outlet
-from svdq.worker.progress import ProgressMonitor
+from svdq.producer.storage.storage import Storage
+from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.progress import ProgressMonitor
+from svdq.worker.health.vitals import Vitals, costs_in, describe
+from svdq.worker.health.watchdog import Watchdog
+from svdq.worker.intake.feeder import IntakeOptions
+from svdq.worker.intake.intake import Intake
+from svdq.worker.jobs.callbacks import Callbacks
+from svdq.worker.launching import rundir
+from svdq.worker.output.outlet import Outlet
+from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
+from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
+from svdq.worker.recovery.fence import Fence
+from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import Outage, connect, restarter, wait_for
-from svdq.worker.shelf import open_shelf
 from svdq.worker.signals import Signals
-from svdq.worker.vitals import Vitals, costs_in, describe
-from svdq.worker.watchdog import Watchdog
 
 logger = logging.getLogger("svdq.worker")
 

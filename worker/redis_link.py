@@ -10,7 +10,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.redis_server import ensure_server
+from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.settings import Settings
 
 logger = logging.getLogger(__name__)

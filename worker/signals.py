@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from svdq.pipeline.stage import Stage
-from svdq.worker.intake import Intake
+from svdq.worker.intake.intake import Intake
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.temporary import sweep, temporary_name
+from svdq.producer.storage.temporary import sweep, temporary_name
 
 #: Folder in the watched one for files that are no photos.
 REJECTED = "rejected"

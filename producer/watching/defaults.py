@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.fields import read_field
-from svdq.producer.order import Order
-from svdq.producer.photos import safe_name
 from svdq.producer.settings import FILE_NAME, PARAMETER_KEYS, Settings
+from svdq.producer.submitting.fields import read_field
+from svdq.producer.submitting.order import Order
+from svdq.producer.submitting.photos import safe_name
 
 
 class FolderDefaults:

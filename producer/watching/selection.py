@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from svdq.producer.settings import FILE_NAME
-from svdq.producer.sources import SUFFIXES
+from svdq.producer.submitting.sources import SUFFIXES
 
 #: What is taken unless globs are given.
 PHOTO_GLOBS = tuple(f"*{suffix}" for suffix in sorted(SUFFIXES))

@@ -6,11 +6,11 @@ from typing import Self
 import redis
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.enqueue import Enqueued, Entry, enqueue_many
-from svdq.producer.photos import Photo, check_photo
 from svdq.producer.queue import connect, plain_errors
 from svdq.producer.settings import Settings
-from svdq.producer.storage import Storage
+from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.enqueue import Enqueued, Entry, enqueue_many
+from svdq.producer.submitting.photos import Photo, check_photo
 
 
 class Submitter:

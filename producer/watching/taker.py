@@ -12,10 +12,10 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.enqueue import Entry
 from svdq.producer.job import Job
-from svdq.producer.order import Order
-from svdq.producer.photos import Photo
+from svdq.producer.submitting.enqueue import Entry
+from svdq.producer.submitting.order import Order
+from svdq.producer.submitting.photos import Photo
 from svdq.producer.watching.aftermath import REJECTED, Then, finish, set_aside
 from svdq.producer.watching.defaults import FolderDefaults
 from svdq.producer.watching.events import Event, Summary

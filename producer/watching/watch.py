@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.order import Order
 from svdq.producer.settings import Settings
-from svdq.producer.storage import Storage
+from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.order import Order
 from svdq.producer.watching.aftermath import REJECTED, Then, sweep_copies
 from svdq.producer.watching.changes import Changes, Notifications, Polling, Stop
 from svdq.producer.watching.defaults import FolderDefaults

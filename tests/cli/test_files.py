@@ -15,10 +15,10 @@ import redis
 from rq.job import JobStatus
 
 from svdq.producer.job import Job
-from svdq.producer.prune import find_removals, remove_all
 from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
-from svdq.producer.storage import Storage
+from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -21,7 +21,7 @@ from rq.results import Result
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, enqueue
 from svdq.producer.settings import Settings
-from svdq.producer.storage import Storage
+from svdq.producer.storage.storage import Storage
 from tests.finished import NOTICE, add_video
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -15,11 +15,11 @@ import redis
 import rq
 from rq.job import JobStatus
 from rq.results import Result
+from tests.producer.test_ranks import rank
 
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, enqueue
-from svdq.producer.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble
-from tests.producer.test_ranks import rank
+from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)

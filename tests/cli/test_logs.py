@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import redis
 
-from svdq.producer import job_log
-from svdq.producer.job_log import LogEntry
+from svdq.producer.status import job_log
+from svdq.producer.status.job_log import LogEntry
 from tests.cli.test_jobs import add, finish
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -17,7 +17,7 @@ from svdq.producer import control, keys
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, enqueue
 from svdq.producer.settings import Settings
-from svdq.producer.storage import Storage
+from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -23,18 +23,18 @@ from PIL import Image
 from rich.cells import cell_len
 from rich.console import Console
 from rq.job import JobStatus
-
-from svdq.cli.top_track import place_of
-from svdq.cli.top_view import View
-from svdq.producer import keys
-from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, enqueue
-from svdq.producer.ranks import IntakeStatus, RankStatus, Trouble, read_groups
-from svdq.producer.redis_server import ensure_server, stop_server
-from svdq.producer.snapshot import Snapshot, take
-from svdq.producer.status import view
 from tests.producer.test_ranks import rank, save
 from tests.producer.test_status import COPY, finish, num_commands
+
+from svdq.cli.top.track import place_of
+from svdq.cli.top.view import View
+from svdq.producer import keys
+from svdq.producer.embedded_redis.server import ensure_server, stop_server
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.status.ranks import IntakeStatus, RankStatus, Trouble, read_groups
+from svdq.producer.status.snapshot import Snapshot, take
+from svdq.producer.status.status import view
 
 SVDQ = [sys.executable, "-c", "from svdq.cli.main import main; main()"]
 PATIENCE_S = 90.0

@@ -15,8 +15,8 @@ import redis
 from PIL import Image
 
 from svdq.cli.main import run
+from svdq.producer.embedded_redis.binary import find_binaries
 from svdq.producer.queue import SvdqQueue, read_job
-from svdq.producer.redis_binary import find_binaries
 from tests.faults.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from svdq.cli.words import clock, duration, expected, trouble_reason
-from svdq.producer.outlook import Outlook
-from svdq.producer.ranks import Trouble
+from svdq.producer.status.outlook import Outlook
+from svdq.producer.status.ranks import Trouble
 
 NOW = datetime(2027, 1, 30, 22, 15).astimezone()
 

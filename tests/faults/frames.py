@@ -7,8 +7,8 @@ import av
 import numpy as np
 from PIL import Image, ImageSequence
 
-from svdq.pipeline.model import Part
-from svdq.pipeline.simulated import SimulatedModel
+from svdq.pipeline.models.model import Part
+from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.video import write_video
 from svdq.producer.job import Format, Job
 

@@ -11,7 +11,7 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from svdq.producer.queue import fetch, queues
-from svdq.producer.status import JobView, view_many
+from svdq.producer.status.status import JobView, view_many
 from tests.faults.arena import Arena
 from tests.faults.frames import read_frames
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from svdq.pipeline.bench import RankLog
-from svdq.pipeline.figures import make_run
-from svdq.pipeline.measure import batch_time_s, break_even, busy_share, replicas_state, steady_state
+from svdq.pipeline.bench.bench import RankLog
+from svdq.pipeline.bench.figures import make_run
+from svdq.pipeline.bench.measure import batch_time_s, break_even, busy_share, replicas_state, steady_state
 from svdq.pipeline.partition import Costs
 
 

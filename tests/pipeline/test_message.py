@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from svdq.pipeline.channel import Channel, ChannelClosedError
-from svdq.pipeline.message import Kind, Message, sample_body, sample_from
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
+from svdq.pipeline.transport.channel import Channel, ChannelClosedError
+from svdq.pipeline.transport.message import Kind, Message, sample_body, sample_from
 
 CPU = torch.device("cpu")
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])

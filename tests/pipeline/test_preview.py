@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from svdq.pipeline import preview
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.model import Part, open_model
+from svdq.pipeline.models import preview
+from svdq.pipeline.models.model import Part, open_model
+from svdq.pipeline.models.tiny import SCHEDULER_CONFIG
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.photo import prepare
-from svdq.pipeline.tiny import SCHEDULER_CONFIG
 
 ALL = Part.ENCODER | Part.DENOISER | Part.DECODER
 CPU = torch.device("cpu")
@@ -160,5 +160,5 @@ def test_space_to_depth_is_torchs():
 
 
 def test_needs_no_diffusers():
-    code = "import sys, svdq.pipeline.preview; sys.exit('diffusers' in sys.modules)"
+    code = "import sys, svdq.pipeline.models.preview; sys.exit('diffusers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

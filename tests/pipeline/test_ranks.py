@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from svdq.pipeline import compare, photo
-from svdq.pipeline.bench import Workload, run_loop
+from svdq.pipeline.bench.bench import Workload, run_loop
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.parameters import VideoParameters
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError, SampleError
-from svdq.pipeline.model import Part, open_model
+from svdq.pipeline.models.model import Part, open_model
+from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.photo import prepare
-from svdq.pipeline.svd import SvdModel
 
 CPU = torch.device("cpu")
 #: Guidance on, off, and both scales high.

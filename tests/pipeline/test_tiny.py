@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from svdq.cli.model import model
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.tiny import MARKER, SCHEDULER_CONFIG, is_untrained, write_tiny_model
+from svdq.pipeline.models.tiny import MARKER, SCHEDULER_CONFIG, is_untrained, write_tiny_model
 
 
 def digests(folder):

@@ -16,12 +16,12 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.producer.options import SubmitOptions
+from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import connect
-from svdq.producer.redis_server import stop_server
 from svdq.producer.settings import Settings
-from svdq.producer.status import JobView, view, view_many
-from svdq.producer.submit import submit
+from svdq.producer.status.status import JobView, view, view_many
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.submit import submit
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
 SCRIPTS = Path(sys.executable).parent

@@ -9,7 +9,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from svdq.producer.redis_binary import find_binaries
+from svdq.producer.embedded_redis.binary import find_binaries
 from tests.worker.conftest import wait_until
 
 

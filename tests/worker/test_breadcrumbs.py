@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from svdq.worker.breadcrumbs import RECORD_BYTES, Blame, Breadcrumbs, folder_without_launcher, read_blame
-from svdq.worker.streak import Streak, kind_of
+from svdq.worker.intake.streak import Streak, kind_of
+from svdq.worker.recovery.breadcrumbs import RECORD_BYTES, Blame, Breadcrumbs, folder_without_launcher, read_blame
 
 JOB = "0123456789abcdef0123"
 
@@ -70,7 +70,7 @@ def test_only_the_life_before_counts(tmp_path: Path) -> None:
 
 def test_records_are_of_one_size_and_survive_kill_9(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from svdq.worker.breadcrumbs import Breadcrumbs\n"
+        "import os, sys; from pathlib import Path; from svdq.worker.recovery.breadcrumbs import Breadcrumbs\n"
         "crumbs = Breadcrumbs(Path(sys.argv[1]), 0, 0)\n"
         "for step in range(12): crumbs.step(sys.argv[2], step)\n"
         "os.kill(os.getpid(), 9)"

@@ -10,18 +10,18 @@ import redis
 import rq
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.model import ModelInfo
-from svdq.pipeline.ports import Report
+from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.transport.ports import Report
+from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
-from svdq.producer.redis_server import ensure_server
 from svdq.producer.settings import Settings
-from svdq.producer.storage import Storage
-from svdq.worker.callbacks import Callbacks
-from svdq.worker.feeder import IntakeOptions
-from svdq.worker.intake import Intake
+from svdq.producer.storage.storage import Storage
+from svdq.worker.intake.feeder import IntakeOptions
+from svdq.worker.intake.intake import Intake
+from svdq.worker.jobs.callbacks import Callbacks
+from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.redis_link import connect
-from svdq.worker.rq_adapter import GroupWorker
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 

@@ -11,9 +11,9 @@ import torch
 
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
-from svdq.producer.storage import Storage
-from svdq.worker.checkpoints import MAX_BYTES, MAX_WAITING, Archive, Codec, Spool, resumed
-from svdq.worker.shelf import FOLDER, FolderShelf, Shelf, StorageShelf, open_shelf
+from svdq.producer.storage.storage import Storage
+from svdq.worker.recovery.checkpoints import MAX_BYTES, MAX_WAITING, Archive, Codec, Spool, resumed
+from svdq.worker.recovery.shelf import FOLDER, FolderShelf, Shelf, StorageShelf, open_shelf
 
 CODEC = Codec(model="tiny", device=torch.device("cpu"))
 PARAMETERS = VideoParameters(seed=3, steps=9, frames=2, width=64, height=64)

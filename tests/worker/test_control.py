@@ -9,7 +9,7 @@ from rq.registry import CanceledJobRegistry, FailedJobRegistry
 from svdq.pipeline.errors import InputError
 from svdq.producer import control, keys
 from svdq.producer.queue import SvdqQueue, fetch
-from svdq.producer.storage import Storage
+from svdq.producer.storage.storage import Storage
 
 SIMULATED = "simulated:step_ms=50"
 

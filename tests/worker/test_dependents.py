@@ -13,8 +13,8 @@ from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.worker import identity
-from svdq.worker.recovery import Recovery
-from svdq.worker.rq_adapter import GroupWorker
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.recovery.recovery import Recovery
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 

@@ -11,8 +11,8 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.producer.redis_binary import find_binaries
-from svdq.producer.storage import Storage
+from svdq.producer.embedded_redis.binary import find_binaries
+from svdq.producer.storage.storage import Storage
 from tests.conftest import S3_SECRET
 
 pytestmark = pytest.mark.long

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline import photo as photos
-from svdq.producer.provenance import read_provenance
+from svdq.producer.results.provenance import read_provenance
 
 SIMULATED = "simulated:step_ms=100"
 #: What an exit leaves on a terminal when something is broken.
@@ -140,7 +140,7 @@ def test_seven_ranks_render_what_is_submitted_while_they_run(house) -> None:
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 def test_frames_equal_those_of_diffusers_and_burst_ends(house) -> None:
     """Through submit, Redis, three ranks and png files, with two different jobs in flight at once."""
-    from svdq.pipeline.tiny import write_tiny_model
+    from svdq.pipeline.models.tiny import write_tiny_model
 
     model = house.folder / "tiny"
     write_tiny_model(model)
@@ -173,7 +173,7 @@ def diffusers_frames(model: Path, photo: Path, *, frames: int, steps: int, seed:
     import torch
     from diffusers import StableVideoDiffusionPipeline
 
-    from svdq.pipeline.svd_folder import be_quiet
+    from svdq.pipeline.models.svd_folder import be_quiet
 
     be_quiet()
     threads = torch.get_num_threads()

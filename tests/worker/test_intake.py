@@ -8,13 +8,13 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.pipeline.model import ModelInfo
-from svdq.pipeline.ports import Report, Request
-from svdq.producer.redis_server import ensure_server, stop_server
-from svdq.producer.storage import Storage
-from svdq.producer.workers import view_workers
-from svdq.worker.feeder import IntakeOptions
-from svdq.worker.intake import Intake
+from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.transport.ports import Report, Request
+from svdq.producer.embedded_redis.server import ensure_server, stop_server
+from svdq.producer.status.workers import view_workers
+from svdq.producer.storage.storage import Storage
+from svdq.worker.intake.feeder import IntakeOptions
+from svdq.worker.intake.intake import Intake
 from svdq.worker.redis_link import connect
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=9)

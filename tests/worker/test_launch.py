@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.worker import rundir
-from svdq.worker.launch import check_model, num_gpus
+from svdq.worker.launching import rundir
+from svdq.worker.launching.launch import check_model, num_gpus
 
 PARTS = ("model_index.json", "unet/config.json", "vae/config.json", "image_encoder/config.json")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from svdq.pipeline.model import ModelInfo
+from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.ports import Report
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.trace import Tracer
-from svdq.producer.storage import Storage
-from svdq.worker.finished import job_as_used, recognise
-from svdq.worker.outlet import MAX_WAITING, Outlet
+from svdq.pipeline.transport.ports import Report
+from svdq.producer.storage.storage import Storage
+from svdq.worker.output.finished import job_as_used, recognise
+from svdq.worker.output.outlet import MAX_WAITING, Outlet
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=2)
 FRAMES = np.zeros((2, 64, 64, 3), np.uint8)

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.model import ModelInfo
+from svdq.pipeline.models.model import ModelInfo
 from svdq.producer.job import Job
-from svdq.producer.storage import Storage
-from svdq.worker.patience import GaveUpError, Patience, UnwantedError
-from svdq.worker.preparing import Prepared, Preparer
+from svdq.producer.storage.storage import Storage
+from svdq.worker.intake.preparing import Prepared, Preparer
+from svdq.worker.output.patience import GaveUpError, Patience, UnwantedError
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=2)
 

@@ -14,14 +14,16 @@ import pytest
 import redis
 
 from svdq.producer import keys
+from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, enqueue, fetch
-from svdq.producer.redis_server import ensure_server
-from svdq.producer.workers import view_workers
-from svdq.worker import handover, identity, recovery
-from svdq.worker.breadcrumbs import Blame
-from svdq.worker.recovery import Crashes, Recovery
-from svdq.worker.rq_adapter import GroupWorker
+from svdq.producer.status.workers import view_workers
+from svdq.worker import identity
+from svdq.worker.jobs import handover
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.recovery import recovery
+from svdq.worker.recovery.breadcrumbs import Blame
+from svdq.worker.recovery.recovery import Crashes, Recovery
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 SIMULATED = "simulated:step_ms=50"

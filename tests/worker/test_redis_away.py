@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from svdq.producer.embedded_redis.server import PID, running_url, stop_server
 from svdq.producer.queue import connect, fetch
-from svdq.producer.redis_server import PID, running_url, stop_server
 from svdq.producer.settings import Settings
 from tests.worker.own_redis import OwnRedis
 

@@ -29,12 +29,13 @@ from rq.worker import BaseWorker
 from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, enqueue, fetch
-from svdq.producer.status import view
-from svdq.producer.workers import view_workers
-from svdq.worker import callback_process, handover, inert_job, recovery, rq_adapter, rq_ends, rq_worker, scheduler
-from svdq.worker.rq_adapter import GroupWorker
-from svdq.worker.rq_ends import Flight
-from svdq.worker.rq_worker import LEASE_S
+from svdq.producer.status.status import view
+from svdq.producer.status.workers import view_workers
+from svdq.worker.jobs import callback_process, handover, inert_job, rq_adapter, rq_ends, rq_worker, scheduler
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.jobs.rq_ends import Flight
+from svdq.worker.jobs.rq_worker import LEASE_S
+from svdq.worker.recovery import recovery
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
@@ -615,7 +616,7 @@ def test_rq_has_what_the_adapter_relies_on(connection: redis.Redis, worker: Grou
     for kind, names in ATTRIBUTES.items():
         broken += [f"{kind.strip()}.{name} is gone" for name in names if not hasattr(objects[kind.strip()], name)]
     assert not broken, (
-        f"rq {rq.VERSION} changed what worker/rq_adapter.py relies on (written against 2.12): " + "; ".join(broken)
+        f"rq {rq.VERSION} changed what worker/jobs/rq_adapter.py relies on (written against 2.12): " + "; ".join(broken)
     )
 
 

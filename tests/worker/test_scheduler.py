@@ -15,15 +15,15 @@ import rq
 from rq.serializers import JSONSerializer
 
 from svdq.producer import control, keys
+from svdq.producer.embedded_redis.server import PID, ensure_server
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
-from svdq.producer.redis_server import PID, ensure_server
 from svdq.producer.settings import Settings
-from svdq.worker import handover
-from svdq.worker.group_process import environment_of
-from svdq.worker.rq_adapter import GroupWorker
-from svdq.worker.rq_worker import LEASE_S
-from svdq.worker.scheduler import Scheduler
+from svdq.worker.jobs import handover
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.jobs.rq_worker import LEASE_S
+from svdq.worker.jobs.scheduler import Scheduler
+from svdq.worker.launching.group_process import environment_of
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 LOCKS = [f"rq:scheduler-lock:{name}" for name in keys.QUEUE_NAMES]
@@ -32,7 +32,7 @@ LOCKS = [f"rq:scheduler-lock:{name}" for name in keys.QUEUE_NAMES]
 LAUNCHER = """
 import time
 from svdq.producer.settings import Settings
-from svdq.worker.scheduler_process import SchedulerProcess
+from svdq.worker.launching.scheduler_process import SchedulerProcess
 with SchedulerProcess(Settings.load()) as scheduler:
     while True:
         scheduler.supervise()
@@ -100,7 +100,7 @@ def test_a_job_for_the_front_goes_there(connection: redis.Redis, scheduler: Sche
 
 
 def test_many_jobs_are_queued_in_their_order(connection: redis.Redis, scheduler: Scheduler, monkeypatch) -> None:
-    monkeypatch.setattr("svdq.worker.scheduler.CHUNK", 4)
+    monkeypatch.setattr("svdq.worker.jobs.scheduler.CHUNK", 4)
     job_ids = [f"job{9 - number}" for number in range(10)]
     schedule(connection, *job_ids)
     assert scheduler.tick()
@@ -263,7 +263,7 @@ def start(processes: list["subprocess.Popen[bytes]"], *arguments: str) -> "subpr
 
 
 def test_the_lock_of_a_killed_one_is_free_at_once(connection: redis.Redis, scheduler, processes, until) -> None:
-    process = start(processes, "-m", "svdq.worker.scheduler")
+    process = start(processes, "-m", "svdq.worker.jobs.scheduler")
     until(lambda: connection.exists(*LOCKS) == 3)
     process.kill()
     process.wait()
@@ -274,7 +274,7 @@ def test_the_lock_of_a_killed_one_is_free_at_once(connection: redis.Redis, sched
 
 
 def test_it_goes_on_when_redis_is_back_and_ends_in_order(home: Path, connection: redis.Redis, processes, until) -> None:
-    process = start(processes, "-m", "svdq.worker.scheduler")
+    process = start(processes, "-m", "svdq.worker.jobs.scheduler")
     until(lambda: connection.exists(*LOCKS) == 3)
     schedule(connection, "a", in_s=2)
     server = psutil.Process(int((home / "redis" / PID).read_text()))
@@ -319,7 +319,7 @@ def test_a_burst_renders_what_is_due_and_says_what_is_left(house, no_processes_l
 
     group = house.start(1, "--burst")
     family = psutil.Process(group.process.pid).children(recursive=True)
-    assert any("svdq.worker.scheduler" in process.cmdline() for process in family)
+    assert any("svdq.worker.jobs.scheduler" in process.cmdline() for process in family)
     assert group.end() == 0
 
     assert house.view("due").status == "finished"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from svdq.producer import keys
-from svdq.producer.ranks import read_groups
+from svdq.producer.status.ranks import read_groups
 
 pytestmark = pytest.mark.long
 

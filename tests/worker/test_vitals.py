@@ -13,14 +13,14 @@ from svdq.pipeline.costs import CostBook, Guess, Shape
 from svdq.pipeline.group import Place
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
-from svdq.producer import job_log
 from svdq.producer.job import Job
 from svdq.producer.queue import enqueue, fetch
-from svdq.producer.ranks import IntakeStatus, RankStatus, Trouble, read_groups
-from svdq.worker.job_log_handler import JobLogHandler
-from svdq.worker.pace import Pace
-from svdq.worker.progress import ProgressMonitor
-from svdq.worker.vitals import BusyMeter, Vitals, costs_in, describe
+from svdq.producer.status import job_log
+from svdq.producer.status.ranks import IntakeStatus, RankStatus, Trouble, read_groups
+from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.pace import Pace
+from svdq.worker.health.progress import ProgressMonitor
+from svdq.worker.health.vitals import BusyMeter, Vitals, costs_in, describe
 
 PARAMETERS = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
 SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 3, 8), step=3)

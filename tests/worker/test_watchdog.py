@@ -11,7 +11,7 @@ import pytest
 
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
-from svdq.worker.watchdog import Watchdog
+from svdq.worker.health.watchdog import Watchdog
 from tests.pipeline.fakes import ListMonitor
 
 PARAMETERS = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64)
@@ -103,7 +103,7 @@ PROGRAM = """
 import os, sys
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
-from svdq.worker.watchdog import Watchdog
+from svdq.worker.health.watchdog import Watchdog
 from tests.pipeline.fakes import ListMonitor
 
 sample = Sample(

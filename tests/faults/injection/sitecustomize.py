@@ -61,8 +61,8 @@ def _dawdle(folder: Path) -> None:
 
 
 def _install(where: str, folder: Path) -> None:
-    from svdq.producer import folder_files, storage
-    from svdq.worker.rq_adapter import GroupWorker
+    from svdq.producer.storage import folder_files, storage
+    from svdq.worker.jobs.rq_adapter import GroupWorker
 
     match where:
         case "after-pop":  # taken off the queue, nothing else

@@ -8,9 +8,9 @@ import pytest
 
 from svdq.cli.watch import watch as watch_command
 from svdq.pipeline.errors import InputError
-from svdq.producer.options import SubmitOptions
-from svdq.producer.order import Order
 from svdq.producer.settings import PARAMETER_KEYS, Settings
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.order import Order
 from svdq.producer.watching.defaults import FolderDefaults
 
 FLAGS = Order(options=(SubmitOptions(frames=14, fps=6),), priority="low")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from svdq.producer.enqueue import Enqueued, Entry
-from svdq.producer.options import SubmitOptions
-from svdq.producer.order import Order
-from svdq.producer.photos import Photo
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
+from svdq.producer.submitting.enqueue import Enqueued, Entry
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.order import Order
+from svdq.producer.submitting.photos import Photo
 from svdq.producer.watching.aftermath import Then
 from svdq.producer.watching.defaults import FolderDefaults
 from svdq.producer.watching.events import Event

@@ -1,0 +1,1 @@
+"""`svdq top`: the live view of queues, ranks and videos in flight."""

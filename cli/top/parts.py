@@ -1,0 +1,205 @@
+"""The parts of a look at everything: queues, ranks, and samples in flight on their way through the ranks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import ConsoleOptions, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from svdq.cli.top.track import place_of
+from svdq.cli.words import duration
+
+if TYPE_CHECKING:
+    from svdq.producer.status.outlook import Outlook
+    from svdq.producer.status.ranks import GroupStatus, RankStatus
+    from svdq.producer.status.status import JobView, QueueView
+
+Cell = str | Text
+
+#: Colours of ranks, in turns: a rank has the same in both tables.
+_COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
+#: Columns of a rank's part of a track, at least and at most; a track that would be narrower is left out.
+_MIN_SEGMENT, _MAX_SEGMENT = 2, 8
+#: Columns of a name, at least and at most.
+_MIN_NAME, _MAX_NAME = 6, 40
+#: Columns between columns of a table.
+_GAP = 2
+#: From this width on there is room for devices, for memory, and for all states of a queue.
+_DEVICE_WIDTH, _MEMORY_WIDTH, _STATES_WIDTH = 90, 56, 78
+_STATES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "canceled")
+_MAIN_STATES = ("queued", "started", "finished", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """How much is drawn."""
+
+    #: Without blank lines and queues that are empty.
+    is_tight: bool = False
+    #: Samples in flight of one group at most; None for all.
+    max_in_flight: int | None = None
+    #: Whether ranks have rows.
+    has_ranks: bool = True
+
+
+def queue_table(queues: "Sequence[QueueView]", detail: Detail, width: int) -> Table:
+    """Draw the number of jobs by queue and state."""
+    states = _STATES if width >= _STATES_WIDTH else _MAIN_STATES
+    used = [queue for queue in queues if any(queue.counts[state] for state in states)] or queues[:1]
+    rows: list[list[Cell]] = []
+    for queue in used if detail.is_tight else queues:
+        counts = [queue.counts[state] for state in states]
+        rows.append([queue.name, *(Text(str(count), style="" if count else "dim") for count in counts)])
+    return _table(["queue", *states], rows, width, right=states)
+
+
+def group_title(group: "GroupStatus", jobs: "Sequence[JobView]") -> Text:
+    """Say where a group is, what makes its videos, and how it fares."""
+    first = group.ranks[0]
+    model = next((job.notice for job in jobs if job.notice), first.model)
+    title = Text(overflow="ellipsis", no_wrap=True)
+    title.append(f"{first.host}:{first.pid}", style="bold")
+    title.append(f"  {first.num_ranks} {'rank' if first.num_ranks == 1 else 'ranks'}  {len(jobs)} in flight")
+    if intake := group.intake:
+        if intake.pace_s:
+            title.append(f"  one every {duration(intake.pace_s) if intake.pace_s >= 10 else f'{intake.pace_s:.1f} s'}")
+        title.append(f"  {intake.finished} finished")
+        if intake.failed:
+            title.append(f", {intake.failed} failed", style="red")
+        if intake.draining:
+            title.append("  takes no more jobs", style="yellow")
+    return title.append(f"  {model}", style="dim")
+
+
+def rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:
+    """Draw a row for each rank of a group, those too that have not spoken."""
+    width = options.max_width
+    spoken = {rank.rank: rank for rank in group.ranks}
+    rows: list[dict[str, Cell]] = []
+    for number in range(group.ranks[0].num_ranks):
+        row: dict[str, Cell] = {"rank": Text(str(number), style=_colour(number))}
+        rank = spoken.get(number)
+        if rank is None:
+            row["job"] = Text("has not spoken lately", style="dim")
+        else:
+            row["device"] = rank.device
+            row["steps"] = _steps_of(rank)
+            row["job"] = _doing(rank, names)
+            row["step"] = "" if rank.job_id is None else f"{rank.step}/{rank.steps}"
+            row["busy"] = _busy(rank, options)
+            row["memory"] = _memory(rank)
+        rows.append(row)
+    headers = ["rank", "device", "steps", "job", "step", "busy", "memory"]
+    if width < _DEVICE_WIDTH:
+        headers.remove("device")
+    if width < _MEMORY_WIDTH:
+        headers.remove("memory")
+    cells = [[row.get(header, "") for header in headers] for row in rows]
+    return _table(headers, cells, width, right=("rank", "steps", "step", "memory"), wide="job")
+
+
+def flight_table(
+    group: "GroupStatus",
+    jobs: "Sequence[JobView]",
+    outlooks: "Mapping[str, Outlook]",
+    detail: Detail,
+    options: ConsoleOptions,
+) -> list[RenderableType]:
+    """Draw the way of each sample in flight through the ranks."""
+    shown = jobs if detail.max_in_flight is None else jobs[: detail.max_in_flight]
+    if not shown:
+        return []
+    width = options.max_width
+    num_ranks = group.ranks[0].num_ranks
+    places = [place_of(job, group) for job in shown]
+    eta_s = [outlooks[job.id].eta_s if job.id in outlooks else None for job in shown]
+    rows: list[list[Cell]] = [
+        [job.name, place.doing, Text("" if eta is None else f"about {duration(eta)}", style="dim")]
+        for job, place, eta in zip(shown, places, eta_s, strict=True)
+    ]
+    headers: list[Cell] = ["in flight", "", ""]
+    # What names and words leave is for the tracks; names give way down to a quarter.
+    name, *words = (max(map(_length, column)) for column in zip(*rows, strict=True))
+    room = width - min(name, _MAX_NAME, width // 4) - sum(words) - len(headers) * _GAP
+    segment = min(_MAX_SEGMENT, room // num_ranks - 1)
+    if segment >= _MIN_SEGMENT:
+        headers.insert(1, Text.assemble(*((f"{rank:<{segment + 1}}", _colour(rank)) for rank in range(num_ranks))))
+        for row, place in zip(rows, places, strict=True):
+            row.insert(1, _track(place.ranks_done, num_ranks, segment, options))
+    table = _table(headers, rows, width, wide="in flight")
+    left_out = len(jobs) - len(shown)
+    return [table, Text(f"and {left_out} more", style="dim")] if left_out else [table]
+
+
+def _track(ranks_done: float, num_ranks: int, segment: int, options: ConsoleOptions) -> Text:
+    """Draw a stretch of `segment` cells for each rank, in its colour as far as the sample has come."""
+    done, todo = ("=", "-") if options.ascii_only else ("━", "─")
+    stretches = []
+    for number in range(num_ranks):
+        cells = min(segment, max(0, round((ranks_done - number) * segment)))
+        stretches.append(Text.assemble((done * cells, _colour(number)), (todo * (segment - cells), "dim")))
+    return Text(" ").join(stretches)
+
+
+def _doing(rank: "RankStatus", names: Mapping[str, str]) -> Text:
+    if rank.job_id is None:
+        return Text("waits for storage", style="yellow") if rank.activity == "waiting" else Text("idle", style="dim")
+    return Text(names.get(rank.job_id, rank.job_id))
+
+
+def _steps_of(rank: "RankStatus") -> str:
+    """Name the steps that are a rank's: the first and the last."""
+    if rank.step_range is None:
+        return ""
+    first, end = rank.step_range
+    if first == end:
+        return "none"
+    return f"{first}-{end - 1}" if end - first > 1 else str(first)
+
+
+def _busy(rank: "RankStatus", options: ConsoleOptions) -> Text:
+    share = Text(f"{rank.busy_share:4.0%}")
+    if options.max_width < _DEVICE_WIDTH:
+        return share
+    full, empty = ("=", "-") if options.ascii_only else ("━", "─")
+    cells = round(rank.busy_share * 10)
+    return Text.assemble((full * cells, _colour(rank.rank)), (empty * (10 - cells), "dim"), " ", share)
+
+
+def _memory(rank: "RankStatus") -> str:
+    """Write what a rank holds: of its GPU where it has one, else of the machine."""
+    if rank.gpu_bytes is not None and rank.gpu_total_bytes:
+        return f"{rank.gpu_bytes / 2**30:.1f} of {rank.gpu_total_bytes / 2**30:.0f} GiB"
+    return f"{rank.rss_bytes / 2**20:.0f} MiB"
+
+
+def _colour(rank: int) -> str:
+    return _COLOURS[rank % len(_COLOURS)]
+
+
+def _table(
+    headers: Sequence[Cell], rows: Sequence[Sequence[Cell]], width: int, *, right: Sequence[str] = (), wide: str = ""
+) -> Table:
+    """Make a table without lines; where the terminal is too narrow, the wide column gives way first."""
+    natural = [max(map(_length, column)) for column in zip(headers, *rows, strict=True)]
+    excess = max(0, sum(natural) + _GAP * (len(natural) - 1) - width)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    for header, length in zip(headers, natural, strict=True):
+        table.add_column(
+            header,
+            justify="right" if header in right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=max(_MIN_NAME, min(_MAX_NAME, length - excess)) if wide and header == wide else None,
+        )
+    for row in rows:
+        # As Text: a name in brackets is no markup.
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
+
+
+def _length(cell: Cell) -> int:
+    return cell_len(cell) if isinstance(cell, str) else cell.cell_len

@@ -1,0 +1,143 @@
+"""`svdq top`: queues, ranks and samples in flight, live on a terminal, else as one look or one JSON object a look."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from svdq.cli.main import redis_options
+from svdq.cli.words import clock
+
+if TYPE_CHECKING:
+    import redis
+
+    from svdq.producer.status.snapshot import Snapshot
+
+#: Seconds between two looks; ranks tell of themselves about once a second.
+INTERVAL_S = 1.0
+#: Columns of a look that does not go to a terminal.
+PLAIN_WIDTH = 120
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print how things stand now and end.")
+@click.option("--watch", is_flag=True, help="Go on where it would print once: with --json, or not on a terminal.")
+@click.option(
+    "--interval",
+    "interval_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.1, max=3600),
+    help=f"Seconds between two looks, without end: includes --watch.  [default: {INTERVAL_S:g}]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, one a line.")
+@redis_options
+def top(once: bool, watch: bool, interval_s: float | None, as_json: bool, redis_url: str | None) -> None:
+    """Watch the queues, every rank, and the videos in flight as they move through the ranks.
+
+    On a terminal it goes on until you press q or Ctrl-C. Anywhere else it prints once and ends.
+
+    \b
+    Examples:
+      svdq top                           watch
+      svdq top --once                    look once
+      svdq top --json --interval 5       one JSON object a line, every five seconds
+    """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
+    from svdq.producer.queue import session
+    from svdq.producer.settings import Settings
+
+    watch = watch or interval_s is not None
+    if once and watch:
+        raise click.UsageError("--once looks once and --watch or --interval goes on; give one of them.")
+    interval_s = INTERVAL_S if interval_s is None else interval_s
+    with session(Settings.load(redis_url=redis_url)) as connection:
+        if not (once or as_json) and _is_live_terminal():
+            _show(connection, interval_s)
+            return
+        for look in _looks(connection):
+            if look.is_new:
+                _print(look.snapshot, as_json)
+            elif look.away_for == 1:
+                click.echo(look.away, err=True)
+            if not watch:
+                return
+            time.sleep(interval_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """What there is to show."""
+
+    #: The newest there is.
+    snapshot: "Snapshot"
+    #: Why there is no newer one, as a sentence; "" when Redis answers.
+    away: str = ""
+    #: Looks in a row that Redis has not answered.
+    away_for: int = 0
+
+    @property
+    def is_new(self) -> bool:
+        return not self.away
+
+
+def _looks(connection: "redis.Redis") -> Iterator[_Look]:
+    """Look again and again, also while Redis is away; only at first it has to be there."""
+    from redis.exceptions import ConnectionError as LostError
+    from redis.exceptions import TimeoutError as SlowError
+
+    from svdq.producer.status.snapshot import take
+
+    look = _Look(snapshot=take(connection))
+    while True:
+        yield look
+        try:
+            look = _Look(snapshot=take(connection))
+        except (LostError, SlowError):
+            since = clock(look.snapshot.at)
+            away = f"Redis has not answered since {since}; it is asked again and again."
+            look = _Look(snapshot=look.snapshot, away=away, away_for=look.away_for + 1)
+
+
+def _show(connection: "redis.Redis", interval_s: float) -> None:
+    """Draw on the terminal until the user leaves."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from svdq.cli.top.keys import Keys
+    from svdq.cli.top.view import View
+
+    console = Console()
+    with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        for look in _looks(connection):
+            live.update(View(look.snapshot, away=look.away, is_live=True), refresh=True)
+            if keys.leave_within(interval_s):
+                return
+
+
+def _print(snapshot: "Snapshot", as_json: bool) -> None:
+    """Print one look, without trailing blanks."""
+    if as_json:
+        click.echo(json.dumps(snapshot.as_json()))
+    else:
+        import shutil
+
+        from rich.console import Console
+
+        from svdq.cli.top.view import View
+
+        console = Console(width=shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns)
+        with console.capture() as captured:
+            console.print(View(snapshot))
+        for line in captured.get().splitlines():
+            click.echo(line.rstrip())
+    sys.stdout.flush()
+
+
+def _is_live_terminal() -> bool:
+    """Whether a picture can be drawn anew in place."""
+    from rich.console import Console
+
+    return sys.stdout.isatty() and not Console().is_dumb_terminal

@@ -1,0 +1,119 @@
+"""How a look at everything is drawn: as much as fits the terminal, the ranks before the rest. Knows no Redis."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.text import Text
+
+from svdq.cli.top.parts import Detail, flight_table, group_title, queue_table, rank_table
+from svdq.cli.words import clock, duration, trouble_reason
+
+if TYPE_CHECKING:
+    from svdq.producer.status.ranks import GroupStatus
+    from svdq.producer.status.snapshot import Snapshot
+
+#: From all there is to what fits a small terminal.
+_DETAILS = (
+    Detail(),
+    Detail(is_tight=True),
+    Detail(is_tight=True, max_in_flight=6),
+    Detail(is_tight=True, max_in_flight=3),
+    Detail(is_tight=True, max_in_flight=0),
+    Detail(is_tight=True, max_in_flight=3, has_ranks=False),
+    Detail(is_tight=True, max_in_flight=0, has_ranks=False),
+)
+
+
+class View:
+    """A look at everything, drawn to fit; what does not fit at all is cut off, and said to be."""
+
+    def __init__(self, snapshot: "Snapshot", *, away: str = "", is_live: bool = False) -> None:
+        """Make a view.
+
+        Args:
+            snapshot: what there is to see.
+            away: why there is nothing newer, as a sentence.
+            is_live: whether it fills a screen, and a key leaves it.
+        """
+        self._snapshot = snapshot
+        self._away = away
+        self._is_live = is_live
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw with as much detail as fits the screen; all of it where it does not fill one."""
+        height = console.height if self._is_live else None
+        free = options.reset_height()
+        lines: list[list[Segment]] = []
+        for detail in _DETAILS:
+            lines = console.render_lines(Group(*self._parts(detail, free)), free, pad=False)
+            if height is None or len(lines) <= height:
+                break
+        if height is not None and len(lines) > height:
+            more = Text("There is more; a higher terminal shows it.", style="dim", no_wrap=True, overflow="crop")
+            lines[height - 1 :] = console.render_lines(more, free, pad=False)
+        for line in lines:
+            yield from line
+            yield Segment.line()
+
+    def _parts(self, detail: Detail, options: ConsoleOptions) -> Iterator[RenderableType]:
+        snapshot = self._snapshot
+        blank = [] if detail.is_tight else [Text("")]
+        yield self._headline()
+        yield self._forecast()
+        for sentence in self._warnings():
+            yield Text(sentence, style="bold yellow")
+        yield from blank
+        yield queue_table(snapshot.queues, detail, options.max_width)
+        for group in snapshot.groups:
+            yield from blank
+            yield group_title(group, snapshot.jobs_of(group))
+            if detail.has_ranks:
+                yield rank_table(group, snapshot.names, options)
+            in_flight = flight_table(group, snapshot.jobs_of(group), snapshot.outlooks, detail, options)
+            if in_flight:
+                yield from [*blank, *in_flight]
+        if not snapshot.groups:
+            yield from blank
+            yield Text("No worker is running; start one with `svdq worker`.")
+        if strays := snapshot.strays:
+            names = ", ".join(job.name for job in strays[:5]) + (", …" if len(strays) > 5 else "")
+            yield Text(f"Begun by a group that has not spoken lately: {len(strays)} ({names}).", style="dim")
+
+    def _headline(self) -> Text:
+        snapshot = self._snapshot
+        rate = snapshot.videos_per_hour
+        pace = "" if rate is None else f"{rate:,.0f} videos an hour  " if rate >= 10 else f"{rate:.1f} videos an hour  "
+        ended = f"{snapshot.finished_last_hour} finished and {snapshot.failed_last_hour} failed in the last hour"
+        now = datetime.fromtimestamp(snapshot.at)
+        return Text.assemble(("svdq", "bold"), f" {now:%H:%M:%S}  ", (pace, "bold"), ended)
+
+    def _forecast(self) -> Text:
+        """Say when all will be done."""
+        snapshot = self._snapshot
+        num_left = snapshot.num_queued + len(snapshot.jobs)
+        if num_left == 0:
+            text = "Nothing waits and nothing is in flight."
+        elif snapshot.eta_s is not None:
+            end = clock(snapshot.at + snapshot.eta_s)
+            text = f"{num_left} to do, done in about {duration(snapshot.eta_s)}, at {end}."
+        elif snapshot.pauses and snapshot.num_queued:
+            text = f"{num_left} to do; nobody can tell until when while jobs are not taken."
+        else:
+            text = f"{num_left} to do; until when is known once a group has finished a video."
+        return Text.assemble(text, ("  q leaves" if self._is_live else "", "dim"))
+
+    def _warnings(self) -> Iterator[str]:
+        if self._away:
+            yield f"{self._away} This is how things stood then."
+        yield from self._snapshot.pauses
+        for group in self._snapshot.groups:
+            yield from _troubles(group)
+
+
+def _troubles(group: "GroupStatus") -> Iterator[str]:
+    for rank in group.ranks:
+        for trouble in rank.troubles:
+            yield f"WAITING FOR STORAGE on {rank.host}, rank {rank.rank}. {trouble.effect}: {trouble_reason(trouble)}"

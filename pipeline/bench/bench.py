@@ -1,0 +1,185 @@
+"""`svdq bench`, the loop: a group of ranks on this machine fed from memory, measured. No Redis, no files.
+
+Efficiency is the ideal time between finished videos, (T*t + E + D) / K for equal ranks, over the measured one in steady
+state: after the first videos have filled the pipeline and the shares have settled.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from PIL import Image
+
+from svdq.pipeline.group import Links, Place, build_stage, choose_device
+from svdq.pipeline.local import exit_when_lost, spawn_ranks
+from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Sample
+from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.message import sample_body
+from svdq.pipeline.transport.ports import Report, Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a run does."""
+
+    #: Model of each rank: they differ where a rank is slower.
+    models: tuple[str, ...]
+    #: Parameters of every video but the seed, which counts up.
+    parameters: VideoParameters
+    #: Number of videos.
+    num_samples: int
+    #: cpu, cuda or auto.
+    device: str = "cpu"
+    #: Whether all ranks warm up at once before the first video.
+    warm: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLog:
+    """What one rank saw of a run; times in seconds since the epoch."""
+
+    #: (name, job, start, end) of each piece of work.
+    spans: list[tuple[str, str, float, float]]
+    #: Its trace events.
+    events: list[dict[str, Any]]
+    #: When each video was finished, in order; on the last rank only.
+    finished_s: list[float]
+    #: When the first video was taken; on rank 0 only.
+    started_s: float | None
+    #: Why videos failed; on rank 0 only.
+    failures: list[str]
+    #: Processor time of the run, seconds.
+    cpu_s: float
+    #: Resident memory after each hundredth video and at the end, MiB.
+    rss_mb: list[float]
+
+
+def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
+    """Run the workload on a rank a model and return what each saw, by rank.
+
+    Args:
+        workload: what to do.
+        replicas: give each rank whole videos, every K-th one, in place of a range of steps of each.
+    """
+    with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
+        spawn_ranks(len(workload.models), _rank_main, workload, folder, device=workload.device, replicas=replicas)
+        return [
+            RankLog(**json.loads(Path(folder, f"rank{rank}.json").read_text(encoding="utf-8")))
+            for rank in range(len(workload.models))
+        ]
+
+
+def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> None:
+    device = choose_device(workload.device, place)
+    parts = Part.of_rank(place.rank, place.num_ranks)
+    number = place.local_rank
+    model = open_model(workload.models[number], parts, device, dtype_for(device))
+    replicas = place.num_ranks < len(workload.models)
+    numbers = range(number, workload.num_samples, len(workload.models)) if replicas else range(workload.num_samples)
+    feed = _Feed(workload, numbers) if place.first else None
+    drain = _Drain() if place.last else None
+    monitor = _MemoryMonitor()
+    tracer = Tracer(place.rank, on=True)
+    stage = build_stage(
+        place=place,
+        links=links,
+        model=model,
+        monitor=monitor,
+        tracer=tracer,
+        source=feed,
+        sink=drain,
+        on_lost=exit_when_lost,
+    )
+    if workload.warm:
+        stage.warm_up(workload.parameters)
+    cpu_before_s = time.process_time()
+    stage.run()
+    cpu_s = time.process_time() - cpu_before_s
+    monitor.note()
+    log = RankLog(
+        spans=[(span.name, span.job_id, span.start_s, span.end_s) for span in tracer.spans],
+        events=tracer.events(),
+        finished_s=drain.finished_s if drain else [],
+        started_s=feed.started_s if feed else None,
+        failures=feed.failures if feed else [],
+        cpu_s=cpu_s,
+        rss_mb=monitor.rss_mb,
+    )
+    Path(folder, f"rank{number}.json").write_text(json.dumps(asdict(log)), encoding="utf-8")
+
+
+class _Feed:
+    """A source that always has the next video."""
+
+    def __init__(self, workload: Workload, numbers: range) -> None:
+        self._workload = workload
+        self._numbers = iter(numbers)
+        self._photo = Image.effect_noise((workload.parameters.width, workload.parameters.height), 64).convert("RGB")
+        self.started_s: float | None = None
+        self.failures: list[str] = []
+
+    def take(self) -> Request | None:
+        if self.started_s is None:
+            self.started_s = time.time()
+        number = next(self._numbers, None)
+        if number is None:
+            return None
+        parameters = self._workload.parameters.model_copy(update={"seed": number})
+        return Request(job_id=f"sample-{number}", parameters=parameters, photo=self._photo)
+
+    def nearly_free(self) -> None:
+        pass
+
+    def ended(self, report: Report) -> None:
+        if report.failure is not None:
+            self.failures.append(report.failure)
+
+
+class _Drain:
+    """A sink that notes the time and drops the frames."""
+
+    def __init__(self) -> None:
+        self.finished_s: list[float] = []
+
+    def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
+        self.finished_s.append(time.time())
+        report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
+
+    def release(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _MemoryMonitor:
+    """Notes resident memory at every hundredth sample that passes."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._latest = ""
+        self._num_seen = 0
+        self.rss_mb: list[float] = []
+
+    def step(self, sample: Sample, index: int) -> None:
+        if sample.job_id != self._latest:
+            self._latest = sample.job_id
+            self._num_seen += 1
+            if self._num_seen % 100 == 0:
+                self.note()
+
+    def note(self) -> None:
+        self.rss_mb.append(self._process.memory_info().rss / 2**20)
+
+    def idle(self) -> None:
+        pass
+
+    def cancelled(self, job_id: str) -> bool:
+        return False

@@ -1,0 +1,159 @@
+"""What a bench run comes to: from the logs of its ranks to the rows of the table and the JSON. Knows no terminal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from svdq.pipeline.bench.bench import RankLog
+from svdq.pipeline.bench.measure import busy_share, replicas_state, steady_state
+from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.partition import Costs, fair_time_s
+
+#: Names of spans in which a rank computes; others (write) run beside the loop.
+_COMPUTING = ("encode", "steps ", "decode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The figures of one run; field names are those of the JSON."""
+
+    #: Model of the ranks.
+    model: str
+    #: K.
+    ranks: int
+    #: Denoising steps of a video.
+    steps: int
+    #: Milliseconds of a step, configured (simulated) or measured (median).
+    step_ms: float
+    #: Milliseconds of an encode and of a decode, likewise.
+    encode_ms: float
+    decode_ms: float
+    #: `loop`, `daemon` or `replicas`.
+    through: str
+    #: Number of videos.
+    samples: int
+    #: Videos left out of the steady figures at the start.
+    warmup_samples: int
+    #: Seconds from taking the first video to its end.
+    first_sample_s: float
+    #: first_sample_s over T*t + E + D.
+    first_sample_over_ideal: float
+    #: Seconds a video in steady state: median over windows of K consecutive ones, since the split takes turns over K.
+    per_sample_s: float
+    #: The 95th percentile over the same windows.
+    per_sample_p95_s: float
+    #: Wall time of the steady part over its videos: what `efficiency` is computed from.
+    per_sample_mean_s: float
+    #: Median and 95th percentile of single intervals between finished videos.
+    interval_s: float
+    interval_p95_s: float
+    #: The fair time a video, (T*t + E + D) / K for equal ranks, over `per_sample_mean_s`.
+    efficiency: float
+    #: Videos per second over those of one rank, T*t + E + D.
+    speedup: float
+    #: Share of the steady part in which each rank computed.
+    busy_share: list[float]
+    #: Steps a video that each rank did, on average.
+    steps_per_rank: list[float]
+    #: Resident memory of each rank at the end, and after its first hundred videos (empty for shorter runs), MiB.
+    rss_mb: list[float]
+    rss_after_100_mb: list[float]
+    #: Processor milliseconds a video of each rank.
+    cpu_ms: list[float]
+
+
+def make_run(
+    logs: Sequence[RankLog],
+    *,
+    model: str,
+    through: str,
+    steps: int,
+    warmup_samples: int,
+    costs: Costs | None,
+) -> Run:
+    """Make the figures of a run.
+
+    Args:
+        logs: of its ranks, in order.
+        model: what to call the model.
+        through: loop, daemon or replicas.
+        steps: T.
+        warmup_samples: how many finished videos to leave out; more than K must be left.
+        costs: what a video is known to cost (simulated models); measured from the logs when None.
+
+    Raises:
+        SvdqError: a video failed.
+    """
+    failures = [failure for log in logs for failure in log.failures]
+    if failures:
+        raise SvdqError(f"{len(failures)} videos of the run failed; the first one: {failures[0]}")
+    finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
+    ranks = len(logs)
+    costs = costs or _measured(logs)
+    if through == "replicas":
+        steady = replicas_state([log.finished_s for log in logs])
+    else:
+        steady = steady_state(finished_s, num_ranks=ranks, num_warmup=warmup_samples)
+    start_s, end_s = finished_s[warmup_samples], finished_s[-1]
+    one_rank_s = steps * median(costs.step_s) + costs.encode_s + costs.decode_s
+    started_s = min(log.started_s for log in logs if log.started_s is not None)
+    first_sample_s = finished_s[0] - started_s
+    ideal_s = one_rank_s / ranks if through == "replicas" else fair_time_s(steps, costs)
+    return Run(
+        model=model,
+        ranks=ranks,
+        steps=steps,
+        step_ms=median(costs.step_s) * 1000,
+        encode_ms=costs.encode_s * 1000,
+        decode_ms=costs.decode_s * 1000,
+        through=through,
+        samples=len(finished_s),
+        warmup_samples=warmup_samples,
+        first_sample_s=first_sample_s,
+        first_sample_over_ideal=first_sample_s / one_rank_s,
+        per_sample_s=steady.pace_s,
+        per_sample_p95_s=steady.pace_p95_s,
+        per_sample_mean_s=steady.mean_s,
+        interval_s=steady.interval_s,
+        interval_p95_s=steady.interval_p95_s,
+        efficiency=ideal_s / steady.mean_s,
+        speedup=one_rank_s / steady.mean_s,
+        busy_share=[
+            busy_share([(a, b) for name, _, a, b in log.spans if name.startswith(_COMPUTING)], start_s, end_s)
+            for log in logs
+        ],
+        steps_per_rank=[
+            sum(_num_steps(name) for name, _, a, _ in log.spans)
+            / len(finished_s)
+            * (ranks if through == "replicas" else 1)
+            for log in logs
+        ],
+        rss_mb=[log.rss_mb[-1] for log in logs],
+        rss_after_100_mb=[log.rss_mb[0] for log in logs if len(log.rss_mb) > 1],
+        cpu_ms=[log.cpu_s * 1000 / len(finished_s) for log in logs],
+    )
+
+
+def _num_steps(name: str) -> int:
+    """Count the steps in a span named `steps 4-7`; 0 for other spans."""
+    if not name.startswith("steps "):
+        return 0
+    first, _, last = name.removeprefix("steps ").partition("-")
+    return int(last) - int(first) + 1
+
+
+def _measured(logs: Sequence[RankLog]) -> Costs:
+    """Take the costs of a video from the spans of a run: medians over each rank's, for real models."""
+    step_s = [
+        median([(b - a) / _num_steps(name) for name, _, a, b in log.spans if _num_steps(name)] or [0.0]) for log in logs
+    ]
+    known = [seconds for seconds in step_s if seconds]
+
+    def seconds_of(wanted: str) -> float:
+        return median([b - a for log in logs for name, _, a, b in log.spans if name == wanted] or [0.0])
+
+    return Costs(
+        step_s=tuple(seconds or median(known) for seconds in step_s),
+        encode_s=seconds_of("encode"),
+        decode_s=seconds_of("decode"),
+    )

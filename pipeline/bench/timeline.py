@@ -1,0 +1,52 @@
+"""A picture of a bench run: a row a rank, a bar a sample, so that bubbles can be seen."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from svdq.pipeline.bench.bench import RankLog
+from svdq.pipeline.errors import InputError
+
+#: Seconds of steady state that are drawn, in times of one video through the pipeline.
+_NUM_PASSES = 3
+
+
+def plot_timeline(logs: Sequence[RankLog], path: Path, title: str) -> None:
+    """Write the timeline of the first few videos as PNG.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise InputError("--plot needs matplotlib, which is not installed; pip install matplotlib.") from error
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    start_s = min(start for log in logs for _, _, start, _ in log.spans)
+    first_s = min(time_s for log in logs for time_s in log.finished_s) - start_s
+    until_s = _NUM_PASSES * first_s
+    colours = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(logs) + 1.6))
+    jobs: dict[str, int] = {}
+    for rank, log in enumerate(logs):
+        for name, job, begin, end in log.spans:
+            if name == "write" or begin - start_s > until_s:
+                continue
+            colour = colours[jobs.setdefault(job, len(jobs)) % len(colours)]
+            hatch = {"encode": "//", "decode": "\\\\"}.get(name, "")
+            axes.broken_barh(
+                [(begin - start_s, end - begin)], (rank - 0.4, 0.8), facecolors=colour, edgecolor="white", hatch=hatch
+            )
+    axes.set(
+        xlim=(0, until_s),
+        ylim=(len(logs) - 0.5, -0.5),
+        xlabel="seconds",
+        ylabel="rank",
+        title=title,
+        yticks=range(len(logs)),
+    )
+    figure.text(0.99, 0.01, "a colour a video; // encode, \\\\ decode", ha="right", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)

@@ -1,0 +1,125 @@
+"""The interface between the pipeline and a model: encode, denoise, decode, and how one is opened by name.
+
+A rank asks for the parts it needs and nothing else is loaded. Knows nothing of ranks, transport or files of jobs.
+"""
+
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL.Image import Image
+from torch import Tensor
+
+from svdq.pipeline.costs import Guess
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Tensors
+
+#: Frames as they are written: (F, H, W, 3), uint8, RGB.
+Frames = NDArray[np.uint8]
+
+
+class Part(Flag):
+    """The parts of a model; each rank loads only its own."""
+
+    #: Image encoder and VAE encoder: rank 0.
+    ENCODER = auto()
+    #: UNet and scheduler: every rank.
+    DENOISER = auto()
+    #: VAE decoder: the last rank.
+    DECODER = auto()
+
+    @classmethod
+    def of_rank(cls, rank: int, num_ranks: int) -> "Part":
+        """Give the parts that `rank` of `num_ranks` needs."""
+        part = cls.DENOISER
+        if rank == 0:
+            part |= cls.ENCODER
+        if rank == num_ranks - 1:
+            part |= cls.DECODER
+        return part
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """What a model is and what it makes of a job that leaves things open."""
+
+    #: The name or folder it was opened by, as it stands in sidecars.
+    name: str
+    #: One honest line for wherever its work is shown, or "" for a trained model; e.g. "preview (no diffusion model)".
+    notice: str
+    #: Frames of a job that does not say how many.
+    default_frames: int
+    #: What encode and decode cost before they are measured; by default as on an H100 at 576x1024x25.
+    guess: Guess = field(default_factory=lambda: Guess(encode_steps=0.18, decode_steps=4.4))
+
+
+class Denoiser(Protocol):
+    """The denoising of one sample: holds what stays the same over its steps (scheduler, repeated conditioning)."""
+
+    def step(self, latents: Tensor, index: int) -> Tensor:
+        """Do step `index` (0 is the noisiest): latents (1, F, C, H/8, W/8) in, the same shape and dtype out.
+
+        May compute in place in latents that it has returned before, never in those that it was first given.
+        """
+        ...
+
+
+class VideoModel(Protocol):
+    """A model with the parts that were asked for."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What this model is."""
+        ...
+
+    def warm_up(self, parameters: VideoParameters) -> None:
+        """Do once, with made-up tensors, what the first sample of a shape would pay for."""
+        ...
+
+    def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Encode a photo of exactly width x height and draw the initial noise; see `sample.Tensors`. ENCODER only.
+
+        All random numbers of a video are drawn here, from one CPU generator seeded with `parameters.seed`:
+        noise augmentation first, then latents.
+        """
+        ...
+
+    def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> Denoiser:
+        """Prepare the denoising of one sample, from any step on."""
+        ...
+
+    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
+        """Decode final latents, `decode_chunk_size` frames at a time. DECODER only.
+
+        Raises:
+            SampleError: the frames are not numbers.
+        """
+        ...
+
+
+def dtype_for(device: torch.device) -> torch.dtype:
+    """Give the dtype that models run in: float32 on CPUs, where results equal diffusers' bit by bit; else float16."""
+    return torch.float32 if device.type == "cpu" else torch.float16
+
+
+def open_model(name: str, parts: Part, device: torch.device, dtype: torch.dtype) -> VideoModel:
+    """Open a model: `preview`, `simulated[:key=value,…]`, or a diffusers folder or hub id.
+
+    Raises:
+        InputError: there is no such model, or a part of it is missing.
+    """
+    # Imported on demand: diffusers takes seconds, and a preview or simulated group needs none of it.
+    if name == "preview":
+        from svdq.pipeline.models.preview import PreviewModel
+
+        return PreviewModel(parts, device, dtype)
+    if name == "simulated" or name.startswith("simulated:"):
+        from svdq.pipeline.models.simulated import SimulatedModel
+
+        return SimulatedModel.from_name(name, parts)
+    from svdq.pipeline.models.svd import SvdModel
+
+    return SvdModel(name, parts, device, dtype)

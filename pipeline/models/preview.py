@@ -1,0 +1,200 @@
+"""The preview model: no diffusion model, but real noise, real steps and a clean moving picture at the end.
+
+Its latents are pixels in [-1, 1], rearranged 8x8 to 192 channels (space to depth), and its denoiser knows the answer: a
+slow camera move over the photo. Euler's steps with Stable Video Diffusion's own sigmas carry the noise into it, as they
+would with a perfect model. It needs neither weights nor diffusers, whose import would double a rank's start.
+"""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from svdq.pipeline.costs import Guess
+from svdq.pipeline.errors import SampleError
+from svdq.pipeline.models.model import Frames, ModelInfo, Part
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Tensors
+
+#: Side of the square of pixels that becomes the channels of one latent position, as the VAE's 8x downsampling.
+BLOCK = 8
+
+#: The noise levels of Stable Video Diffusion's scheduler, and the rho of its Karras schedule.
+SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 700.0, 7.0
+
+#: The zoom of the camera move at the end, for very large motion buckets.
+_LARGEST_ZOOM = 0.35
+
+
+class PreviewModel:
+    """A closed-form model behind the interface of the real one; every part is always there."""
+
+    def __init__(self, parts: Part, device: torch.device, dtype: torch.dtype) -> None:
+        """Make the model for one device and dtype; `parts` makes no difference, there is nothing to load."""
+        self._device = device
+        self._dtype = dtype
+
+    @property
+    def info(self) -> ModelInfo:
+        """What this model is."""
+        return ModelInfo(
+            name="preview",
+            notice="preview (no diffusion model)",
+            default_frames=25,
+            # Measured on one core at 576x320x25.
+            guess=Guess(encode_steps=2.0, decode_steps=1.5),
+        )
+
+    def warm_up(self, parameters: VideoParameters) -> None:
+        """Do nothing: the first sample pays for nothing that later ones do not."""
+
+    @torch.inference_mode()
+    def encode(self, photo: Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Rearrange a photo of exactly width x height and draw the initial noise.
+
+        The noise of `noise_aug_strength` is drawn first, to keep diffusers' order, and not used: a preview shows the
+        photo as it is.
+
+        Returns:
+            `image_latents` (1, 192, H/8, W/8) and `latents` (1, F, 192, H/8, W/8).
+        """
+        assert photo is not None
+        assert photo.size == (parameters.width, parameters.height)
+        generator = torch.Generator("cpu").manual_seed(parameters.seed)
+        torch.randn((1, 3, parameters.height, parameters.width), generator=generator)
+        blocks = torch.from_numpy(_space_to_depth(np.asarray(photo)))
+        shape = (1, parameters.num_frames, *blocks.shape)
+        latents = torch.randn(shape, generator=generator, dtype=self._dtype)
+        # The standard deviation that the scheduler starts from (diffusers: init_noise_sigma).
+        latents *= math.sqrt(SIGMA_MAX**2 + 1)
+        return {
+            "image_latents": _to_values(blocks, self._dtype)[None].to(self._device),
+            "latents": latents.to(self._device),
+        }
+
+    def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> "PreviewDenoiser":
+        """Prepare the denoising of one sample, from any step on."""
+        return PreviewDenoiser(tensors["image_latents"], parameters)
+
+    @torch.inference_mode()
+    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
+        """Rearrange final latents to frames, one at a time: `decode_chunk_size` makes no difference.
+
+        Raises:
+            SampleError: the latents are not numbers.
+        """
+        latents = tensors["latents"][0]  # (F, 192, H/8, W/8)
+        frames = np.empty((latents.shape[0], parameters.height, parameters.width, 3), np.uint8)
+        for frame, values in zip(frames, latents, strict=True):
+            # A sum of finite values far below float32's range is finite, and any NaN or infinity shows in it.
+            if not math.isfinite(values.sum(dtype=torch.float32).item()):
+                raise SampleError("The latents of the preview are not numbers (NaN or infinity); try another seed.")
+            frame[:] = _depth_to_space(_to_bytes(values).cpu().numpy())
+        return frames
+
+
+class PreviewDenoiser:
+    """The denoising of one sample: Euler's method towards a known answer."""
+
+    def __init__(self, image_latents: Tensor, parameters: VideoParameters) -> None:
+        """Keep what the steps need; the answer is worked out when the first step wants it.
+
+        Args:
+            image_latents: the photo, (1, 192, H/8, W/8).
+            parameters: of the video.
+        """
+        self._image_latents = image_latents
+        self._parameters = parameters
+        self._sigmas = sigmas(parameters.steps)
+        self._answer: Tensor | None = None
+
+    @torch.inference_mode()
+    def step(self, latents: Tensor, index: int) -> Tensor:
+        """Do step `index`: latents (1, F, 192, H/8, W/8) in, the same shape and dtype out.
+
+        With the answer x0 known, v = (x / (sigma^2 + 1) - x0) * sqrt(sigma^2 + 1) / sigma is what a perfect model
+        would predict, and EulerDiscreteScheduler's step comes down to x0 + (x - x0) * sigma_next / sigma.
+        """
+        if self._answer is None:
+            self._answer = self._work_out().to(latents.device)
+        shrink = self._sigmas[index + 1] / self._sigmas[index]
+        result = torch.empty_like(latents)
+        # Frame by frame, so that a frame's numbers stay in the cache over the passes. Each pass is one operation with
+        # one rounding: fused ones (lerp, addcmul) may round differently where a vector or a thread's share ends.
+        for frame, answer, out in zip(latents[0], self._answer, result[0], strict=True):
+            x0 = _to_values(answer, torch.float32)
+            difference = frame.to(torch.float32) - x0
+            torch.add(difference.mul_(shrink), x0, out=x0)
+            out.copy_(x0)
+        return result
+
+    def _work_out(self) -> Tensor:
+        """Render the camera move as bytes: (F, 192, H/8, W/8), uint8."""
+        photo = Image.fromarray(_depth_to_space(_to_bytes(self._image_latents[0]).cpu().numpy()))
+        boxes = camera_move(self._parameters)
+        # Pillow filters in integers, so the result is the same everywhere and with any number of threads.
+        frames = (photo.resize(photo.size, Image.Resampling.BICUBIC, box=box) for box in boxes)
+        return torch.from_numpy(np.stack([_space_to_depth(np.asarray(frame)) for frame in frames]))
+
+
+def sigmas(steps: int) -> list[float]:
+    """Compute the noise levels before each step and, last, after all of them: zero.
+
+    Karras et al., Elucidating the Design Space of Diffusion-Based Generative Models, equation (5); to float32, the same
+    numbers as EulerDiscreteScheduler with Stable Video Diffusion's settings.
+    """
+    ramp = np.linspace(0, 1, steps)
+    largest, smallest = SIGMA_MAX ** (1 / RHO), SIGMA_MIN ** (1 / RHO)
+    levels = (largest + ramp * (smallest - largest)) ** RHO
+    return [*levels.astype(np.float32).tolist(), 0.0]
+
+
+def camera_move(parameters: VideoParameters) -> list[tuple[float, float, float, float]]:
+    """Plan the slow move towards one side of the photo: for each frame the part that it shows.
+
+    It begins with the whole photo and moves in, eased at both ends; how far depends on `motion_bucket_id` and where to
+    on the seed. The part always lies within the photo and has its shape.
+
+    Returns:
+        (left, upper, right, lower) for each frame, in pixels.
+    """
+    # Fibonacci hashing: neighbouring seeds look in quite different directions.
+    angle = 2 * math.pi * ((parameters.seed * 0x9E3779B97F4A7C15) % 2**64) / 2**64
+    zoom = _LARGEST_ZOOM * (1 - math.exp(-parameters.motion_bucket_id / 150))
+    boxes = []
+    for frame in range(parameters.num_frames):
+        time = frame / max(1, parameters.num_frames - 1)
+        moved = zoom * time * time * (3 - 2 * time)
+        width, height = parameters.width * (1 - moved), parameters.height * (1 - moved)
+        # Between 0 (left or upper side) and 1 (right or lower side) of the room that the zoom leaves.
+        left = (parameters.width - width) * (0.5 + 0.5 * math.cos(angle))
+        upper = (parameters.height - height) * (0.5 + 0.5 * math.sin(angle))
+        boxes.append((left, upper, min(left + width, parameters.width), min(upper + height, parameters.height)))
+    return boxes
+
+
+def _to_values(blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes to values in [-1, 1]."""
+    return blocks.to(torch.float32).mul_(2 / 255).sub_(1).to(dtype)
+
+
+def _to_bytes(values: Tensor) -> Tensor:
+    """Values in [-1, 1] to bytes; what lies outside is clamped. The inverse of `_to_values` in any dtype."""
+    return values.to(torch.float32).add(1).mul_(255 / 2).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _space_to_depth(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(H, W, 3) to (192, H/8, W/8): torch's pixel_unshuffle by 8, on bytes."""
+    height, width, _ = pixels.shape
+    split = pixels.reshape(height // BLOCK, BLOCK, width // BLOCK, BLOCK, 3)
+    return np.ascontiguousarray(split.transpose(4, 1, 3, 0, 2)).reshape(-1, height // BLOCK, width // BLOCK)
+
+
+def _depth_to_space(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(192, H/8, W/8) to (H, W, 3): the inverse of `_space_to_depth`."""
+    _, rows, columns = blocks.shape
+    split = blocks.reshape(3, BLOCK, BLOCK, rows, columns)
+    return np.ascontiguousarray(split.transpose(3, 1, 4, 2, 0)).reshape(rows * BLOCK, columns * BLOCK, 3)

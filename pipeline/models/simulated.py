@@ -1,0 +1,173 @@
+"""A model whose compute is a sleep: what a GPU's compute looks like to the host. For `svdq bench` and for fault tests.
+
+Its latents are transformed in each step by a function that neither commutes nor repeats, and the decode checks the
+outcome: a sample that missed a step, did one twice or out of order, or whose latents were mixed up, fails.
+"""
+
+import ctypes
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from svdq.pipeline.costs import Guess
+from svdq.pipeline.errors import InputError, SampleError
+from svdq.pipeline.models.model import Frames, ModelInfo, Part
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Tensors
+
+NOTICE = "simulated (no pictures: its compute is a sleep)"
+#: Whole numbers up to 2048 are exact in float16, so arithmetic modulo this prime is.
+_MODULUS = 2039
+#: Of <linux/prctl.h>; takes nanoseconds.
+_PR_SET_TIMERSLACK = 29
+#: The step at which `kill_seed` kills and `hang_seed` hangs: late enough that other videos are in flight behind it.
+KILL_STEP = 3
+
+
+class Timings(BaseModel):
+    """What a simulated model pretends to cost."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    #: Milliseconds of a denoising step.
+    step_ms: float = Field(50.0, ge=0)
+    #: Milliseconds of an encode.
+    encode_ms: float = Field(0.0, ge=0)
+    #: Milliseconds of a decode.
+    decode_ms: float = Field(0.0, ge=0)
+    #: Milliseconds of the first use of a shape.
+    warm_ms: float = Field(0.0, ge=0)
+    #: How many times slower than `step_ms` this rank's steps are.
+    slowdown: float = Field(1.0, gt=0)
+    #: For tests of faults: a video of this seed kills its process in its fourth step, or its last if it has fewer.
+    kill_seed: int | None = None
+    #: For tests of faults: a video of this seed never comes out of that step.
+    hang_seed: int | None = None
+    #: For tests of faults: the latents of a video of this seed become NaN.
+    nan_seed: int | None = None
+
+
+class SimulatedModel:
+    """Sleeps through encode, steps and decode."""
+
+    def __init__(self, timings: Timings, parts: Part, name: str = "simulated") -> None:
+        self._timings = timings
+        self._parts = parts
+        self.info = ModelInfo(
+            name=name, notice=NOTICE, default_frames=14, guess=Guess(encode_steps=0.0, decode_steps=0.0)
+        )
+        self._plain: dict[tuple[int, ...], Tensor] = {}
+        self._clock_s = 0.0
+        #: The step at which the sample in this stage kills the process or hangs, and whether its latents become NaN.
+        self._kill_step: int | None = None
+        self._hang_step: int | None = None
+        self._is_nan = False
+        #: The latents of the sample in this stage, flat.
+        self._flat = np.zeros(1, np.float16)
+        _sleep_precisely()
+
+    @classmethod
+    def from_name(cls, name: str, parts: Part) -> "SimulatedModel":
+        """Open `simulated` or `simulated:step_ms=50,decode_ms=100`.
+
+        Raises:
+            InputError: a setting is unknown or not a number.
+        """
+        settings: dict[str, Any] = {}
+        for item in filter(None, name.partition(":")[2].split(",")):
+            key, _, value = item.partition("=")
+            settings[key] = value
+        try:
+            return cls(Timings.model_validate(settings), parts, name)
+        except ValidationError as error:
+            raise InputError(
+                f"The model {name!r} cannot be simulated ({error.errors()[0]['msg']}); write it like "
+                f"simulated:step_ms=50,decode_ms=100 with any of {', '.join(Timings.model_fields)}."
+            ) from error
+
+    def _sleep(self, milliseconds: float) -> None:
+        # A GPU starts the next kernel at the end of the one before, however late the host wakes up: sleep to deadlines.
+        self._clock_s += milliseconds / 1000
+        remaining_s = self._clock_s - time.perf_counter()
+        if remaining_s > 0:
+            time.sleep(remaining_s)
+
+    def _start_clock(self) -> None:
+        self._clock_s = time.perf_counter()
+
+    def warm_up(self, parameters: VideoParameters) -> None:
+        """Sleep for `warm_ms`."""
+        self._start_clock()
+        self._sleep(self._timings.warm_ms)
+
+    def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. The photo is not looked at."""
+        self._start_clock()
+        latents = self._plain_latents(parameters).clone()
+        latents.view(-1)[0] = parameters.seed % _MODULUS
+        self._sleep(self._timings.encode_ms)
+        return {"latents": latents}
+
+    def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> "SimulatedModel":
+        """Denoise with this model itself: it keeps nothing of a sample."""
+        self._start_clock()
+        late = min(KILL_STEP, parameters.steps - 1)
+        self._kill_step = late if parameters.seed == self._timings.kill_seed else None
+        self._hang_step = late if parameters.seed == self._timings.hang_seed else None
+        self._is_nan = parameters.seed == self._timings.nan_seed
+        # Through numpy, which sets one element ten times faster: the host's share of a simulated step must be small.
+        self._flat = tensors["latents"].numpy().reshape(-1)
+        return self
+
+    def step(self, latents: Tensor, index: int) -> Tensor:
+        """Sleep, and move the first latent by the step's number, in place."""
+        if index == self._kill_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == self._hang_step:
+            threading.Event().wait()
+        self._flat[0] = math.nan if self._is_nan else _moved(int(self._flat[0]), index)
+        self._sleep(self._timings.step_ms * self._timings.slowdown)
+        return latents
+
+    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
+        """Sleep, and check that every step was done once and in order; gray frames (F, H, W, 3)."""
+        self._start_clock()
+        first = parameters.seed % _MODULUS
+        for index in range(parameters.steps):
+            first = _moved(first, index)
+        latents = tensors["latents"].numpy().reshape(-1)
+        # Compared as integers, which is several times faster than comparing halves.
+        plain = self._plain_latents(parameters).numpy().reshape(-1).view(np.int16)
+        if latents[0] != first or not np.array_equal(latents.view(np.int16)[1:], plain[1:]):
+            raise SampleError("The simulated latents are not what every step, once and in order, makes of them.")
+        self._sleep(self._timings.decode_ms)
+        shape = (parameters.num_frames, parameters.height, parameters.width, 3)
+        return np.broadcast_to(np.uint8(parameters.seed % 256), shape)
+
+    def _plain_latents(self, parameters: VideoParameters) -> Tensor:
+        shape = (1, parameters.num_frames, 4, parameters.height // 8, parameters.width // 8)
+        if shape not in self._plain:
+            numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.int32) % _MODULUS
+            self._plain = {shape: numbers.view(shape).to(torch.float16)}
+        return self._plain[shape]
+
+
+def _sleep_precisely() -> None:
+    """Have this thread's sleeps end when they should; Linux lets them end 50 microseconds late to save power."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def _moved(number: int, index: int) -> int:
+    """Do step `index` to a number below the modulus: neither commutes with other steps nor repeats."""
+    return (number * 3 + index + 1) % _MODULUS

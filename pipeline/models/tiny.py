@@ -1,0 +1,136 @@
+"""An untrained model of Stable Video Diffusion's real classes, small enough for tests. It shows noise and says so.
+
+Everything has SVD's structure and settings (8x downsampling, CLIP at 224 px, the scheduler's every number); only the
+widths are small and the weights are random. Knows nothing of the pipeline that uses it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.svd_folder import be_quiet
+
+#: The file that marks a folder as this module's work; it tells people, and svdq, that the weights are random.
+MARKER = "UNTRAINED.md"
+
+_MARKER_TEXT = """# An untrained model
+
+`svdq model tiny` made this folder. It has the classes and settings of Stable Video Diffusion, but its weights are
+random: what it makes is noise. Use it to test a pipeline, and to compare one with diffusers.
+"""
+
+#: Width of CLIP's projection, which is what the UNet's cross attention reads.
+_EMBEDDING_DIM = 32
+
+#: The scheduler's settings as published with stable-video-diffusion-img2vid-xt.
+SCHEDULER_CONFIG: dict[str, Any] = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "prediction_type": "v_prediction",
+    "interpolation_type": "linear",
+    "use_karras_sigmas": True,
+    "sigma_min": 0.002,
+    "sigma_max": 700.0,
+    "timestep_spacing": "leading",
+    "timestep_type": "continuous",
+    "steps_offset": 1,
+}
+
+
+def write_tiny_model(folder: Path) -> None:
+    """Write the model into `folder`, a diffusers directory of under 15 MB; the same bytes every time.
+
+    A folder that this function has written before is written again.
+
+    Raises:
+        InputError: the folder holds something else, or cannot be written.
+    """
+    _claim(folder)
+    be_quiet()
+    # Imported on demand: `is_untrained` is asked without waiting for diffusers.
+    from diffusers import (
+        AutoencoderKLTemporalDecoder,
+        EulerDiscreteScheduler,
+        StableVideoDiffusionPipeline,
+        UNetSpatioTemporalConditionModel,
+    )
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        unet: Any = UNetSpatioTemporalConditionModel(
+            sample_size=16,
+            block_out_channels=(32, 64),
+            # Attention at half the resolution only, where it costs a quarter.
+            down_block_types=("DownBlockSpatioTemporal", "CrossAttnDownBlockSpatioTemporal"),
+            up_block_types=("CrossAttnUpBlockSpatioTemporal", "UpBlockSpatioTemporal"),
+            layers_per_block=1,
+            num_attention_heads=(2, 4),
+            cross_attention_dim=_EMBEDDING_DIM,
+            addition_time_embed_dim=32,
+            projection_class_embeddings_input_dim=3 * 32,
+            num_frames=14,
+        )
+        vae: Any = AutoencoderKLTemporalDecoder(
+            sample_size=128,
+            block_out_channels=(32, 32, 32, 32),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            layers_per_block=1,
+            scaling_factor=0.18215,
+        )
+        image_encoder = CLIPVisionModelWithProjection(
+            CLIPVisionConfig(
+                image_size=224,
+                patch_size=32,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                projection_dim=_EMBEDDING_DIM,
+            )
+        )
+        with torch.no_grad():
+            # Fresh layers shrink what passes through them; these factors, found by trial, bring latents and pixels
+            # back to the spread of a trained model's, so that frames are lively and their bits mean something.
+            unet.conv_out.weight.mul_(3.0)
+            vae.quant_conv.weight.mul_(6.0)
+            vae.decoder.conv_out.weight.mul_(4.0)
+    pipeline: Any = StableVideoDiffusionPipeline(
+        vae=vae.eval(),
+        image_encoder=image_encoder.eval(),
+        unet=unet.eval(),
+        scheduler=EulerDiscreteScheduler(**SCHEDULER_CONFIG),
+        feature_extractor=CLIPImageProcessor(size={"shortest_edge": 224}, crop_size={"height": 224, "width": 224}),
+    )
+    pipeline.save_pretrained(folder)
+
+    _name_image_processor(folder / "model_index.json")
+
+
+def is_untrained(folder: Path) -> bool:
+    """Whether `folder` was made by `write_tiny_model`."""
+    return (folder / MARKER).is_file()
+
+
+def _claim(folder: Path) -> None:
+    """Make the folder, unless it holds something that is not ours."""
+    try:
+        if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
+            raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
+        folder.mkdir(parents=True, exist_ok=True)
+        # The marker comes first, so that a folder that was left half written may be written again.
+        (folder / MARKER).write_text(_MARKER_TEXT, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"The tiny model cannot be written to {folder} ({error.strerror}).") from error
+
+
+def _name_image_processor(model_index: Path) -> None:
+    """Name CLIPImageProcessor in the index, as SVD does, whatever backend transformers has picked on this machine."""
+    index = json.loads(model_index.read_text(encoding="utf-8"))
+    index["feature_extractor"] = ["transformers", "CLIPImageProcessor"]
+    model_index.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

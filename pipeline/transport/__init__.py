@@ -1,0 +1,1 @@
+"""Messages between neighbouring ranks: their form, the connections, and who knows whose port."""

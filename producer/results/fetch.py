@@ -1,0 +1,134 @@
+"""Bringing finished videos from a storage into a folder of the user's. Knows no terminal.
+
+A video's files get their names when all of them have arrived, the JSON beside them last. It tells one rendering from
+another, so a video whose JSON is there unchanged, beside files of the right sizes, is not fetched again.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.queue import session
+from svdq.producer.results.results import OUTPUTS, Result, find_results, top_of
+from svdq.producer.settings import Settings
+from svdq.producer.status.status import view
+from svdq.producer.storage.storage import Storage
+from svdq.producer.storage.temporary import sweep, temporary_name
+
+#: Start of the names of folders in which videos arrive.
+ARRIVING_PREFIX = ".svdq-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """What became of one video."""
+
+    #: Id of its job.
+    job_id: str
+    #: Where its files are: a folder for png frames.
+    paths: tuple[Path, ...]
+    #: Bytes that were copied; 0 when it was there already.
+    copied: int
+
+
+def results_of(settings: Settings, storage: Storage, job_ids: Sequence[str]) -> list[Result]:
+    """Find the videos of jobs, in the order asked for.
+
+    Raises:
+        InputError: a job has no video there; says how the job stands.
+        UnavailableError: the storage cannot be reached, or Redis, when it has to be asked.
+    """
+    found = {result.job_id: result for result in find_results(storage, job_ids=frozenset(job_ids))}
+    missing = [job_id for job_id in job_ids if job_id not in found]
+    if missing:
+        raise InputError(_why_missing(settings, storage, missing[0]))
+    return [found[job_id] for job_id in dict.fromkeys(job_ids)]
+
+
+def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iterator[Fetched]:
+    """Bring videos into a folder, one after the other; what is under outputs/ in the storage is there under `folder`.
+
+    Raises:
+        InputError: the folder cannot be written.
+        UnavailableError: the storage cannot be reached, or a file did not arrive whole.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder.glob(f"{ARRIVING_PREFIX}*"), ARRIVING_PREFIX)
+        for result in results:
+            yield _fetch(storage, result, folder)
+    except OSError as error:
+        raise InputError(
+            f"The folder {str(folder)!r} cannot be written ({error.strerror}); give another with --output."
+        ) from error
+
+
+def fetch_to_look_at(storage: Storage, result: Result) -> Path:
+    """Bring one video into a fresh temporary folder, which is left to the system to clear; give its first file."""
+    [fetched] = fetch_all(storage, [result], Path(tempfile.mkdtemp(prefix="svdq-open-")))
+    return fetched.paths[0]
+
+
+def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
+    paths = tuple(_place(folder, key) for key in result.outputs)
+    sidecar = _place(folder, result.sidecar)
+    if _is_there(result, folder):
+        return Fetched(job_id=result.job_id, paths=paths, copied=0)
+    arriving = folder / temporary_name(ARRIVING_PREFIX)
+    arriving.mkdir()
+    try:
+        for entry in result.files:
+            target = _place(arriving, entry.key)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            storage.copy_out(entry.key, target)
+            if target.stat().st_size != entry.size:
+                raise UnavailableError(f"{storage.location(entry.key)!r} did not arrive whole; fetch it again.")
+        # Where a sidecar stands, the files beside it are those that it tells of.
+        sidecar.unlink(missing_ok=True)
+        for top in dict.fromkeys(top_of(entry.key) for entry in result.files):
+            _put_in_place(_place(arriving, top), _place(folder, top), arriving / "old")
+        _place(arriving, result.sidecar).write_bytes(result.data)
+        os.replace(_place(arriving, result.sidecar), sidecar)
+    finally:
+        shutil.rmtree(arriving, ignore_errors=True)
+    return Fetched(job_id=result.job_id, paths=paths, copied=result.size + len(result.data))
+
+
+def _is_there(result: Result, folder: Path) -> bool:
+    try:
+        return _place(folder, result.sidecar).read_bytes() == result.data and all(
+            _place(folder, entry.key).stat().st_size == entry.size for entry in result.files
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _place(folder: Path, key: str) -> Path:
+    return folder / key.removeprefix(f"{OUTPUTS}/")
+
+
+def _put_in_place(arrived: Path, target: Path, aside: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        target.rename(aside)  # a folder cannot be replaced in one step
+        arrived.rename(target)
+        shutil.rmtree(aside)
+    else:
+        arrived.replace(target)
+
+
+def _why_missing(settings: Settings, storage: Storage, job_id: str) -> str:
+    """Say why a job has no video."""
+    with session(settings) as connection:
+        job = view(connection, job_id)
+    if job.status == "finished":
+        return (
+            f"Job {job_id!r} is finished, but its files are not in the storage {storage.shown!r}: they were removed, "
+            "or it was rendered into another one; set SVDQ_STORAGE or --storage to that."
+        )
+    reason = f": {job.error}" if job.error else f"; wait for it with `svdq wait {job_id}`."
+    return f"Job {job_id!r} has no video, it is {job.status}{reason}"

@@ -1,0 +1,230 @@
+"""The contact sheet: one static page of finished videos and failed jobs that opens from disk. Knows no Redis.
+
+Whatever is shown may come from a file's name or from a changed sidecar: all of it is escaped.
+"""
+
+import base64
+import io
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from PIL import Image, ImageOps
+
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.job import INPUT_KEY
+from svdq.producer.results import pages
+from svdq.producer.results.pages import text
+from svdq.producer.results.results import Result
+from svdq.producer.status.status import JobView
+from svdq.producer.storage.storage import Storage
+
+#: Types of the files that a page can play, by extension, the one that plays best first.
+TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
+#: Pixels of the longer side of still pictures inside the page.
+STILL_SIDE = 480
+#: Bytes of videos that `--embed` takes at most: browsers give up on larger pages.
+MAX_EMBEDDED = 500 * 2**20
+#: Stands for the cards while the page around them is filled in.
+_MARK = "<!-- cards -->"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """How a page refers to the files of a storage."""
+
+    storage: Storage
+    #: Where the page will be.
+    page: Path
+    #: Whether the files' content stands in the page itself.
+    embed: bool
+
+    def to(self, key: str) -> str:
+        """Refer to a file, relative to the page; percent-encoded."""
+        folder = self.storage.folder
+        if folder is None:
+            return quote(self.storage.location(key), safe="/:")
+        return quote(os.path.relpath(folder / key, self.page.absolute().parent))
+
+    def media(self, key: str, media_type: str) -> str:
+        """Refer to a file or put it in the page."""
+        return _data_url(self.storage.read(key), media_type) if self.embed else self.to(key)
+
+
+def write_gallery(
+    page: Path,
+    storage: Storage,
+    results: Sequence[Result],
+    failures: Sequence[JobView],
+    *,
+    title: str,
+    embed: bool = False,
+) -> None:
+    """Write the page, newest videos first, after the failures.
+
+    Args:
+        page: the file; links to videos are relative to it.
+        storage: where the results are; a local folder unless they are embedded.
+        results: finished videos.
+        failures: failed jobs.
+        title: of the page.
+        embed: put the videos into the page.
+
+    Raises:
+        InputError: the page cannot be written, or would be too large or without its videos.
+        UnavailableError: the storage cannot be reached.
+    """
+    if not embed and storage.folder is None:
+        raise InputError(
+            f"The storage {storage.shown!r} is not on this machine, so a page cannot link to its videos: bring them "
+            "here with `svdq fetch --all --output DIR` and give that folder, or give --embed."
+        )
+    size = sum(result.size for result in results)
+    if embed and size > MAX_EMBEDDED:
+        raise InputError(
+            f"With --embed the page would hold {size / 2**20:,.0f} MiB of videos, more than browsers open "
+            f"({MAX_EMBEDDED / 2**20:.0f} MiB); take fewer with --since or --limit, or leave --embed out."
+        )
+    links = Links(storage=storage, page=page, embed=embed)
+    summary = f"{count(len(results), 'video')}, {count(len(failures), 'failure')}."
+    around = pages.fill_page(
+        "gallery.html", title=text(title), summary=text(summary), cards=_MARK, **pages.script()
+    ).partition(_MARK)
+    pages.write(page, _parts(around[0], _cards(links, results, failures), around[2]))
+
+
+def _parts(head: str, cards: Iterator[str], tail: str) -> Iterator[str]:
+    yield head
+    yield from cards
+    yield tail
+
+
+def _cards(links: Links, results: Sequence[Result], failures: Sequence[JobView]) -> Iterator[str]:
+    for view in failures:
+        yield _card(
+            links,
+            view.id,
+            view.parameters,
+            state="failed",
+            remarks=f'<p class="reason">Failed: {text(view.error)}</p><p>{_time("submitted", view.created_at)}</p>',
+        )
+    for result in sorted(results, key=lambda result: result.finished_at, reverse=True):
+        parameters = result.document["job"]
+        notice = f'<p class="notice">{text(result.notice)}</p>' if result.notice else ""
+        seed = text(f"seed {parameters.get('seed', '?')}")
+        facts = [_time("finished", result.finished_at), seed, *_file_links(links, result)]
+        yield _card(
+            links,
+            result.job_id,
+            parameters,
+            state="finished",
+            frame=_frame(links, result),
+            remarks=f"{notice}<p>{' · '.join(facts)}</p>",
+        )
+
+
+def _card(
+    links: Links, job_id: str, parameters: Mapping[str, Any], *, state: str, remarks: str, frame: str = ""
+) -> str:
+    """Make the card of one job; `remarks` and `frame` are HTML."""
+    name = str(parameters.get("name", "?"))
+    rows = [("job", job_id), *((key, value) for key, value in parameters.items() if key != "name")]
+    return pages.fill(
+        "card.html",
+        state=state,
+        search=text(f"{name} {job_id}".lower()),
+        anchor=text(f"job-{job_id}"),
+        name=text(name),
+        frame=frame,
+        remarks=remarks,
+        photo=_photo(links, name, str(parameters.get("image", ""))),
+        parameters="".join(f"<dt>{text(key)}</dt><dd>{text(_words(value))}</dd>" for key, value in rows),
+    )
+
+
+def _frame(links: Links, result: Result) -> str:
+    """Make the moving picture of a card; "" where it cannot be shown."""
+    by_type = {key.rpartition(".")[2]: key for key in result.outputs}
+    kind = next((kind for kind in TYPES if kind in by_type), None)
+    # A folder of frames does not move: its first frame stands for it.
+    key = by_type[kind] if kind else result.files[0].key
+    if kind == "mp4":
+        media = (
+            f'<video data-src="{text(links.media(key, TYPES[kind]))}" muted loop playsinline preload="none"></video>'
+        )
+    else:
+        still = _still(links.storage, key)
+        if not still:
+            return ""
+        moving = f' data-src="{text(links.media(key, TYPES[kind]))}"' if kind else ""
+        media = f'<img src="{still}"{moving} alt="First frame of {text(result.name)}">'
+    label = f'class="frame" aria-label="Play {text(result.name)}"'
+    if links.embed:
+        return f'<button type="button" {label}>{media}</button>'
+    return f'<a {label} href="{text(links.to(key))}">{media}</a>'
+
+
+def _file_links(links: Links, result: Result) -> list[str]:
+    if links.embed:
+        return []
+    words = {key: key.rpartition(".")[2] for key in result.outputs}
+    # The id in a name is hexadecimal, so a name without an extension has its last dot before it, or none.
+    return [
+        f'<a href="{text(links.to(key))}">{text(word if word in TYPES else "frames")}</a>'
+        for key, word in words.items()
+    ]
+
+
+def _photo(links: Links, name: str, image: str) -> str:
+    """Show the photo that a video was made of, where it is still there."""
+    if not INPUT_KEY.fullmatch(image) or not links.storage.exists(image):
+        return ""
+    alt = f"Source photo of {text(name)}"
+    if links.embed:
+        still = _still(links.storage, image)
+        return f'<img src="{still}" alt="{alt}">' if still else ""
+    link = text(links.to(image))
+    return f'<a href="{link}"><img loading="lazy" src="{link}" alt="{alt}"></a>'
+
+
+def _still(storage: Storage, key: str) -> str:
+    """Make a small JPEG of the first frame of a picture, as a data URL; "" when it cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the metadata of whatever is there
+            with Image.open(io.BytesIO(storage.read(key))) as image:
+                image.draft("RGB", (STILL_SIDE, STILL_SIDE))
+                still = ImageOps.exif_transpose(image.convert("RGB"))
+        still.thumbnail((STILL_SIDE, STILL_SIDE))
+        data = io.BytesIO()
+        still.save(data, "JPEG", quality=75)
+    except UnavailableError:
+        raise
+    except Exception:  # noqa: BLE001 - Pillow's decoders raise many things; a card without a picture is one still
+        return ""
+    return _data_url(data.getvalue(), "image/jpeg")
+
+
+def _data_url(data: bytes, media_type: str) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def _time(word: str, moment: datetime) -> str:
+    local = moment.astimezone()
+    return f'<time datetime="{local.isoformat(timespec="seconds")}">{word} {local:%Y-%m-%d %H:%M}</time>'
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "default" if value is None else str(value)
+
+
+def count(number: int, thing: str) -> str:
+    """Say how many there are of something."""
+    return f"1 {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -1,0 +1,84 @@
+"""Static HTML pages: filled in from `templates/`, in one file, with nothing from elsewhere. Knows no jobs."""
+
+import base64
+import hashlib
+import html
+import os
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.storage.temporary import temporary_name
+
+STYLE, SCRIPT = "page.css", "gallery.js"
+
+
+def fill(template: str, **values: str) -> str:
+    """Fill in a template; values are HTML already, so that names from elsewhere must have gone through `text`."""
+    return Template(_read(template)).substitute(values)
+
+
+def fill_page(template: str, **values: str) -> str:
+    """Fill in the template of a whole page, which allows its own style and script and no others."""
+    return fill(
+        template,
+        version=text(version("svdq")),
+        style=_read(STYLE),
+        style_hash=_hash(_read(STYLE)),
+        **values,
+    )
+
+
+def script() -> dict[str, str]:
+    """Give what a page with the gallery's script is filled in with."""
+    return {"script": _read(SCRIPT), "script_hash": _hash(_read(SCRIPT))}
+
+
+def text(value: object) -> str:
+    """Make text or an attribute's value of whatever it is."""
+    return html.escape(str(value))
+
+
+def check_target(path: Path, suffixes: Sequence[str] = (".html",)) -> None:
+    """Check before any work that a file can be written there.
+
+    Raises:
+        InputError: its name has none of these ends (so nobody's video is replaced), or there is no such folder.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise InputError(f"{str(path)!r} cannot be written to: give a file whose name ends in {' or '.join(suffixes)}.")
+    if not path.absolute().parent.is_dir():
+        raise InputError(
+            f"There is no folder {str(path.absolute().parent)!r} to write {path.name!r} to; make it first."
+        )
+
+
+def write(path: Path, parts: Iterable[str]) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    temporary = path.absolute().with_name(f".{temporary_name()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"The file {str(path)!r} cannot be written ({error.strerror}); give another place.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@cache
+def _read(name: str) -> str:
+    return (files("svdq.producer.results") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(source: str) -> str:
+    """Name a script or style for a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"

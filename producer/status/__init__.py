@@ -1,0 +1,1 @@
+"""What is going on: jobs, queues, ranks, and when all will be done. Reads only."""

@@ -1,0 +1,172 @@
+"""The files of a storage in a local folder: written under another name, flushed, and renamed into place."""
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from svdq.producer.storage.files import Entry
+from svdq.producer.storage.temporary import temporary_name
+
+#: Folder under the root for what is being written; a rename from here into place stays on one file system.
+TEMPORARY = "tmp"
+#: Files from which on the file system is flushed instead of each of them.
+FLUSHED_TOGETHER = 8
+
+
+class FolderFiles:
+    """`Files` in a local folder; nothing is created before the first write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, key: str) -> bytes:
+        """Read a file."""
+        return (self.folder / key).read_bytes()
+
+    def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Read small files; those that are not there are left out."""
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                yield key, self.read(key)
+
+    def copy_out(self, key: str, path: Path) -> None:
+        """Copy a file to another path."""
+        shutil.copyfile(self.folder / key, path)
+
+    def exists(self, key: str) -> bool:
+        """Whether a file or a folder stands under a key."""
+        return (self.folder / key).exists()
+
+    def entry(self, key: str) -> Entry:
+        """Look at one file."""
+        status = (self.folder / key).stat()
+        return Entry(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
+
+    def entries(self, key: str) -> Iterator[Entry]:
+        """Look at every file below a key, however deep."""
+        for folder, _, names in os.walk(self.folder / key):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    yield self.entry(Path(folder, name).relative_to(self.folder).as_posix())
+
+    def names(self, key: str) -> list[str]:
+        """List the names in a folder."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.listdir(self.folder / key)
+        return []
+
+    def write(self, key: str, data: bytes) -> None:
+        """Put bytes under a key, in place of what is there."""
+        temporary = self.temporary_path()
+        try:
+            temporary.write_bytes(data)
+            _publish(temporary, self.folder / key, temporary)
+        finally:
+            temporary.unlink(missing_ok=True)  # a full disk must not get any fuller
+
+    def write_many(self, files: Mapping[str, bytes]) -> None:
+        """Put bytes under many keys; they are flushed together, which takes as long as a few one by one."""
+        if len(files) < FLUSHED_TOGETHER:
+            for key, data in files.items():
+                self.write(key, data)
+            return
+        staging = self.temporary_path()
+        staging.mkdir()
+        try:
+            with _flushing(staging):
+                for number, data in enumerate(files.values()):
+                    (staging / str(number)).write_bytes(data)
+            folders = {(self.folder / key).parent for key in files}
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            for number, key in enumerate(files):
+                (staging / str(number)).replace(self.folder / key)
+            for folder in folders:
+                _flush(folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def publish(self, path: Path, key: str) -> None:
+        """Put a file or folder under a key; moved when it lies on the same file system."""
+        _publish(path, self.folder / key, self.temporary_path())
+
+    def renew(self, key: str) -> bool:
+        """Set a file's time to now; only its owner may."""
+        try:
+            os.utime(self.folder / key)
+        except PermissionError:
+            return False
+        return True
+
+    def remove(self, key: str) -> None:
+        """Remove what stands under a key."""
+        path = self.folder / key
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def temporary_path(self) -> Path:
+        """Make up a fresh name. Not by mkstemp or mkdtemp: what they make is closed to others, and would stay so."""
+        folder = self.folder / TEMPORARY
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / temporary_name()
+
+
+def _publish(source: Path, target: Path, temporary: Path) -> None:
+    """Flush `source` to disk and rename it to `target`, by way of `temporary` when it is on another file system."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source != temporary and source.stat().st_dev != target.parent.stat().st_dev:
+        if source.is_dir():
+            shutil.copytree(source, temporary, copy_function=shutil.copyfile)
+        else:
+            shutil.copyfile(source, temporary)
+        source = temporary
+    for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
+        _flush(path)
+    if source.is_dir() and target.exists():
+        # A folder cannot be replaced in one step; the old one is set aside, whole, just before.
+        aside = temporary.with_name(f"{temporary.name}.old")
+        target.rename(aside)
+        source.rename(target)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        source.replace(target)
+    _flush(target.parent)
+
+
+@contextlib.contextmanager
+def _flushing(folder: Path) -> Iterator[None]:
+    """Have the disk take the files that are made in a folder in the block."""
+    descriptor = os.open(folder, os.O_RDONLY)  # before anything is written, for it to be told of errors
+    try:
+        yield
+        if not _flush_file_system(descriptor):
+            for path in folder.iterdir():
+                _flush(path)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_file_system(descriptor: int) -> bool:
+    """Have the disk take all that was written to a file system, in one go; False where that cannot be done."""
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    syncfs = getattr(ctypes.CDLL(None), "syncfs", None)
+    return syncfs is not None and syncfs(descriptor) == 0
+
+
+def _flush(path: Path) -> None:
+    """Have the disk take what was written to a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,228 @@
+"""The files of a storage behind a URL, by fsspec: an object store (S3, Google, Azure) or a file server (SFTP).
+
+An object store shows an object only when all of it has arrived. On a file server files are written under another name
+and renamed. fsspec and its plugins are imported only here.
+"""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.storage.files import Entry
+from svdq.producer.storage.folder_files import TEMPORARY
+from svdq.producer.storage.temporary import temporary_name
+
+#: Protocols of object stores, which know no folders and show no half-written objects.
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+#: Our extra that brings the plugin for a protocol.
+EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
+    **dict.fromkeys(("sftp", "ssh"), "sftp"),
+}
+#: Names under which fsspec's backends tell when a file was written last; `created` is all that some have.
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+#: Files read at once: enough to hide the way there and back.
+READ_AT_ONCE = 64
+
+
+class RemoteFiles:
+    """`Files` by fsspec.
+
+    Raises:
+        InputError: there is no such protocol, or its plugin is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Make it; a file server is connected to at once.
+
+        Args:
+            url: such as s3://bucket/prefix, secrets included.
+        """
+        self._url = url
+        self._protocol = url.partition("://")[0]
+        self._lock = threading.Lock()
+        self._connected: Any = None
+        self._root = ""
+        self._connect()
+
+    def read(self, key: str) -> bytes:
+        """Read a file."""
+        return bytes(self._fs.cat_file(self._path(key)))
+
+    def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Read small files, many at once; those that are not there are left out."""
+        remaining = iter(keys)
+        while some := list(itertools.islice(remaining, READ_AT_ONCE)):
+            found = self._fs.cat([self._path(key) for key in some], on_error="return")
+            for path, data in found.items():
+                if isinstance(data, FileNotFoundError):
+                    continue
+                if isinstance(data, BaseException):
+                    raise data
+                yield self._key(path), bytes(data)
+
+    def copy_out(self, key: str, path: Path) -> None:
+        """Copy a file to a local path."""
+        self._fs.get_file(self._path(key), str(path))
+
+    def exists(self, key: str) -> bool:
+        """Whether a file or a folder stands under a key."""
+        return bool(self._fresh().exists(self._path(key)))
+
+    def entry(self, key: str) -> Entry:
+        """Look at one file."""
+        return self._entry(self._fresh().info(self._path(key)))
+
+    def entries(self, key: str) -> Iterator[Entry]:
+        """Look at every file below a key, however deep."""
+        try:
+            found = self._fresh().find(self._path(key), detail=True)
+        except FileNotFoundError:
+            found = {}
+        if not found:
+            self._check_bucket()
+        for info in found.values():
+            if info["type"] == "file":
+                yield self._entry(info)
+
+    def names(self, key: str) -> list[str]:
+        """List the names below a key, up to the next slash."""
+        with contextlib.suppress(FileNotFoundError):
+            return [path.rstrip("/").rpartition("/")[2] for path in self._fresh().ls(self._path(key), detail=False)]
+        return []
+
+    def write(self, key: str, data: bytes) -> None:
+        """Put bytes under a key, in place of what is there."""
+        with self._arrival(key) as path:
+            self._fs.pipe_file(path, data)
+
+    def write_many(self, files: Mapping[str, bytes]) -> None:
+        """Put bytes under many keys, many at once where the backend can."""
+        if self._protocol in OBJECT_STORES:
+            self._fs.pipe({self._path(key): data for key, data in files.items()})
+        else:
+            for key, data in files.items():
+                self.write(key, data)
+
+    def publish(self, path: Path, key: str) -> None:
+        """Send a local file or folder."""
+        if path.is_dir():
+            self.remove(key)
+            sources = [file for file in path.rglob("*") if file.is_file()]
+        else:
+            sources = [path]
+        with self._arrival(key) as target:
+            # By name, since fsspec's backends do not agree on what it is to put a folder.
+            targets = [f"{target}/{file.relative_to(path).as_posix()}" if file != path else target for file in sources]
+            if self._protocol not in OBJECT_STORES:
+                for folder in {name.rpartition("/")[0] for name in targets}:
+                    self._fs.makedirs(folder, exist_ok=True)
+            self._fs.put([str(file) for file in sources], targets)
+
+    def renew(self, key: str) -> bool:
+        """Refuse: to have another time, an object is written again."""
+        return False
+
+    def remove(self, key: str) -> None:
+        """Remove what stands under a key."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fresh().rm(self._path(key), recursive=True)
+
+    def reconnect(self) -> None:
+        """Connect anew with the next call: a connection that has failed may not come back by itself."""
+        with self._lock:
+            self._connected = None
+
+    @property
+    def _fs(self) -> Any:
+        with self._lock:
+            fs = self._connected
+        return fs if fs is not None else self._connect()
+
+    def _fresh(self) -> Any:
+        """Forget what fsspec remembers of folders: other processes write, too."""
+        fs = self._fs
+        fs.invalidate_cache()
+        return fs
+
+    def _connect(self) -> Any:
+        import fsspec
+
+        try:
+            fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True)
+        except ImportError as error:
+            extra = EXTRAS.get(self._protocol)
+            package = f"pip install 'svdq[{extra}]'" if extra else str(error).rstrip(".")
+            raise InputError(
+                f"A storage at {self._protocol}:// needs a package that is not here: {package}."
+            ) from error
+        except ValueError as error:
+            if self._protocol in fsspec.available_protocols():
+                raise
+            raise InputError(
+                f"There is no kind of storage {self._protocol}://; set SVDQ_STORAGE or --storage to a folder, or to "
+                "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or sftp://host/folder."
+            ) from error
+        with self._lock:
+            self._connected, self._root = fs, str(root).rstrip("/")
+        return fs
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def _key(self, path: str) -> str:
+        return path.lstrip("/").removeprefix(self._root.lstrip("/")).strip("/")
+
+    def _entry(self, info: dict[str, Any]) -> Entry:
+        return Entry(key=self._key(info["name"]), size=int(info["size"] or 0), modified_at=_modified_at(info))
+
+    def _check_bucket(self) -> None:
+        """Tell a bucket in which nothing lies from one that is not there.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        if self._protocol in OBJECT_STORES - {"memory"}:
+            bucket = self._root.partition("/")[0]
+            try:
+                self._fs.info(bucket)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"there is no bucket {bucket!r}") from error
+
+    @contextlib.contextmanager
+    def _arrival(self, key: str) -> Iterator[str]:
+        """Give the path to write to, and see to it that what was written stands under its key, whole or not at all."""
+        path = self._path(key)
+        if self._protocol in OBJECT_STORES:
+            yield path
+            return
+        fs = self._fs
+        temporary = self._path(f"{TEMPORARY}/{temporary_name()}")
+        for folder in (temporary.rpartition("/")[0], path.rpartition("/")[0]):
+            fs.makedirs(folder, exist_ok=True)
+        try:
+            yield temporary
+            fs.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                fs.rm(temporary, recursive=True)
+            raise
+
+
+def _modified_at(info: dict[str, Any]) -> datetime:
+    """Find when a file was written last in what fsspec tells of it; each of its backends has another word for it."""
+    value = next((info[name] for name in _TIMES if info.get(name)), None)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, int | float):
+        value = datetime.fromtimestamp(value, UTC)
+    if not isinstance(value, datetime):
+        raise ValueError("the storage does not tell when its files were written")
+    return value if value.tzinfo else value.replace(tzinfo=UTC)

@@ -1,0 +1,197 @@
+"""Lists of photos with parameters for each: a csv file, JSON lines or YAML. Knows no queue and opens no photo.
+
+A row names a photo, as a path from where the list lies, and may give every parameter of a video, a priority, a time, a
+name and a folder for the files. What it leaves out, or empty, is at its default.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.moments import parse_future
+from svdq.producer.submitting.fields import FIELDS, read_field
+from svdq.producer.submitting.names import read_folder
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.order import Order
+from svdq.producer.submitting.submit import Request
+
+#: Columns that are no parameters of a video.
+OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
+COLUMNS = (*OWN_COLUMNS, *FIELDS, "format")
+#: Other names of columns, as the flags of `svdq submit` have them.
+ALIASES = {"format": "formats"}
+
+#: The line that a row begins on, and its columns, or why it cannot be read.
+Row = tuple[int, Mapping[str, Any] | InputError]
+
+
+class BadRowsError(InputError):
+    """Some rows of a list cannot be used; nothing was stored or enqueued."""
+
+    def __init__(self, path: Path, reasons: list[str]) -> None:
+        """Tell of all of them, a sentence each."""
+        if len(reasons) == 1:
+            super().__init__(f"{reasons[0]} Nothing was submitted.")
+        else:
+            super().__init__(
+                f"{len(reasons):,} rows of {str(path)!r} cannot be used, so nothing was submitted; correct them."
+            )
+        #: What is wrong with each, where the message does not say it.
+        self.reasons = tuple(reasons) if len(reasons) > 1 else ()
+
+
+def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Request]:
+    """Read a list; photos are not looked at.
+
+    Args:
+        path: a .csv, .jsonl, .yaml or .yml file.
+        now: with a zone, for times of day.
+        force: have new jobs in any case.
+
+    Raises:
+        BadRowsError: rows cannot be understood; all of them are told of, with their lines.
+        InputError: the file cannot.
+    """
+    read_rows = READERS.get(path.suffix.lower())
+    if read_rows is None:
+        raise InputError(f"{str(path)!r} is not a list of photos; give a file that ends in {', '.join(READERS)}.")
+    requests: list[Request] = []
+    reasons: list[str] = []
+    orders: dict[Order, Order] = {}
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        for line, row in read_rows(text):
+            where = f"{path.name}, line {line}: "
+            try:
+                photo, order = _understand(row, now, force)
+            except InputError as error:
+                reasons.append(f"{where}{error}")
+            else:
+                # Rows that ask for the same share one order.
+                order = orders.setdefault(order, order)
+                requests.append(Request(path=path.parent / photo, order=order, where=where))
+    except FileNotFoundError as error:
+        raise InputError(f"There is no file {str(path)!r}; check its path.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"The list {str(path)!r} cannot be read ({reason}); give a text file.") from error
+    if reasons:
+        raise BadRowsError(path, reasons)
+    if not requests:
+        raise InputError(f"There are no rows in {str(path)!r}; give one for each photo.")
+    return requests
+
+
+def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool) -> tuple[str, Order]:
+    """Give the photo of a row, and what is to be made of it."""
+    if isinstance(row, InputError):
+        raise row
+    if row.keys() - set(COLUMNS):
+        raise _no_such_column(row)
+    texts = {name: _text(name, value) for name, value in row.items()}
+    given = {name: text for name, text in texts.items() if text}
+    if "photo" not in given:
+        raise InputError("It names no photo; give its path in the column photo.")
+    fields: dict[str, Any] = {}
+    for name, text in given.items():
+        if name not in OWN_COLUMNS:
+            values = read_field(ALIASES.get(name, name), text, name)
+            if fields.keys() & values.keys():
+                raise InputError(f"The column {name} says again what another column says; leave one of them empty.")
+            fields |= values
+    order = Order(
+        options=(SubmitOptions(**fields),),
+        priority=given.get("priority", "default"),
+        name=given.get("name"),
+        folder=read_folder(given.get("output", "")),
+        at=parse_future(given["at"], "at", now) if "at" in given else None,
+        force=force,
+    )
+    order.check(spell=_as_column)
+    return given["photo"], order
+
+
+def _no_such_column(names: Iterable[str]) -> InputError:
+    unknown = next(name for name in names if name not in COLUMNS)
+    return InputError(f"There is no column {unknown!r}; the columns are {', '.join(COLUMNS)}.")
+
+
+def _as_column(field: str) -> str:
+    return "format" if field == "formats" else field
+
+
+def _text(name: str, value: Any) -> str:
+    """Give what stands in a column as the text that a csv file would have."""
+    if value is None:
+        return ""
+    if isinstance(value, list) and name in ("format", "formats"):
+        return " ".join(map(str, value))
+    if isinstance(value, bool | list | dict):
+        raise InputError(f"{name} {json.dumps(value)} is not allowed: it must be a single value.")
+    return str(value).strip()
+
+
+def _csv_rows(text: str) -> Iterator[Row]:
+    # Semicolons are what spreadsheets write where the comma stands in numbers, tabs what is pasted from them.
+    header = text.partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=True)
+    names: list[str] | None = None
+    line = 1
+    try:
+        for cells in reader:
+            if names is None:
+                names = [cell.strip() for cell in cells]
+                named = list(filter(None, names))
+                if len(set(named)) < len(named):
+                    yield line, InputError("The first line names the columns, and it names one twice; write each once.")
+                    return
+                if set(named) - set(COLUMNS):
+                    yield line, _no_such_column(named)
+                    return
+            elif len(cells) > len(names):
+                yield line, InputError(f"It has {len(cells)} cells, and there are {len(names)} columns; add quotes.")
+            elif any(cell.strip() for cell in cells):
+                row = zip(names, cells, strict=False)
+                yield line, {name: cell for name, cell in row if name or cell.strip()}
+            line = reader.line_num + 1
+    except csv.Error as error:
+        yield line, InputError(f"It is not csv ({error}); close the quotation marks.")
+
+
+def _jsonl_rows(text: str) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield number, InputError(f"It is not JSON ({error}); write one object on each line.")
+                continue
+            is_row = isinstance(row, dict)
+            yield number, row if is_row else InputError('It is not an object such as {"photo": "a.jpg"}; write one.')
+
+
+def _yaml_rows(text: str) -> Iterator[Row]:
+    # Imported here: the other kinds of lists do not need it.
+    import yaml
+
+    from svdq.producer.submitting.yaml_rows import yaml_rows
+
+    try:
+        yield from yaml_rows(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or str(error)
+        yield mark.line + 1 if mark else 1, InputError(f"It is not YAML ({reason}); correct it.")
+
+
+READERS: dict[str, Callable[[str], Iterator[Row]]] = {
+    ".csv": _csv_rows,
+    ".jsonl": _jsonl_rows,
+    ".yaml": _yaml_rows,
+    ".yml": _yaml_rows,
+}

@@ -1,0 +1,212 @@
+"""Submitting photos: everything is checked first, then stored, then enqueued. Knows no terminal."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+
+import redis
+
+from svdq.pipeline.errors import InputError, SvdqError
+from svdq.producer.queue import connect, read_job, session
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many, unfinished
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.order import Order
+from svdq.producer.submitting.photos import Photo, check_photos
+from svdq.producer.threads import in_order
+
+#: Photos that the storage is asked for at a time: a network has a long way.
+ASKING_THREADS = 8
+#: Photos that are stored at a time, unless they have more bytes.
+STORED_PHOTOS = 256
+STORED_BYTES = 1 << 25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A photo and what is to be made of it."""
+
+    path: Path
+    order: Order
+    #: Where the user asked for it, in front of what is wrong with it, such as `list.csv, line 7: `.
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What became of one job."""
+
+    #: Its id.
+    id: str
+    #: Storage key of the photo.
+    image: str
+    #: Seed of the job, its recorded one when the job existed.
+    seed: int
+    #: Status of the job, in RQ's words.
+    status: str
+    #: Name of the job.
+    name: str
+    #: Whether it was enqueued now; else the job was there before.
+    is_new: bool
+    #: When a new job is to be queued, with a zone; None means that it is.
+    at: datetime | None = None
+
+
+class BadPhotosError(InputError):
+    """Some photos cannot be used; nothing was stored or enqueued."""
+
+    def __init__(self, reasons: Sequence[str], num_photos: int) -> None:
+        """Tell of all of them.
+
+        Args:
+            reasons: a sentence for each bad photo.
+            num_photos: how many there are, good ones included.
+        """
+        if len(reasons) == 1:
+            super().__init__(f"{reasons[0]} Nothing was submitted; --skip-bad leaves it out.")
+        else:
+            super().__init__(
+                f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted; mend or remove "
+                "them, or leave them out with --skip-bad."
+            )
+        #: What is wrong with each, where the message does not say it.
+        self.reasons = tuple(reasons) if len(reasons) > 1 else ()
+
+
+class Observer:
+    """Is told how a submission goes on; this one does not care."""
+
+    def begin(self, work: str, total: int) -> None:
+        """Take note that work begins, such as `checking`, on `total` photos or jobs."""
+
+    def advance(self) -> None:
+        """Take note that one more is done."""
+
+    def leave_out(self, reason: str) -> None:
+        """Take note of a bad photo that is left out."""
+
+
+def submit(
+    settings: Settings, photos: Sequence[Path], options: SubmitOptions, priority: str = "default", force: bool = False
+) -> list[Submission]:
+    """Submit photos, one job each; a job that exists already is returned as it is unless `force` is set.
+
+    Raises:
+        InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
+        UnavailableError: storage or Redis cannot be reached.
+    """
+    order = Order(options=(options,), priority=priority, force=force)
+    return list(submit_all(settings, [Request(path=path, order=order) for path in photos]))
+
+
+def submit_all(
+    settings: Settings, requests: Sequence[Request], *, skip_bad: bool = False, observer: Observer | None = None
+) -> Iterator[Submission]:
+    """Submit photos: check all of them, then store all, then enqueue their jobs, yielding each as it is done.
+
+    When it is interrupted, by whatever, the same again submits the rest: what is there already is recognised. Memory is
+    taken for what is known of a photo, a few hundred bytes, never for many photos' bytes.
+
+    Args:
+        settings: of this process.
+        requests: the photos, whose orders were not checked yet.
+        skip_bad: leave out bad photos, instead of refusing all.
+        observer: is told how it goes on.
+
+    Raises:
+        BadPhotosError: several photos are bad.
+        InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
+        UnavailableError: storage or Redis cannot be reached.
+    """
+    observer = observer or Observer()
+    for order in {id(request.order): request.order for request in requests}.values():
+        order.check()
+    if settings.redis_url:
+        connect(settings).close()  # known at once, and not when thousands of photos are checked; it changes nothing
+    checked = _check(settings, requests, skip_bad, observer)
+    storage = Storage(settings.storage)
+    with session(settings) as connection:
+        for after in {order.after for _, order in checked}:
+            unfinished(connection, after)
+        _store(storage, [photo for photo, _ in checked], observer)
+        yield from _enqueue(connection, checked, observer)
+
+
+def _check(
+    settings: Settings, requests: Sequence[Request], skip_bad: bool, observer: Observer
+) -> list[tuple[Photo, Order]]:
+    observer.begin("checking", len(requests))
+    results = check_photos((request.path for request in requests), settings.max_pixels, observer.advance)
+    checked, reasons = [], []
+    for request, result in zip(requests, results, strict=True):
+        if isinstance(result, Photo):
+            checked.append((result, request.order))
+        else:
+            reasons.append(f"{request.where}{result}")
+    if reasons and (not skip_bad or not checked):
+        if len(requests) == 1:
+            raise InputError(reasons[0])
+        raise BadPhotosError(reasons, len(requests))
+    for reason in reasons:
+        observer.leave_out(reason)
+    return checked
+
+
+def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:
+    observer.begin("storing", len(photos))
+    are_there = in_order(lambda photo: storage.has_input(photo.key), photos, num_threads=ASKING_THREADS)
+    chunk: dict[str, bytes] = {}
+    num_bytes = 0
+    for photo, is_there in zip(photos, are_there, strict=True):
+        if not is_there and photo.key not in chunk:
+            chunk[photo.key] = photo.read()
+            num_bytes += len(chunk[photo.key])
+        if len(chunk) == STORED_PHOTOS or num_bytes > STORED_BYTES:
+            storage.write_many(chunk)
+            chunk.clear()
+            num_bytes = 0
+        observer.advance()
+    storage.write_many(chunk)
+
+
+def _enqueue(
+    connection: redis.Redis, checked: Sequence[tuple[Photo, Order]], observer: Observer
+) -> Iterator[Submission]:
+    observer.begin("enqueueing", sum(order.num_jobs for _, order in checked))
+    entries = _entries(checked)
+    while chunk := list(islice(entries, CHUNK)):
+        for (entry, _), enqueued in zip(chunk, _enqueue_chunk(connection, chunk), strict=True):
+            observer.advance()
+            yield _submission(entry, enqueued)
+
+
+def _entries(checked: Iterable[tuple[Photo, Order]]) -> Iterator[tuple[Entry, Order]]:
+    index = 1
+    for photo, order in checked:
+        for job, job_id in order.jobs(photo, index):
+            yield Entry(job=job, job_id=job_id, priority=order.priority, at=order.at), order
+            index += 1
+
+
+def _enqueue_chunk(connection: redis.Redis, chunk: Sequence[tuple[Entry, Order]]) -> Iterable[Enqueued]:
+    if any(order.after for _, order in chunk):
+        return (enqueue_after(connection, entry, order.after) for entry, order in chunk)
+    return enqueue_many(connection, [entry for entry, _ in chunk])
+
+
+def _submission(entry: Entry, enqueued: Enqueued) -> Submission:
+    recorded = entry.job if enqueued.is_new else read_job(enqueued.rq_job)
+    if recorded is None:
+        raise SvdqError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
+    return Submission(
+        id=entry.job_id,
+        image=recorded.image,
+        seed=recorded.seed,
+        status=enqueued.rq_job.get_status(refresh=False).value,
+        name=recorded.name,
+        is_new=enqueued.is_new,
+        at=entry.at if enqueued.is_new else None,
+    )

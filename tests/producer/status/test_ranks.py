@@ -1,0 +1,86 @@
+"""The records of ranks: what is written is read, what is silent goes away, what is not ours does no harm."""
+
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from svdq.producer import keys
+from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble, read_groups
+
+COSTS = ShapeCosts(frames=2, width=64, height=64, guided=True, step_s=(0.5, 0.25), encode_s=0.1, decode_s=2.0)
+
+
+def rank(number: int, group: str = "here-1", **values: object) -> RankStatus:
+    return RankStatus(
+        **{
+            "group": group,
+            "rank": number,
+            "num_ranks": 2,
+            "host": "here",
+            "pid": 7,
+            "device": "cpu",
+            "model": "preview",
+            "started_at": 1.0,
+            "at": 2.0,
+            **values,
+        }
+    )
+
+
+def save(connection: redis.Redis, *ranks: RankStatus) -> None:
+    with connection.pipeline() as pipeline:
+        for status in ranks:
+            status.save(pipeline)
+        pipeline.execute()
+
+
+@given(
+    st.builds(
+        Trouble,
+        effect=st.text(),
+        reason=st.text(),
+        since=st.floats(0, 1e10),
+        attempts=st.integers(0, 99),
+        job_ids=st.lists(st.text()).map(tuple),
+    ),
+    st.one_of(st.none(), st.floats(0, 1e6)),
+)
+def test_a_record_is_read_as_it_was_written(trouble: Trouble, pace_s: float | None) -> None:
+    intake = IntakeStatus(worker="w", in_flight=("a", "b"), pace_s=pace_s, costs=(COSTS,))
+    status = rank(0, troubles=(trouble,), intake=intake, step_range=(0, 4))
+    assert RankStatus.model_validate_json(status.model_dump_json()) == status
+
+
+def test_ranks_are_read_by_group(connection: redis.Redis) -> None:
+    assert read_groups(connection) == []
+    trouble = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2)
+    save(connection, rank(1, troubles=(trouble,)), rank(0, intake=IntakeStatus(worker="w")), rank(0, "there-2"))
+    here, there = read_groups(connection)
+    assert (here.name, [status.rank for status in here.ranks]) == ("here-1", [0, 1])
+    assert here.intake is not None
+    assert here.intake.worker == "w"
+    assert here.troubles == [trouble]
+    assert (there.name, there.intake) == ("there-2", None)
+
+
+def test_a_silent_rank_goes_away_by_itself_and_one_that_ends_at_once(connection: redis.Redis) -> None:
+    save(connection, rank(0), rank(1))
+    for key in (keys.RANKS, rank(0).key):
+        assert 0 < connection.ttl(key) <= keys.RANK_TTL_S
+    connection.delete(rank(1).key)  # as time does
+    assert [status.rank for group in read_groups(connection) for status in group.ranks] == [0]
+    save(connection, rank(0, at=1e9))  # and is not looked for any more
+    assert connection.zrange(keys.RANKS, 0, -1) == [b"here-1:0"]
+    with connection.pipeline() as pipeline:
+        rank(0).remove(pipeline)
+        pipeline.execute()
+    assert read_groups(connection) == []
+    assert not connection.exists(keys.RANKS)
+
+
+def test_a_record_of_another_version_harms_no_other(connection: redis.Redis) -> None:
+    save(connection, rank(0), rank(1))
+    connection.set(rank(1).key, "{}")
+    connection.zadd(keys.RANKS, {"newer:0": 2.0})
+    connection.set(f"{keys.RANK}newer:0", rank(0, "newer").model_dump_json()[:-1] + ',"more":1}')
+    assert [group.name for group in read_groups(connection)] == ["here-1", "newer"]

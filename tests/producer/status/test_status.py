@@ -1,0 +1,189 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import rq
+from rq.job import JobStatus
+from rq.results import Result
+from tests.producer.test_ranks import rank
+
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue, enqueue, fetch
+from svdq.producer.status.outlook import Outlook, outlooks
+from svdq.producer.status.ranks import GroupStatus, IntakeStatus, Trouble
+from svdq.producer.status.status import last_sentence, list_jobs, view, view_many, view_queues
+from svdq.producer.status.workers import view_workers
+
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
+
+
+def add(connection: redis.Redis, number: int, priority: str = "default") -> rq.job.Job:
+    return enqueue(connection, JOB, f"{number:020x}", priority)
+
+
+def finish(job: rq.job.Job, value: dict[str, Any]) -> None:
+    """Do what our worker does at the end of a job."""
+    queue = SvdqQueue(job.origin, connection=job.connection)
+    queue.remove(job)
+    job.set_status(JobStatus.FINISHED)
+    Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value=value)
+    queue.finished_job_registry.add(job, 100)
+
+
+def fail(job: rq.job.Job, reason: str) -> None:
+    queue = SvdqQueue(job.origin, connection=job.connection)
+    queue.remove(job)
+    Result.create_failure(job, ttl=100, exc_string=reason)
+    queue.failed_job_registry.add(job, ttl=100)
+    job.set_status(JobStatus.FAILED)
+
+
+def test_one_job_through_its_life(connection: redis.Redis) -> None:
+    job = add(connection, 1)
+    queued = view(connection, job.id).as_json()
+    assert (queued["status"], queued["step"], queued["steps"], queued["outputs"]) == ("queued", 0, 4, [])
+    assert queued.keys() >= Job.model_fields.keys()
+    job.meta = {"step": 2, "rank": 3, "notice": "preview (no diffusion model)", "used": {"frames": 25}}
+    job.save_meta()
+    job.set_status(JobStatus.STARTED)
+    started = view(connection, job.id)
+    assert (started.step, started.rank, started.parameters["frames"]) == (2, 3, 25)
+    assert started.notice == "preview (no diffusion model)"
+    finish(job, {"outputs": ["/x.mp4"], "used": {"frames": 25, "decode_chunk_size": 5}, "notice": "preview"})
+    done = view(connection, job.id)
+    assert done.ended
+    assert (done.step, done.outputs, done.error, done.rank) == (4, ("/x.mp4",), None, None)
+    assert done.as_json()["decode_chunk_size"] == 5
+
+
+def test_failure_is_a_sentence(connection: redis.Redis) -> None:
+    job = add(connection, 1)
+    fail(job, "Traceback …\n  File x\nsvdq.pipeline.errors.SampleError: The frames are black.\n\n")
+    assert view(connection, job.id).error == "The frames are black."
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("ValueError: x: y", "x: y"),
+        ("The photo: gone", "The photo: gone"),
+        ("Photo: gone", "Photo: gone"),
+        ("svdq.a.B: Word: z", "Word: z"),
+        ("a\n\nplain sentence.\n", "plain sentence."),
+    ],
+)
+def test_last_sentence(text: str, sentence: str) -> None:
+    assert last_sentence(text) == sentence
+    assert "log" in last_sentence("") == last_sentence(None)
+
+
+def test_list_is_newest_first_over_all_states(connection: redis.Redis) -> None:
+    jobs = [add(connection, number, ("high", "default", "low")[number % 3]) for number in range(9)]
+    finish(jobs[0], {"outputs": []})
+    fail(jobs[4], "No.")
+    jobs[5].cancel()
+    ids = [job.id for job in jobs]
+    assert [job.id for job in list_jobs(connection)] == ids[::-1]
+    assert [job.id for job in list_jobs(connection, limit=2)] == ids[:-3:-1]
+    assert [job.id for job in list_jobs(connection, statuses=["failed"])] == [ids[4]]
+    assert [job.id for job in view_many(connection, [ids[3], "none", ids[1]])] == [ids[3], ids[1]]
+    counts = {queue.name: queue.counts for queue in view_queues(connection)}
+    assert counts["svdq-high"]["finished"] == 1
+    assert counts["svdq-high"]["queued"] == 2
+    assert counts["svdq-default"]["failed"] == 1
+    assert counts["svdq-low"]["canceled"] == 1
+
+
+def test_foreign_jobs_are_shown_and_not_run(connection: redis.Redis) -> None:
+    rq.Queue("svdq-default", connection=connection).enqueue("os.system", "true", job_id="pickled", meta={"a": 1})
+    (foreign,) = list_jobs(connection)
+    assert "not a job of svdq" in str(foreign.error)
+    assert fetch(connection, "pickled").get_status() == "queued"
+
+
+def test_workers(connection: redis.Redis) -> None:
+    assert view_workers(connection) == []
+    worker = rq.SimpleWorker(["svdq-default"], connection=connection, name="group", queue_class=SvdqQueue)
+    other = rq.SimpleWorker(["else"], connection=connection, name="other")
+    worker.register_birth()
+    other.register_birth()
+    (seen,) = view_workers(connection)
+    assert (seen.name, seen.queues) == ("group", ["svdq-default"])
+
+
+def test_pages_follow_each_other(connection: redis.Redis) -> None:
+    jobs = [add(connection, number, ("high", "default", "low")[number % 3]) for number in range(9)]
+    for job in jobs[:6]:
+        finish(job, {"outputs": [f"/{job.id}.mp4"]})
+    ids = [job.id for job in jobs][::-1]
+    pages = [list_jobs(connection, 4, skip=skip) for skip in (0, 4, 8, 12)]
+    assert [[seen.id for seen in page] for page in pages] == [ids[:4], ids[4:8], ids[8:], []]
+    assert [seen.id for seen in list_jobs(connection, 2, ["finished"], skip=1)] == ids[4:6]
+    assert pages[2][0].outputs == (f"/{ids[8]}.mp4",)
+
+
+#: Makes as many finished jobs as are wanted out of one, inside Redis. KEYS: job, its results, registry. ARGV: number.
+COPY = """
+local expiry = redis.call('zrange', KEYS[3], -1, -1, 'WITHSCORES')[2]
+for number = 1, tonumber(ARGV[1]) do
+  local id = string.format('%020d', number)
+  redis.call('copy', KEYS[1], 'rq:job:' .. id)
+  redis.call('copy', KEYS[2], 'rq:results:' .. id)
+  redis.call('hset', 'rq:job:' .. id, 'created_at', string.format('2020-01-01T00:00:00.%06dZ', number))
+  redis.call('zadd', KEYS[3], expiry - 1 + number / 1e6, id)
+end
+"""
+
+
+def num_commands(connection: redis.Redis, look: Callable[[], object]) -> tuple[int, object]:
+    """How many commands Redis does for one look."""
+    connection.config_resetstat()
+    found = look()
+    statistics = connection.info("commandstats")
+    return sum(entry["calls"] for name, entry in statistics.items() if name != "cmdstat_info"), found
+
+
+def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> None:
+    """What is kept for days costs nothing: as many commands as before, and none that walks over it."""
+    job = add(connection, 2**60)
+    finish(job, {"outputs": ["/x.mp4"]})
+    names = (
+        job.key,
+        f"rq:results:{job.id}",
+        SvdqQueue("svdq-default", connection=connection).finished_job_registry.key,
+    )
+    looks = {
+        "status": lambda: view_queues(connection),
+        "list": lambda: list_jobs(connection, 20),
+        "next page": lambda: list_jobs(connection, 20, skip=20),
+    }
+    connection.eval(COPY, len(names), *names, 60)
+    few = {name: num_commands(connection, look)[0] for name, look in looks.items()}
+    connection.eval(COPY, len(names), *names, 5000)
+    many = {name: num_commands(connection, look) for name, look in looks.items()}
+    assert {name: number for name, (number, _) in many.items()} == few
+    counts = {queue.name: queue.counts for queue in many["status"][1]}
+    assert counts["svdq-default"]["finished"] == 5001
+    assert [seen.id for seen in many["list"][1]] == [job.id, *(f"{number:020d}" for number in range(5000, 4981, -1))]
+    assert many["next page"][1][0].outputs == ("/x.mp4",)
+    slow = {"cmdstat_keys", "cmdstat_scan", "cmdstat_smembers"}
+    assert not slow & set(connection.info("commandstats"))
+
+
+def test_what_is_to_be_expected_of_jobs(connection: redis.Redis) -> None:
+    urgent, *others = [add(connection, number, "high" if number == 0 else "default") for number in range(4)]
+    started = add(connection, 9)
+    SvdqQueue("svdq-default", connection=connection).remove(started)
+    started.set_status(JobStatus.STARTED)
+    trouble = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=(started.id,))
+    intake = IntakeStatus(worker="w", in_flight=(started.id,), pace_s=10.0)
+    groups = [GroupStatus(name="here-1", ranks=(rank(0, intake=intake, troubles=(trouble,)),))]
+    views = view_many(connection, [job.id for job in (urgent, *others, started)])
+    found = outlooks(connection, views, groups)
+    assert [found[job.id].num_ahead for job in (urgent, *others)] == [0, 1, 2, 3]
+    assert found[started.id] == Outlook(trouble=trouble)
+    finish(urgent, {"outputs": []})
+    found = outlooks(connection, view_many(connection, [urgent.id, others[0].id]), groups)
+    assert {job_id: outlook.num_ahead for job_id, outlook in found.items()} == {others[0].id: 0}
+    assert found[others[0].id].eta_s is None, "nothing of its shape was measured"

@@ -1,0 +1,120 @@
+"""A storage in a bucket, against a real S3 server on this machine."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis
+
+from svdq.pipeline.errors import UnavailableError
+from svdq.producer.results.prune import find_removals, remove_all
+from svdq.producer.storage.storage import Storage
+from tests.finished import add_video
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def keys(storage: Storage, folder: str = "outputs") -> list[str]:
+    return sorted(entry.key for entry in storage.entries(folder))
+
+
+def test_files_and_folders_come_and_go(s3: str, tmp_path: Path) -> None:
+    storage = Storage(f"{s3}/")
+    assert (keys(storage), storage.names("outputs"), storage.exists("outputs")) == ([], [], False)
+    for content in (b"one", b"two"):
+        with storage.staging() as folder:
+            (folder / "a ü.mp4").write_bytes(content)
+            (folder / "frames").mkdir()
+            (folder / "frames" / f"{content.decode()}.png").write_bytes(content)
+            storage.publish(folder / "a ü.mp4", "outputs/1/a ü.mp4")
+            storage.publish(folder / "frames", "outputs/1/frames")
+    assert keys(storage) == ["outputs/1/a ü.mp4", "outputs/1/frames/two.png"]
+    assert storage.read("outputs/1/a ü.mp4") == b"two"
+    storage.copy_out("outputs/1/a ü.mp4", tmp_path / "copy.mp4")
+    assert (tmp_path / "copy.mp4").read_bytes() == b"two"
+    assert storage.location("outputs/1/a ü.mp4") == f"{s3}/outputs/1/a ü.mp4"
+    assert sorted(storage.names("outputs/1")) == ["a ü.mp4", "frames"]
+    assert dict(storage.read_many(["outputs/none", "outputs/1/a ü.mp4"])) == {"outputs/1/a ü.mp4": b"two"}
+    assert storage.entry("outputs/none") is None
+    storage.remove("outputs/1/frames")
+    storage.remove("outputs/1/frames")
+    assert keys(storage) == ["outputs/1/a ü.mp4"]
+
+
+def test_what_others_write_is_seen_at_once(s3: str) -> None:
+    """fsspec would remember what a folder held; here the writers are other processes."""
+    ours, theirs = Storage(s3), Storage(s3)
+    assert ours.names("outputs") == []
+    assert not ours.exists("outputs/a.json")
+    theirs.write_text("outputs/a.json", "{}")
+    assert ours.exists("outputs/a.json")
+    assert ours.names("outputs") == ["a.json"]
+    theirs.write_text("outputs/a.json", "[1]")
+    assert ours.read("outputs/a.json") == b"[1]"
+    assert [entry.size for entry in ours.entries("outputs")] == [3]
+    theirs.remove("outputs/a.json")
+    assert not ours.exists("outputs/a.json")
+    assert ours.entry("outputs/a.json") is None
+
+
+def test_threads_share_a_storage(s3: str) -> None:
+    storage = Storage(s3)
+
+    def write(number: int) -> None:
+        for step in range(5):
+            storage.write_bytes(f"checkpoints/{number}/{step}.safetensors", b"x")
+            storage.exists(f"checkpoints/{number}/{step}.safetensors")
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(keys(storage, "checkpoints")) == 20
+
+
+def test_prune_in_a_bucket(s3: str, connection: redis.Redis, tmp_path: Path) -> None:
+    storage = Storage(s3)
+    job_id = add_video(storage, 1, formats=("mp4", "png"))
+    storage.write_bytes(f"checkpoints/{2:020x}/3.safetensors", b"x")
+    home = Storage(str(tmp_path / "home"))
+    later = datetime.now(UTC) + timedelta(days=5)
+    assert find_removals(connection, storage, home, timedelta(days=6), later) == []
+    found = find_removals(connection, storage, home, timedelta(days=4), later)
+    assert [(removal.kind, removal.num_files) for removal in found] == [("video", 4), ("photo", 1), ("checkpoint", 1)]
+    assert found[0].keys[0] == f"outputs/photo-{job_id}.json", "where a sidecar stands, the files are whole"
+    assert len(remove_all(connection, found)) == 3
+    assert [*keys(storage), *keys(storage, "inputs"), *keys(storage, "checkpoints")] == []
+
+
+def test_a_bucket_that_is_not_there_is_named(s3: str) -> None:
+    storage = Storage("s3://svdq-no-such-bucket/prefix")
+    with pytest.raises(
+        UnavailableError, match=r"'s3://svdq-no-such-bucket/prefix' cannot be used \(there is no bucket"
+    ):
+        list(storage.entries("outputs"))
+    with pytest.raises(UnavailableError, match="does not exist"):
+        storage.write_text("outputs/a.json", "{}")
+
+
+@pytest.mark.parametrize("command", ["submit", "fetch", "gallery", "report", "prune"])
+def test_a_server_that_does_not_answer_is_exit_code_3(
+    svdq: Cli, connection: redis.Redis, photo: Path, s3: str, command: str
+) -> None:
+    arguments = {
+        "submit": [photo],
+        "fetch": ["--all", "--output", "videos"],
+        "gallery": ["--embed"],
+        "report": [],
+        "prune": ["--older-than", "30d", "--yes"],
+    }[command]
+    done = svdq(command, *arguments, "--storage", s3, AWS_ENDPOINT_URL="http://127.0.0.1:1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"Error: The storage '{s3}' cannot be used (")
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] not in done.stderr
+    assert connection.dbsize() == 0, "nothing was enqueued"
+    assert list(Path().iterdir()) in ([], [Path("videos")]), "no page, no video"

@@ -1,0 +1,196 @@
+import os
+import signal
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.storage.storage import Storage
+
+
+@pytest.fixture(params=["local", "file", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    urls = {"local": str(tmp_path / "s"), "file": f"file://{tmp_path}/s", "memory": f"memory://{tmp_path.name}"}
+    return Storage(urls[request.param])
+
+
+def files_under(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_inputs_are_content_addressed(storage: Storage) -> None:
+    key = storage.put_input(b"photo", "jpg")
+    assert key.startswith("inputs/")
+    assert key.endswith(".jpg")
+    assert storage.put_input(b"photo", "jpg") == key
+    assert storage.exists(key)
+    assert storage.read(key) == b"photo"
+    assert not storage.exists("inputs/none.jpg")
+
+
+def test_publish_replaces_files_and_folders(storage: Storage) -> None:
+    for content in (b"one", b"two"):
+        with storage.staging() as folder:
+            (folder / "a.mp4").write_bytes(content)
+            (folder / "frames").mkdir()
+            (folder / "frames" / f"{content.decode()}.png").write_bytes(content)
+            storage.publish(folder / "a.mp4", "outputs/1/a.mp4")
+            storage.publish(folder / "frames", "outputs/1/frames")
+        assert not folder.exists()
+        assert storage.read("outputs/1/a.mp4") == content
+        assert storage.read(f"outputs/1/frames/{content.decode()}.png") == content
+    assert not storage.exists("outputs/1/frames/one.png")
+    storage.write_text("outputs/1/a.json", "é")
+    assert storage.read("outputs/1/a.json").decode() == "é"
+
+
+def test_local_storage_leaves_nothing_behind(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "s"))
+    assert not (tmp_path / "s").exists(), "nothing is made before the first write"
+    elsewhere = tmp_path / "x.mp4"
+    elsewhere.write_bytes(b"x")
+    storage.publish(elsewhere, "outputs/x.mp4")
+    storage.write_text("outputs/x.json", "{}")
+    assert [path.name for path in files_under(tmp_path / "s")] == ["x.json", "x.mp4"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "s/outputs/x.json").stat().st_mode) == 0o666 & ~umask
+    assert storage.location("outputs/x.mp4") == str(tmp_path / "s/outputs/x.mp4")
+
+
+def test_a_crash_before_the_rename_leaves_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage(str(tmp_path / "s"))
+    storage.write_text("a.json", "old")
+
+    def crash(path: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        storage.write_text("a.json", "new")
+    assert storage.read("a.json") == b"old"
+
+
+@pytest.mark.parametrize("key", ["../x", "a/../x", "/etc/passwd", "a\\b", "s3://b/x", "", "a//b", "a/.", "a\0b", "a/"])
+def test_bad_keys(storage: Storage, key: str) -> None:
+    for method in (storage.read, storage.exists, storage.location):
+        with pytest.raises(InputError, match="storage key"):
+            method(key)
+    with pytest.raises(InputError):
+        storage.write_text(key, "")
+
+
+def test_problems_are_sentences_without_secrets(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^There is no kind of storage nosuch://") as caught:
+        Storage("nosuch://u:secret@h/x?token=hidden")
+    assert "secret" not in str(caught.value)
+    assert "hidden" not in str(caught.value)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match="SVDQ_STORAGE"):
+        Storage(str(tmp_path / "file")).put_input(b"x", "jpg")
+    with pytest.raises(UnavailableError):
+        Storage(str(tmp_path)).read("inputs/none.jpg")
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [
+        ("s3://bucket/x", "s3fs", "s3"),
+        ("gs://bucket/x", "gcsfs", "gcs"),
+        ("az://container/x", "adlfs", "azure"),
+        ("sftp://user:secret@host/x", "paramiko", "sftp"),
+    ],
+)
+def test_a_plugin_that_is_not_installed_is_named(url: str, module: str, extra: str) -> None:
+    code = (
+        "import sys\n"
+        f"sys.modules[{module!r}] = None  # as Python has it that a package is not there\n"
+        "from svdq.cli.main import run\n"
+        f"sys.exit(run(['report', '--storage', {url!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"pip install 'svdq[{extra}]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
+
+
+def test_a_photo_that_is_submitted_again_is_young_again(storage: Storage) -> None:
+    key = storage.put_input(b"photo", "jpg")
+    assert storage.has_input(key)
+    assert not storage.has_input("inputs/none.jpg")
+    if storage.folder:
+        os.utime(storage.folder / key, (0, 0))
+        assert storage.has_input(key)
+        entry = storage.entry(key)
+        assert entry is not None
+        assert datetime.now(UTC) - entry.modified_at < timedelta(minutes=5)
+
+
+def test_entries_are_all_files_below(storage: Storage, tmp_path: Path) -> None:
+    assert list(storage.entries("outputs")) == []
+    assert storage.entry("outputs/a.json") is None
+    for number, key in enumerate(("outputs/a.json", "outputs/b/c d/é.mp4", "outputs.txt", "inputs/x.jpg")):
+        storage.write_bytes(key, b"x" * number)
+    found = {entry.key: entry.size for entry in storage.entries("outputs")}
+    assert found == {"outputs/a.json": 0, "outputs/b/c d/é.mp4": 1}
+    assert all(abs(datetime.now(UTC) - entry.modified_at) < timedelta(minutes=5) for entry in storage.entries("inputs"))
+    assert storage.entry("inputs/x.jpg") == next(iter(storage.entries("inputs")))
+    assert dict(storage.read_many(["outputs/a.json", "outputs/none", "inputs/x.jpg"])) == {
+        "outputs/a.json": b"",
+        "inputs/x.jpg": b"xxx",
+    }
+    storage.copy_out("inputs/x.jpg", tmp_path / "copy.jpg")
+    assert (tmp_path / "copy.jpg").read_bytes() == b"xxx"
+
+
+def test_location_of_a_url_has_no_secrets() -> None:
+    assert Storage("memory://bucket/x/").location("a/b.mp4") == "memory://bucket/x/a/b.mp4"
+
+
+def test_names_and_removal(storage: Storage) -> None:
+    assert storage.names("checkpoints/job") == []
+    storage.remove("checkpoints/job")
+    for step in (3, 7):
+        storage.write_bytes(f"checkpoints/job/{step}.safetensors", b"x")
+    storage.write_bytes("checkpoints/other/1.safetensors", b"y")
+    assert sorted(storage.names("checkpoints/job")) == ["3.safetensors", "7.safetensors"]
+    storage.remove("checkpoints/job/3.safetensors")
+    assert storage.names("checkpoints/job") == ["7.safetensors"]
+    storage.remove("checkpoints/job")
+    assert storage.names("checkpoints") == ["other"]
+    with pytest.raises(InputError):
+        storage.remove("../elsewhere")
+
+
+def test_a_sweep_removes_what_killed_processes_left_and_nothing_else(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "s"))
+    code = (
+        "import os, signal, sys; from svdq.producer.storage.storage import Storage\n"
+        "with Storage(sys.argv[1]).staging() as folder:\n"
+        "    (folder / 'half.mp4').write_bytes(b'half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")]).returncode == -signal.SIGKILL
+    left = list((tmp_path / "s/tmp").iterdir())
+    assert [path.name for path in left[0].iterdir()] == ["half.mp4"]
+    elsewhere = tmp_path / "s/tmp/another-host@1-aa"
+    elsewhere.mkdir()
+    old = tmp_path / "s/tmp/another-host@1-bb"
+    old.write_bytes(b"")
+    os.utime(old, (0, 0))
+    with storage.staging() as ours:
+        storage.sweep()
+        assert sorted((tmp_path / "s/tmp").iterdir()) == sorted([ours, elsewhere])
+
+
+def test_a_write_that_fails_leaves_nothing_on_a_full_disk(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "s"))
+    storage.write_text("outputs/folder/x.json", "{}")
+    with pytest.raises(UnavailableError):
+        storage.write_text("outputs/folder", "{}")  # a folder is in the way of the rename
+    assert list((tmp_path / "s/tmp").iterdir()) == []

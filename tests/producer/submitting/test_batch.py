@@ -1,0 +1,170 @@
+"""Lists of photos: the same in csv, JSON lines and YAML, and every row that is wrong by its line."""
+
+import re
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.job import Job
+from svdq.producer.submitting.batch import COLUMNS, BadRowsError, read_batch
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.submit import Request
+
+NOW = datetime(2027, 1, 30, 21, 0).astimezone()
+TEN = datetime(2027, 1, 30, 22, 0).astimezone()
+
+CSV = """\
+photo,frames,size,noise_aug_strength,format,seed,priority,at,name,output
+cup.jpg,,,,,,,,,
+"sub/a, b.jpg",25,576x320,0.05,mp4 gif,7,high,22:00,{stem}-{seed},x/y
+"""
+JSONL = """\
+{"photo": "cup.jpg", "frames": null}
+
+{"photo": "sub/a, b.jpg", "frames": 25, "size": "576x320", "noise_aug_strength": 0.05, "format": ["mp4", "gif"], \
+"seed": 7, "priority": "high", "at": "22:00", "name": "{stem}-{seed}", "output": "x/y"}
+"""
+YAML = """\
+# Two photos.
+- photo: cup.jpg
+  frames:
+- {photo: "sub/a, b.jpg", frames: 25, size: 576x320, noise_aug_strength: 0.05, format: [mp4, gif], seed: 7,
+   priority: high, at: 22:00, name: "{stem}-{seed}", output: x/y}
+"""
+
+
+def read(tmp_path: Path, name: str, text: str | bytes) -> list[Request]:
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_batch(path, NOW)
+
+
+def reasons(tmp_path: Path, name: str, text: str) -> list[str]:
+    """What is said of each bad row, without the name of the file."""
+    with pytest.raises(BadRowsError) as caught:
+        read(tmp_path, name, text)
+    said = caught.value.reasons or (str(caught.value).removesuffix(" Nothing was submitted."),)
+    assert all(reason.startswith(f"{name}, ") and "\n" not in reason for reason in said)
+    return [reason.removeprefix(f"{name}, ") for reason in said]
+
+
+def test_every_parameter_of_a_job_has_a_column() -> None:
+    assert set(Job.model_fields) - {"image", "folder"} <= set(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("list.csv", CSV, (2, 3)),
+        ("list.csv", "\ufeff" + CSV.replace(",", ";").replace("a; b", "a, b").replace("\n", "\r\n"), (2, 3)),
+        ("list.csv", CSV.replace(",", "\t").replace("a\t b", "a, b"), (2, 3)),
+        ("list.jsonl", JSONL, (1, 3)),
+        ("list.yaml", YAML, (2, 4)),
+        ("LIST.YML", YAML, (2, 4)),
+    ],
+)
+def test_a_list(tmp_path: Path, name: str, text: str, lines: tuple[int, int]) -> None:
+    plain, full = read(tmp_path, name, text)
+    assert [request.where for request in (plain, full)] == [f"{name}, line {line}: " for line in lines]
+    assert (plain.path, plain.order.options, plain.order.at) == (tmp_path / "cup.jpg", (SubmitOptions(),), None)
+    assert full.path == tmp_path / "sub" / "a, b.jpg"
+    assert full.order.options == (
+        SubmitOptions(frames=25, width=576, height=320, noise_aug_strength=0.05, formats=("mp4", "gif"), seed=7),
+    )
+    order = full.order
+    assert (order.priority, order.at, order.name, order.folder) == ("high", TEN, "{stem}-{seed}", "x/y")
+
+
+def test_a_cell_may_have_lines(tmp_path: Path) -> None:
+    text = 'photo,fps\n"a\nb.jpg",8\nc.jpg,0\nd.jpg,9\n'
+    assert reasons(tmp_path, "list.csv", text)[0].startswith("line 4: fps 0")
+
+
+def test_an_anchor_is_shared_by_rows(tmp_path: Path) -> None:
+    text = "- &base {photo: a.jpg, fps: 8}\n- {<<: *base, photo: b.jpg}\n"
+    assert [(r.path.name, r.order.options[0].fps) for r in read(tmp_path, "l.yaml", text)] == [
+        ("a.jpg", 8),
+        ("b.jpg", 8),
+    ]
+
+
+def test_rows_that_ask_for_the_same_share_it(tmp_path: Path) -> None:
+    requests = read(tmp_path, "list.csv", "photo,fps\na.jpg,8\nb.jpg,8\n")
+    assert requests[0].order is requests[1].order
+
+
+def test_all_bad_rows_are_told_of(tmp_path: Path) -> None:
+    text = "\n".join(
+        [
+            "photo,fps,motion_bucket_id,size,seed,priority,at,name,output",
+            "a.jpg,7,127,576x320,1,low,,,",
+            "b.jpg,many,,,,,,,",
+            ",7,,,,,,,",
+            "c.jpg,,5000,,,,,,",
+            "d.jpg,,,100x100,,,,,",
+            "e.jpg,,,,,urgent,,,",
+            "f.jpg,,,,,,yesterday,,",
+            "g.jpg,,,,,,,{colour},",
+            "h.jpg,,,,,,,,/tmp",
+            "i.jpg,,,,,,,,,extra",
+            "j.jpg",
+        ]
+    )
+    said = reasons(tmp_path, "list.csv", text)
+    wrong = ["fps 'many'", "photo", "motion_bucket_id 5000", "size 100x100", "'urgent'", "at 'yesterday'"]
+    wrong += ["{colour}", "'/tmp'", "10 cells"]
+    assert [reason.partition(":")[0] for reason in said] == [f"line {line}" for line in range(3, 12)]
+    for reason, what in zip(said, wrong, strict=True):
+        assert what in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("l.csv", "photo,colour\na.jpg,red\n", "line 1: There is no column 'colour'; the columns are photo,"),
+        ("l.csv", "photo,fps,fps\na.jpg,7,8\n", "line 1: .* twice"),
+        ("l.csv", "file\na.jpg\nb.jpg\n", "line 1: There is no column 'file'"),
+        ("l.csv", "photo,\na.jpg,red\n", "line 2: There is no column ''"),
+        ("l.csv", 'photo\n"a.jpg\n', "line 2: It is not csv"),
+        ("l.csv", "photo,size,width\na.jpg,64x64,64\n", "line 2: The column width says again"),
+        ("l.csv", "photo,format\na.jpg,avi\n", "line 2: format avi is not allowed"),
+        ("l.jsonl", '{"photo": "a.jpg"}\n{"photo": \n', "line 2: It is not JSON"),
+        ("l.jsonl", '["a.jpg"]', "line 1: It is not an object"),
+        ("l.jsonl", '{"photo": "a.jpg", "fps": true}', "line 1: fps true is not allowed"),
+        ("l.jsonl", '{"photo": "a.jpg", "fps": [7]}', r"line 1: fps \[7\] is not allowed"),
+        ("l.yaml", "photo: a.jpg\n", "line 1: It is not YAML .*list of rows"),
+        ("l.yaml", "- photo: a.jpg\n- b.jpg\n", "line 2: It is not YAML .*mapping"),
+        ("l.yaml", "- photo: a.jpg\n- {photo: b.jpg, ]}\n", "line 2: It is not YAML"),
+        ("l.yaml", "- !!python/object/apply:os.system [true]\n", "line 1: It is not YAML"),
+        ("l.yaml", "- photo: !!python/name:os.system a\n", "line 1: It is not YAML"),
+    ],
+)
+def test_bad_lists(tmp_path: Path, name: str, text: str, says: str) -> None:
+    (reason,) = reasons(tmp_path, name, text)
+    assert re.match(says, reason), reason
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("list.txt", b"a.jpg", "ends in .csv, .jsonl"),
+        ("list.csv", b"", "no rows"),
+        ("list.csv", b"photo\n\n", "no rows"),
+        ("list.jsonl", b"\n", "no rows"),
+        ("list.yaml", b"# nothing\n", "no rows"),
+        ("list.csv", b"photo\n\xff.jpg\n", "UTF-8"),
+    ],
+)
+def test_what_is_no_list(tmp_path: Path, name: str, data: bytes, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        read(tmp_path, name, data)
+
+
+def test_no_such_list(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no file"):
+        read_batch(tmp_path / "list.csv", NOW)
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(InputError, match="cannot be read"):
+        read_batch(tmp_path / "folder.csv", NOW)

@@ -1,0 +1,124 @@
+"""Jobs into real queues: once each, at once, at a set time, or after others."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import redis
+from rq.job import JobStatus
+from rq.scheduler import RQScheduler
+from rq.serializers import JSONSerializer
+
+from svdq.pipeline.errors import InputError
+from svdq.producer import control
+from svdq.producer.job import Job
+from svdq.producer.keys import QUEUE_NAMES
+from svdq.producer.queue import RENDER, SvdqQueue, fetch, read_job
+from svdq.producer.status.status import list_jobs, view
+from svdq.producer.submitting.enqueue import Entry, enqueue_after, enqueue_many
+
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+
+
+def entry(job_id: str, seed: int = 1, priority: str = "default", at: datetime | None = None) -> Entry:
+    return Entry(job=JOB.model_copy(update={"seed": seed}), job_id=job_id, priority=priority, at=at)
+
+
+def waiting(connection: redis.Redis, priority: str = "default") -> list[str]:
+    return SvdqQueue(f"svdq-{priority}", connection=connection).get_job_ids()
+
+
+def test_each_once_and_in_order(connection: redis.Redis) -> None:
+    first = enqueue_many(connection, [entry("a", 1), entry("b", 2, "high"), entry("c", 3)])
+    assert [enqueued.is_new for enqueued in first] == [True] * 3
+    again = enqueue_many(connection, [entry("d", 4), entry("a", 9), entry("b", 9), entry("d", 9)])
+    assert [enqueued.is_new for enqueued in again] == [True, False, False, False]
+    recorded = [read_job(enqueued.rq_job) for enqueued in again]
+    assert [job and job.seed for job in recorded] == [4, 1, 2, 4]
+    assert [enqueued.rq_job.get_status(refresh=False) for enqueued in again] == [JobStatus.QUEUED] * 4
+    assert waiting(connection) == ["a", "c", "d"]
+    assert waiting(connection, "high") == ["b"]
+
+
+def test_they_are_jobs_as_rq_makes_them(connection: redis.Redis) -> None:
+    enqueue_many(connection, [entry("ours", 5)])
+    queue = SvdqQueue("svdq-default", connection=connection)
+    theirs = queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id="theirs")
+    ours = connection.hgetall("rq:job:ours")
+    assert set(connection.hgetall("rq:job:theirs")) <= set(ours)
+    job = fetch(connection, "ours")
+    assert (job.timeout, job.retries_left, job.origin, job.func_name) == (-1, 3, "svdq-default", RENDER)
+    assert abs((job.enqueued_at - theirs.enqueued_at).total_seconds()) < 60
+    assert SvdqQueue.all(connection=connection) == [queue]
+
+
+def test_at_a_set_time(connection: redis.Redis) -> None:
+    at = datetime(2099, 1, 31, 22, tzinfo=UTC)
+    past = datetime.now(UTC) - timedelta(seconds=2)
+    enqueue_many(connection, [entry("later", at=at), entry("due", 2, "low", at=past)])
+    assert waiting(connection) == waiting(connection, "low") == []
+    (again,) = enqueue_many(connection, [entry("later")])
+    assert not again.is_new
+    seen = view(connection, "later")
+    assert (seen.status, seen.scheduled_at, seen.ended) == ("scheduled", at, False)
+    assert seen.as_json()["scheduled_at"] == "2099-01-31T22:00:00+00:00"
+    assert [job.id for job in list_jobs(connection, statuses=("scheduled",))] == ["due", "later"]
+
+    scheduler = RQScheduler(QUEUE_NAMES, connection=connection, serializer=JSONSerializer)
+    scheduler.acquire_locks()
+    scheduler.enqueue_scheduled_jobs()
+    assert waiting(connection, "low") == ["due"]
+    assert waiting(connection) == []
+    due = view(connection, "due")
+    assert (due.status, due.scheduled_at, due.parameters["seed"]) == ("queued", None, 2)
+
+
+def test_what_is_due_is_never_early(connection: redis.Redis) -> None:
+    at = datetime(2099, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+    enqueue_many(connection, [entry("a", at=at)])
+    assert view(connection, "a").scheduled_at == datetime(2099, 1, 1, 0, 0, 1, tzinfo=UTC)
+
+
+def test_a_scheduled_job_is_cancelled_and_retried(connection: redis.Redis) -> None:
+    enqueue_many(connection, [entry("a", at=datetime(2099, 1, 1, tzinfo=UTC))])
+    assert control.cancel(connection, "a") == "canceled"
+    assert connection.zcard("rq:scheduled:svdq-default") == 0
+    control.retry(connection, "a")
+    assert waiting(connection) == ["a"]
+
+
+def test_after_others(connection: redis.Redis) -> None:
+    enqueue_many(connection, [entry("a"), entry("b")])
+    new = enqueue_after(connection, entry("c", 3), ["a", "b"])
+    assert (new.is_new, new.rq_job.get_status(refresh=False)) == (True, JobStatus.DEFERRED)
+    assert waiting(connection) == ["a", "b"]
+    seen = view(connection, "c")
+    assert (seen.status, seen.after) == ("deferred", ("a", "b"))
+    again = enqueue_after(connection, entry("c", 9), ["a"])
+    recorded = read_job(again.rq_job)
+    assert recorded is not None
+    assert (again.is_new, recorded.seed) == (False, 3)
+
+    queue = SvdqQueue("svdq-default", connection=connection)
+    for job_id, status in (("a", JobStatus.FINISHED), ("b", JobStatus.FAILED)):
+        job = fetch(connection, job_id)
+        job.set_status(status)
+        queue.enqueue_dependents(job)
+    assert waiting(connection) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.FAILED])
+def test_after_what_has_ended_already(connection: redis.Redis, status: JobStatus) -> None:
+    enqueue_many(connection, [entry("a")])
+    fetch(connection, "a").set_status(status)
+    assert enqueue_after(connection, entry("b"), ["a"]).rq_job.get_status(refresh=False) is JobStatus.QUEUED
+    assert waiting(connection) == ["a", "b"]
+
+
+def test_after_what_cannot_come(connection: redis.Redis) -> None:
+    enqueue_many(connection, [entry("a")])
+    control.cancel(connection, "a")
+    with pytest.raises(InputError, match="canceled"):
+        enqueue_after(connection, entry("b"), ["a"])
+    with pytest.raises(InputError, match="no job 'x'"):
+        enqueue_after(connection, entry("b"), ["x"])
+    assert not connection.exists("rq:job:b")

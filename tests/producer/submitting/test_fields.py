@@ -1,0 +1,62 @@
+from typing import Any
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.job import Job
+from svdq.producer.submitting.fields import FIELDS, read_field, sweep
+from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions
+
+
+def test_every_parameter_of_a_job_can_be_read() -> None:
+    assert set(Job.model_fields) - {"image", "name", "folder"} == set(FIELDS) - {"size"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values"),
+    [
+        ("frames", " 25 ", {"frames": 25}),
+        ("noise_aug_strength", "1e-2", {"noise_aug_strength": 0.01}),
+        ("size", "576x320", {"width": 576, "height": 320}),
+        ("formats", "mp4, gif mp4", {"formats": ("mp4", "gif")}),
+        ("fit", "pad", {"fit": "pad"}),
+    ],
+)
+def test_fields(name: str, text: str, values: dict[str, Any]) -> None:
+    assert read_field(name, text, "it") == values
+
+
+@pytest.mark.parametrize(("name", "text"), [("frames", "2.5"), ("fps", ""), ("seed", "x"), ("size", "576")])
+def test_what_is_no_value(name: str, text: str) -> None:
+    with pytest.raises(InputError, match=f"^column .?{text}"):
+        read_field(name, text, "column")
+
+
+def test_a_sweep_has_all_combinations() -> None:
+    swept = sweep(SubmitOptions(steps=4), ["motion-bucket-id=60,127", "size=64x64,128x64,64x64"])
+    seen = [(options.steps, options.motion_bucket_id, options.width, options.height) for options in swept]
+    assert seen == [(4, 60, 64, 64), (4, 60, 128, 64), (4, 127, 64, 64), (4, 127, 128, 64)]
+    assert sweep(SubmitOptions(steps=4), []) == (SubmitOptions(steps=4),)
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "says"),
+    [
+        (["fps"], "is not a sweep"),
+        (["colour=1,2"], "is not a sweep; .* motion_bucket_id"),
+        (["formats=mp4,gif"], "is not a sweep"),
+        (["fps="], "--sweep fps"),
+        (["fps=7,,8"], "--sweep fps"),
+        (["fps=7", "fps=8"], "--fps"),
+        (["width=64", "size=64x64"], "--width"),
+        (["steps=3"], "--steps"),
+    ],
+)
+def test_what_is_no_sweep(sweeps: list[str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        sweep(SubmitOptions(steps=4), sweeps)
+
+
+def test_a_sweep_without_end_is_not_made() -> None:
+    numbers = ",".join(map(str, range(1, 1000)))
+    assert len(sweep(SubmitOptions(), [f"seed={numbers}", f"steps={numbers}", f"frames={numbers}"])) == MAX_VIDEOS + 1

@@ -1,0 +1,77 @@
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.submitting.names import check_template, read_folder, render_name
+
+FIELDS = ("stem", "seed", "frames", "noise_aug_strength")
+VALUES = {"stem": "a photo", "seed": 7, "frames": None, "noise_aug_strength": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("cup", "cup"),
+        ("{stem}-{seed}", "a photo-7"),
+        ("{seed:04}", "0007"),
+        ("{noise_aug_strength:.3f}", "0.020"),
+        ("{{{stem}}}", "{a photo}"),
+        ("{stem}: {seed}?", "a photo_ 7_"),
+        (".{stem}", "a photo"),
+        ("{stem:>99}" * 4, "a photo"),  # spaces around a name go, and what is too long for a file
+    ],
+)
+def test_names(template: str, name: str) -> None:
+    check_template(template, FIELDS)
+    assert render_name(template, VALUES).startswith(name)
+    assert len(render_name(template, VALUES).encode()) <= 180
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{colour}", "{colour}.*frames, noise_aug_strength, seed, stem"),
+        ("{}", "fields are"),
+        ("{0}", "fields are"),
+        ("{stem.__class__}", "fields are"),
+        ("{stem[0]}", "fields are"),
+        ("{stem", "not a template"),
+        ("stem}", "not a template"),
+        ("{stem!r}", "{stem:04}"),
+        ("{seed:999999999}", "{seed:04}"),
+        ("{seed:{stem}}", "{seed:04}"),
+        ("{stem}/{seed}", "--output"),
+        ("..\\x", "--output"),
+        (" ", "empty"),
+    ],
+)
+def test_what_is_no_template(template: str, says: str) -> None:
+    with pytest.raises(InputError, match=says) as caught:
+        check_template(template, FIELDS)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_made() -> None:
+    with pytest.raises(InputError, match=r"frames.*left to the model"):
+        render_name("{frames}", VALUES)
+    with pytest.raises(InputError, match="cannot be made"):
+        render_name("{stem:04d}", VALUES)
+
+
+@pytest.mark.parametrize(
+    ("text", "folder"),
+    [("", ""), (".", ""), ("holiday", "holiday"), ("./a/b c/", "a/b c"), ("a//b", "a/b"), ("für Oma", "für Oma")],
+)
+def test_folders(text: str, folder: str) -> None:
+    assert read_folder(text) == folder
+
+
+@pytest.mark.parametrize("text", ["/videos", "../videos", "a/../../b", "~/videos", "s3://bucket/videos"])
+def test_a_folder_elsewhere(text: str) -> None:
+    with pytest.raises(InputError, match=r"--storage.*svdq fetch"):
+        read_folder(text)
+
+
+@pytest.mark.parametrize("text", [".hidden", "a/.b", "a\\b", "a\nb", "x" * 256, "x/" * 600])
+def test_a_folder_that_not_every_storage_takes(text: str) -> None:
+    with pytest.raises(InputError, match="every storage"):
+        read_folder(text)

@@ -1,0 +1,118 @@
+import io
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.job import Job
+from svdq.producer.submitting.photos import check_photo, safe_name
+
+MAX_PIXELS = 100_000_000
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def encoded(kind: str, size: tuple[int, int] = (64, 48)) -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise(size, 60).convert("RGB").save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "extension"),
+    [
+        ("JPEG", "jpg"),
+        ("PNG", "png"),
+        ("WEBP", "webp"),
+        ("TIFF", "tif"),
+        ("GIF", "gif"),
+        ("BMP", "bmp"),
+        ("PPM", "ppm"),
+    ],
+)
+def test_extension_is_that_of_the_content(tmp_path: Path, kind: str, extension: str) -> None:
+    path = tmp_path / "photo.dat"
+    path.write_bytes(encoded(kind))
+    photo = check_photo(path, MAX_PIXELS)
+    assert photo.extension == extension
+    assert photo.key == f"inputs/{photo.sha256}.{extension}"
+    assert photo.read() == path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP"])
+def test_truncated(tmp_path: Path, kind: str) -> None:
+    data = encoded(kind)
+    for length in range(1, len(data) * 9 // 10, max(len(data) // 40, 1)):
+        path = tmp_path / "photo.jpg"
+        path.write_bytes(data[:length])
+        with pytest.raises(InputError):
+            check_photo(path, MAX_PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"hello, I am a text", "not a photo"),
+        (b"%PDF-1.4", "not a photo"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC"),
+        (png_that_claims(60_000, 60_000), "60000x60000"),
+        (png_that_claims(11_000, 11_000), "11000x11000"),
+        (png_that_claims(100, 100), "cut short"),
+    ],
+)
+def test_bad_content(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(content)
+    begin = time.monotonic()
+    with pytest.raises(InputError, match=says) as caught:
+        check_photo(path, MAX_PIXELS)
+    assert str(path) in str(caught.value)
+    assert time.monotonic() - begin < 2
+
+
+def test_bad_paths(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.jpg", tmp_path, Path("/dev/zero"), Path("a\0b")):
+        with pytest.raises(InputError):
+            check_photo(path, MAX_PIXELS)
+
+
+def test_large_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match="bytes"):
+        check_photo(path, MAX_PIXELS)
+
+
+def test_a_photo_that_changes_meanwhile(photo: Path) -> None:
+    checked = check_photo(photo, MAX_PIXELS)
+    photo.write_bytes(b"other")
+    with pytest.raises(InputError, match="changed"):
+        checked.read()
+
+
+def test_pillow_keeps_its_limit(photo: Path) -> None:
+    limit = Image.MAX_IMAGE_PIXELS
+    check_photo(photo, MAX_PIXELS)
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize(
+    "stem", ["a b", ".hidden", "..", "a/b\\c", "x\n\x1b[31m", "\udc80", "é" * 300, "写真" * 200, "", "  "]
+)
+def test_names_are_safe(stem: str) -> None:
+    name = safe_name(stem)
+    assert Job(image=f"inputs/{'0' * 64}.jpg", name=name, seed=0).name == name
+    assert len(name.encode()) <= 180

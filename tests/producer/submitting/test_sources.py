@@ -1,0 +1,80 @@
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.submitting.sources import find_photos
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Photos by their names, which is all that is looked at."""
+    folder = tmp_path / "tree"
+    for name in (
+        "b.JPG",
+        "a.png",
+        "notes.txt",
+        ".hidden.jpg",
+        "sub/c.webp",
+        "sub/deep/d.jpeg",
+        ".dot/e.jpg",
+        "x[1].jpg",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "empty").mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def found(*words: str, recursive: bool = False, stdin: bytes = b"", storage: Path | None = None) -> list[str]:
+    sources = find_photos(words, recursive=recursive, stdin=io.BytesIO(stdin), storage=storage)
+    return [str(path) for path in sources.paths]
+
+
+def test_files_are_taken_as_they_are_named(tree: Path) -> None:
+    for words in (["notes.txt", "x[1].jpg", "missing.jpg"], ["x" * 300]):
+        assert found(*words) == words
+
+
+def test_folders(tree: Path) -> None:
+    assert found(".") == ["a.png", "b.JPG", "x[1].jpg"]
+    assert found(".", recursive=True) == ["a.png", "b.JPG", "x[1].jpg", "sub/c.webp", "sub/deep/d.jpeg"]
+    assert found("sub", "a.png") == ["sub/c.webp", "a.png"]
+    assert found(".", recursive=True, storage=tree / "sub") == ["a.png", "b.JPG", "x[1].jpg"]
+    assert find_photos(["."], recursive=True).num_others == 1
+
+
+def test_a_link_to_a_folder_above_ends(tree: Path) -> None:
+    (tree / "sub" / "loop").symlink_to(tree)
+    assert found("sub", recursive=True) == ["sub/c.webp", "sub/deep/d.jpeg"]
+
+
+def test_patterns(tree: Path) -> None:
+    assert found("*.*") == ["a.png", "b.JPG", "x[1].jpg"]
+    assert found("*") == ["a.png", "b.JPG", "x[1].jpg"]
+    assert found("**/*.jpeg", "[ab].*") == ["sub/deep/d.jpeg", "a.png", "b.JPG"]
+
+
+def test_standard_input(tree: Path) -> None:
+    assert found("-", stdin=b"b.JPG\n\nsub\r\nx[1].jpg") == ["b.JPG", "sub/c.webp", "x[1].jpg"]
+    assert found("a.png", "-", stdin=b"a\nb.jpg\0x[1].jpg\0") == ["a.png", "a\nb.jpg", "x[1].jpg"]
+    assert found("-", stdin=b"\xff.jpg") == [os.fsdecode(b"\xff.jpg")]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["empty"], "no photos in the folder 'empty'; .*--recursive"),
+        (["*.tiff"], "no photo like '\\*.tiff'"),
+        (["-"], "standard input"),
+        ([""], "empty path"),
+    ],
+)
+def test_nothing_found(tree: Path, words: list[str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        found(*words)
+    with pytest.raises(InputError, match=r"no photos in the folder 'empty'\.$"):
+        found("empty", recursive=True)

@@ -1,0 +1,1 @@
+"""`svdq bench` through loop and daemon."""

@@ -1,0 +1,159 @@
+"""`svdq bench`: which runs to do, through loop or daemon, and what they come to. Knows no terminal."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from svdq.pipeline.bench.bench import RankLog, Workload, run_loop
+from svdq.pipeline.bench.figures import Run, make_run
+from svdq.pipeline.bench.timeline import plot_timeline
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.partition import Costs
+from svdq.pipeline.trace import write_trace
+from svdq.worker.bench.daemon import run_daemon
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What is to be measured; units are in the names."""
+
+    model: str
+    ranks: tuple[int, ...]
+    steps: int
+    step_ms: float
+    encode_ms: float
+    decode_ms: float
+    #: Slowdown of each rank, or None when all are equal.
+    rank_speed: tuple[float, ...] | None
+    samples: int
+    #: None: two rounds of the ranks.
+    warmup_samples: int | None
+    frames: int
+    size: str
+    device: str
+    #: loop or daemon.
+    through: str
+    compare_replicas: bool
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the costs are set and not measured."""
+        return self.model == "simulated"
+
+    def num_warmup(self, ranks: int) -> int:
+        """Count the videos that are left out of the steady figures."""
+        return 2 * ranks if self.warmup_samples is None else self.warmup_samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """All runs of one call, in order, and the logs of the last one that was no replicas run."""
+
+    runs: list[Run]
+    logs: list[RankLog]
+
+
+def run_bench(options: BenchOptions) -> BenchReport:
+    """Do the runs.
+
+    Raises:
+        InputError: the options do not go together.
+        SvdqError: a run failed.
+    """
+    if options.rank_speed is not None and (
+        not options.simulated or any(len(options.rank_speed) != ranks for ranks in options.ranks)
+    ):
+        raise InputError(
+            f"--rank-speed {','.join(map(str, options.rank_speed))} needs the simulated model and one number for each "
+            f"of the {options.ranks[0]} ranks."
+        )
+    if options.rank_speed is not None and options.through == "daemon":
+        raise InputError("--rank-speed goes through the loop only; leave out --through daemon.")
+    for ranks in options.ranks:
+        needed = options.num_warmup(ranks) + ranks + 2
+        if options.samples < needed:
+            raise InputError(
+                f"--samples {options.samples} is too few to measure {ranks} ranks after {options.num_warmup(ranks)} to "
+                f"warm up; give at least {needed}."
+            )
+    with tempfile.TemporaryDirectory(prefix="svdq-tiny-") as folder:
+        model = options.model
+        if model == "tiny":
+            from svdq.pipeline.models.tiny import write_tiny_model
+
+            model = str(Path(folder, "tiny"))
+            write_tiny_model(Path(model))
+        runs: list[Run] = []
+        logs: list[RankLog] = []
+        for ranks in options.ranks:
+            workload = _workload(options, model, ranks)
+            logs = run_daemon(workload) if options.through == "daemon" else run_loop(workload)
+            runs.append(_figures(options, ranks, logs, options.through))
+            if options.compare_replicas:
+                runs.append(_figures(options, ranks, run_loop(workload, replicas=True), "replicas"))
+        return BenchReport(runs=runs, logs=logs)
+
+
+def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
+    width, _, height = options.size.partition("x")
+    try:
+        parameters = VideoParameters(
+            frames=options.frames, steps=options.steps, width=int(width), height=int(height), seed=0
+        )
+    except (ValidationError, ValueError) as error:
+        raise InputError(
+            f"--size {options.size} is not a size; write it as WIDTHxHEIGHT in multiples of 64, such as 576x320."
+        ) from error
+    speeds = options.rank_speed or (1.0,) * ranks
+    timings = f"step_ms={options.step_ms},encode_ms={options.encode_ms},decode_ms={options.decode_ms}"
+    return Workload(
+        models=tuple(
+            f"simulated:{timings},slowdown={speed}" if options.simulated else model for speed in speeds[:ranks]
+        ),
+        parameters=parameters,
+        num_samples=options.samples,
+        device=options.device,
+    )
+
+
+def _figures(options: BenchOptions, ranks: int, logs: Sequence[RankLog], through: str) -> Run:
+    costs = None
+    if options.simulated:
+        costs = Costs(
+            step_s=tuple(options.step_ms / 1000 * speed for speed in options.rank_speed or (1.0,) * ranks),
+            encode_s=options.encode_ms / 1000,
+            decode_s=options.decode_ms / 1000,
+        )
+    return make_run(
+        logs,
+        model=options.model,
+        through=through,
+        steps=options.steps,
+        warmup_samples=options.num_warmup(ranks),
+        costs=costs,
+    )
+
+
+def write_results(
+    report: BenchReport, *, json_path: Path | None, plot_path: Path | None, trace_path: Path | None
+) -> None:
+    """Write the files that were asked for."""
+    if json_path is not None:
+        document: dict[str, Any] = {"runs": [asdict(run) for run in report.runs]}
+        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if plot_path is not None:
+        run = next(run for run in reversed(report.runs) if run.through != "replicas")
+        plot_timeline(
+            report.logs,
+            plot_path,
+            f"{run.model}, {run.ranks} ranks, {run.steps} steps of {run.step_ms:.4g} ms, "
+            f"encode {run.encode_ms:.4g} ms, decode {run.decode_ms:.4g} ms: efficiency {run.efficiency:.3f}",
+        )
+    if trace_path is not None:
+        write_trace(trace_path, [event for log in report.logs for event in log.events])

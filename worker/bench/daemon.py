@@ -1,0 +1,106 @@
+"""A bench run through the whole daemon: real Redis, a real `svdq worker`, real files, a home of its own."""
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from rq.job import Job as RqJob
+from rq.serializers import JSONSerializer
+
+from svdq.pipeline.bench.bench import RankLog, Workload
+from svdq.pipeline.errors import SvdqError
+from svdq.producer import queue
+from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.job import Job
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+from svdq.worker.launching.group_process import environment_of
+
+
+def run_daemon(workload: Workload) -> list[RankLog]:
+    """Queue the workload's videos, have the daemon render them and return what each rank saw.
+
+    Raises:
+        SvdqError: the worker failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
+        settings = Settings.load(
+            home=Path(folder), storage=str(Path(folder, "storage")), model=workload.models[0]
+        ).model_copy(update={"redis_url": None})
+        try:
+            return _run(workload, settings, Path(folder))
+        finally:
+            stop_server(settings.home)
+
+
+def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankLog]:
+    with queue.session(settings) as connection:
+        key = Storage(settings.storage).put_input(_noise(workload.parameters.width, workload.parameters.height), "png")
+        job_ids = []
+        for seed in range(workload.num_samples):
+            values = workload.parameters.model_dump() | {"seed": seed, "image": key, "name": f"sample-{seed}"}
+            job = Job.model_validate(values)
+            job_ids.append(queue.enqueue(connection, job, job.digest(seed_was_drawn=False)).id)
+        trace_path = folder / "trace.json"
+        _render(workload, settings, folder / "worker.log", trace_path)
+        ended = RqJob.fetch_many(job_ids, connection=connection, serializer=JSONSerializer)
+    finished_s, failures = [], []
+    for rq_job in ended:
+        if rq_job is not None and rq_job.ended_at is not None and rq_job.is_finished:
+            finished_s.append(rq_job.ended_at.timestamp())
+        else:
+            failures.append(f"job {rq_job and rq_job.id} did not finish")
+    events = json.loads(trace_path.read_text(encoding="utf-8"))["traceEvents"]
+    num_ranks = len(workload.models)
+    return [
+        _log(
+            [event for event in events if event["pid"] == rank],
+            finished_s=sorted(finished_s) if rank == num_ranks - 1 else [],
+            failures=failures if rank == 0 else [],
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def _render(workload: Workload, settings: Settings, log_path: Path, trace_path: Path) -> None:
+    """Run `svdq worker --burst` until the queue is empty."""
+    shape = workload.parameters
+    command = [sys.executable, "-m", "svdq.cli", "worker", "--burst"]
+    command += ["--ranks", str(len(workload.models)), "--device", workload.device, "--trace", str(trace_path)]
+    command += ["--warm", f"{shape.width}x{shape.height}x{shape.frames}"]
+    with log_path.open("wb") as log:
+        code = subprocess.run(command, env=environment_of(settings), stdout=log, stderr=log, check=False).returncode
+    if code != 0:
+        lines = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise SvdqError(f"The worker of the bench ended with exit code {code}: {lines[-1] if lines else 'no output'}")
+
+
+def _log(events: Sequence[dict[str, Any]], *, finished_s: list[float], failures: list[str]) -> RankLog:
+    """Read a rank's log from its trace events."""
+    usage = next(event["args"] for event in events if event["name"] == "usage")
+    spans = [
+        (event["name"], event["args"]["job"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+        for event in events
+        if event["ph"] == "X"
+    ]
+    return RankLog(
+        spans=spans,
+        events=list(events),
+        finished_s=finished_s,
+        started_s=min((start for name, _, start, _ in spans if name == "encode"), default=None),
+        failures=failures,
+        cpu_s=usage["cpu_s"],
+        rss_mb=[usage["rss_mb"]],
+    )
+
+
+def _noise(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise((width, height), 64).convert("RGB").save(buffer, "png")
+    return buffer.getvalue()

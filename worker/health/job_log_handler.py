@@ -1,0 +1,59 @@
+"""Puts what a rank logs about a job with that job, besides on the terminal. Knows no Redis.
+
+A record belongs to the jobs that it names, or else, when it comes from the step loop, to the job computed there.
+"""
+
+import logging
+import re
+import socket
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+
+from svdq.producer.status.job_log import LogEntry
+
+#: Lines that may wait for Redis; of more the oldest go.
+MAX_WAITING = 500
+
+#: Ids of our jobs, as `Job.digest` makes them.
+_JOB_ID = re.compile(r"\b[0-9a-f]{20}\b")
+
+
+class JobLogHandler(logging.Handler):
+    """Collects the lines until they are taken."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(logging.Formatter("%(message)s"))
+        self._rank = rank
+        self._host = socket.gethostname()
+        self._waiting: deque[tuple[str, LogEntry]] = deque(maxlen=MAX_WAITING)
+        #: The job that the step loop computes, which is the main thread.
+        self.current_job: Callable[[], str | None] = lambda: None
+        #: Called when there is something to take.
+        self.on_line: Callable[[], object] = lambda: None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record."""
+        text = self.format(record)
+        job_ids = list(dict.fromkeys(_JOB_ID.findall(record.getMessage())))
+        if not job_ids and record.thread == threading.main_thread().ident:
+            job_ids = [job_id for job_id in (self.current_job(),) if job_id]
+        if job_ids:
+            entry = LogEntry.now(rank=self._rank, host=self._host, level=record.levelname, text=text, at=record.created)
+            self._waiting.extend((job_id, entry) for job_id in job_ids)
+            self.on_line()
+
+    def take(self) -> dict[str, list[LogEntry]]:
+        """Give what has come since the last time, by job."""
+        taken = defaultdict(list)
+        while self._waiting:
+            job_id, entry = self._waiting.popleft()
+            taken[job_id].append(entry)
+        return taken
+
+    def give_back(self, taken: Mapping[str, list[LogEntry]]) -> None:
+        """Take back what could not be passed on; it comes before what has come since."""
+        lines = [(job_id, entry) for job_id, entries in taken.items() for entry in entries]
+        too_many = max(0, len(lines) + len(self._waiting) - MAX_WAITING)
+        self._waiting.extendleft(reversed(lines[too_many:]))

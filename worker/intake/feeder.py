@@ -1,0 +1,230 @@
+"""Takes jobs off the queue when the stage wants them, and gives it what it needs of them. Bookkeeping thread only.
+
+What a job needs (its photo, or how far it came before) is prepared by another thread, ahead of need.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.transport.ports import Report, Request
+from svdq.producer.queue import read_job
+from svdq.worker.intake.preparing import Prepared, Preparer
+from svdq.worker.intake.reports import Reporter
+from svdq.worker.intake.until import is_too_late
+from svdq.worker.jobs.callbacks import Callbacks
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.jobs.rq_ends import Flight
+from svdq.worker.output.patience import UnwantedError
+from svdq.worker.recovery.breadcrumbs import Blame
+from svdq.worker.recovery.checkpoints import Archive, resumed
+from svdq.worker.recovery.fence import execution_ticket
+
+logger = logging.getLogger(__name__)
+
+#: Videos by whose latency is judged whether another one can be done in time.
+NUM_LATENCIES = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntakeOptions:
+    """How a group takes jobs."""
+
+    #: End when the queue is empty.
+    burst: bool = False
+    #: Whether a scheduler queues jobs that are due.
+    has_scheduler: bool = False
+    #: Runs what jobs want called at their end; None refuses such jobs.
+    callbacks: Callbacks | None = None
+    #: Photos with more pixels are refused.
+    max_pixels: int = 100_000_000
+    #: Seconds since the epoch at which the group will be stopped: no video is begun that would not be done by then.
+    until_s: float | None = None
+    #: Times that a job may end its rank before it is set aside.
+    max_attempts: int = 2
+    #: Jobs in flight at once, at most. What waits between ranks is bounded in bytes, by sockets; small samples would
+    #: let one group take the whole queue while its last rank waits for a slow disk.
+    max_in_flight: int = 25
+    #: The job that the life before of this group died of, if it is known.
+    blame: Blame | None = None
+
+
+class Feeder:
+    """What stands between the queue and the stage."""
+
+    def __init__(
+        self,
+        worker: GroupWorker,
+        reporter: Reporter,
+        preparer: Preparer,
+        options: IntakeOptions,
+        archive: Archive | None,
+        wake: threading.Event,
+    ) -> None:
+        """Make it.
+
+        Args:
+            worker: takes jobs.
+            reporter: knows what is in flight.
+            preparer: gets ready what jobs need.
+            options: how jobs are taken.
+            archive: where checkpoints are found; None where there are none.
+            wake: set when there is something to do.
+        """
+        self._worker = worker
+        self._reporter = reporter
+        self._preparer = preparer
+        self._options = options
+        self._archive = archive
+        self._wake = wake
+        #: What the stage takes next; None when no more will come.
+        self.ready: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        #: Set when no more jobs are to be taken.
+        self.draining = threading.Event()
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        #: What is prepared for the job that will probably come next.
+        self._ahead: tuple[str, Future[Prepared]] | None = None
+        #: How many requests were given.
+        self._num_given = 0
+        #: The job that is taken and waits for what is prepared for it.
+        self._next: tuple[Flight, Future[Prepared]] | None = None
+        #: When videos in flight were begun, and how long the last ones took, in seconds.
+        self._begun_at: dict[str, float] = {}
+        self._latencies_s: deque[float] = deque(maxlen=NUM_LATENCIES)
+        #: Whether the stage was told that no more will come.
+        self._ended = False
+        self._was_paused = False
+
+    def fill(self, num_wanted: int) -> None:
+        """Take the next job when the stage wants one, and look ahead for what it needs when not."""
+        if self._next is None and not self.draining.is_set():
+            full = len(self._reporter.flights) >= self._options.max_in_flight
+            if full or self._num_given >= num_wanted:
+                self._look_ahead()
+            elif is_too_late(time.time(), self._options.until_s, self._latencies_s):
+                self.draining.set()
+            elif (flight := self._worker.pop()) is not None:
+                self._reporter.flights[flight.rq_job.id] = flight
+                self._next = (flight, self._prepared(flight))
+            elif self._options.burst and not self._reporter.flights and not self._waits_for_due():
+                self.draining.set()
+            self._tell_pause()
+        if self._next is not None:
+            self._give_next(*self._next)
+        elif self.draining.is_set() and not self._ended:
+            self._ended = True
+            self.ready.put(None)
+
+    def ended(self, flight: Flight, finished: bool) -> None:
+        """Learn from a job that has ended how long a video takes; one that failed or was stopped took less."""
+        begun_at = self._begun_at.pop(flight.rq_job.id, None)
+        if begun_at is not None and finished:
+            self._latencies_s.append(time.monotonic() - begun_at)
+
+    def close(self) -> None:
+        """Prepare nothing more."""
+        self._preparer.stop()
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def _waits_for_due(self) -> bool:
+        """Whether a burst goes on because the scheduler is about to queue a job; says what is left when not."""
+        due, later = self._worker.num_scheduled()
+        if due and self._options.has_scheduler:
+            return True
+        # The scheduler may have queued the last that was due between the look at the queue and this one.
+        if not self._worker.paused and self._worker.peek() is not None:
+            return True
+        if due or later:
+            logger.info("The queue is empty; scheduled for later: %d.", due + later)
+        return False
+
+    def _tell_pause(self) -> None:
+        if self._worker.paused != self._was_paused:
+            self._was_paused = self._worker.paused
+            logger.info("Intake is paused; `svdq resume` goes on." if self._was_paused else "Intake goes on.")
+
+    def _give_next(self, flight: Flight, prepared_ahead: Future[Prepared]) -> None:
+        """Give the stage the job that was taken, once all is there that it needs."""
+        job_id = flight.rq_job.id
+        if not prepared_ahead.done():
+            if self._preparer.trouble is not None and self._is_unwanted(flight):
+                self._preparer.abandon(job_id)
+            return
+        self._next = None
+        try:
+            prepared = prepared_ahead.result()
+        except UnavailableError:
+            # Looking ahead is done once; now that the job is ours, its storage is waited for.
+            self._next = (flight, self._submit(flight))
+            return
+        except UnwantedError:
+            self._reporter.add(Report(job_id=job_id, body={}, result={}, cancelled=True))
+            self._wake.set()
+            return
+        except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
+            self._reporter.add(Report(job_id=job_id, body={}, result={}, failure=_sentence(error)))
+            self._wake.set()
+            return
+        if prepared.result is not None:
+            logger.info("The files of job %s are there already; nothing is rendered again.", job_id)
+            self._reporter.add(Report(job_id=job_id, body={}, result=prepared.result))
+            self._wake.set()
+            return
+        if self._archive is not None:
+            self._archive.open(job_id)
+        if prepared.resume is None:
+            self._begun_at[job_id] = time.monotonic()
+        self._num_given += 1
+        self.ready.put(self._request(flight, prepared))
+
+    def _look_ahead(self) -> None:
+        rq_job = self._worker.peek()
+        if rq_job is not None and (self._ahead is None or self._ahead[0] != rq_job.id):
+            job = read_job(rq_job)
+            if job is not None:
+                self._ahead = (rq_job.id, self._loader.submit(self._preparer.prepare_ahead, rq_job.id, job))
+
+    def _prepared(self, flight: Flight) -> Future[Prepared]:
+        """Give what a job that was taken needs, prepared ahead or to be prepared now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != flight.rq_job.id:
+            return self._submit(flight)
+        ahead[1].add_done_callback(lambda _: self._wake.set())
+        return ahead[1]
+
+    def _submit(self, flight: Flight) -> Future[Prepared]:
+        prepared = self._loader.submit(self._preparer.prepare, flight.rq_job.id, flight.job)
+        prepared.add_done_callback(lambda _: self._wake.set())
+        return prepared
+
+    def _is_unwanted(self, flight: Flight) -> bool:
+        """Whether a job that waits for the storage was cancelled or taken over."""
+        return self._worker.was_cancelled(flight.rq_job.id) or not self._worker.holds(flight)
+
+    def _request(self, flight: Flight, prepared: Prepared) -> Request:
+        job_id, job = flight.rq_job.id, flight.job
+        resume = prepared.resume
+        if resume is not None:
+            resume = resumed(resume, int(flight.rq_job.meta.get("step", 0)))
+            logger.info("Job %s goes on from step %d of %d.", job_id, resume.step, job.steps)
+        ticket = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
+        return Request(
+            job_id=job_id,
+            parameters=self._preparer.parameters(job),
+            photo=prepared.photo,
+            resume=resume,
+            ticket=ticket | execution_ticket(flight.queue.started_job_registry.key, flight.execution.composite_key),
+        )
+
+
+def _sentence(error: Exception) -> str:
+    """Say why a job cannot be begun; what is not ours is logged with its traceback."""
+    if isinstance(error, SvdqError):
+        return str(error)
+    logger.error("A photo could not be loaded.", exc_info=error)
+    return f"Its photo could not be loaded: {type(error).__name__}: {error}"

@@ -1,0 +1,218 @@
+"""Rank 0's source: takes jobs off the queue while earlier ones are in flight, and reports how they ended.
+
+All contact with Redis stands in one bookkeeping thread with its own connection; the stage loop only ever waits for a
+job that is not there yet. Photos are loaded by another thread, ahead of need.
+"""
+
+import logging
+import queue
+import threading
+import time
+
+import redis
+
+from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.transport.ports import Report, Request
+from svdq.producer.status.ranks import IntakeStatus, Trouble
+from svdq.producer.status.status import view_many
+from svdq.producer.storage.storage import Storage
+from svdq.worker.intake.feeder import Feeder, IntakeOptions
+from svdq.worker.intake.preparing import Preparer
+from svdq.worker.intake.reports import Reporter
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.jobs.rq_ends import Flight
+from svdq.worker.jobs.rq_worker import BEAT_S, MAINTENANCE_S
+from svdq.worker.recovery.checkpoints import Archive, Spool
+from svdq.worker.recovery.recovery import Recovery
+from svdq.worker.redis_link import RETRY_S, Outage
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between looks at an empty queue: the first job after an idle night starts at once, for 0.1% of a core.
+POLL_S = 0.1
+#: Seconds for which Redis must have answered before leases count as run out: their holders must be heard first.
+GRACE_S = 8.0
+#: Seconds that a group which is told to stop waits for Redis.
+GIVE_UP_S = 5.0
+
+
+class Intake:
+    """The source of a group of ranks."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        storage: Storage,
+        model: ModelInfo,
+        options: IntakeOptions,
+        archive: Archive | None = None,
+        spool: Spool | None = None,
+        outage: Outage | None = None,
+    ) -> None:
+        """Make it; Redis must answer, and nothing is taken yet.
+
+        Args:
+            connection: of the bookkeeping thread's own.
+            storage: where photos and videos are.
+            model: what videos are made with.
+            options: how jobs are taken.
+            archive: where checkpoints are found; None where there are none.
+            spool: what removes them when jobs have ended.
+            outage: is told when Redis does not answer.
+        """
+        self._options = options
+        self._archive = archive
+        self._spool = spool
+        self._outage = outage or Outage()
+        self._worker = GroupWorker(
+            connection, on_stop=self._stop_job, on_shutdown=self.drain, callbacks=options.callbacks
+        )
+        self._recovery = Recovery(self._worker, options.max_attempts)
+        self._reporter = Reporter(self._worker, on_ended=self._forget)
+        self._wake = threading.Event()
+        self._preparer = Preparer(storage, model, options.max_pixels, archive)
+        self._feeder = Feeder(self._worker, self._reporter, self._preparer, options, archive, self._wake)
+        #: How many requests the stage has taken, or waits for, and how many it wants by now: both written by it alone.
+        self._num_taken = self._num_wanted = 0
+        #: Jobs that RQ's stop command names.
+        self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()
+        #: Whether the group has shown up in Redis and taken back what its dead predecessors had.
+        self._begun = False
+        self._beat_at = self._maintain_at = 0.0
+        self._closing = threading.Event()
+        #: When to stop waiting for Redis at the end.
+        self._give_up_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="bookkeeping", daemon=True)
+
+    def start(self) -> None:
+        """Begin to show up in Redis, take back what dead groups had, and take jobs."""
+        self._thread.start()
+
+    # Called by the stage loop.
+
+    def take(self) -> Request | None:
+        """Wait for the next video to make; None when no more will come."""
+        self._num_taken += 1
+        self._want(self._num_taken)
+        return self._feeder.ready.get()
+
+    def nearly_free(self) -> None:
+        """Have the next job ready: rank 0 can start it in about a step's time."""
+        self._want(self._num_taken + 1)
+
+    def _want(self, number: int) -> None:
+        self._num_wanted = number
+        self._wake.set()
+
+    # Called from other threads.
+
+    def status(self) -> IntakeStatus:
+        """Tell how the group stands, as far as it is known here."""
+        return IntakeStatus(
+            worker=self._worker.name,
+            in_flight=tuple(self._reporter.flights),
+            finished=self._reporter.num_finished,
+            failed=self._reporter.num_failed,
+            pace_s=self._reporter.pace.seconds,
+            draining=self._feeder.draining.is_set(),
+        )
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why no video can be begun at present."""
+        return self._preparer.trouble
+
+    def ended(self, report: Report) -> None:
+        """Take note of how a sample ended."""
+        self._reporter.add(report)
+        self._wake.set()
+
+    def drain(self) -> None:
+        """Take no more jobs; those in flight are finished."""
+        self._feeder.draining.set()
+        self._wake.set()
+
+    def close(self, *, put_back: bool) -> None:
+        """Report what has ended, give the rest back to the queue if asked to, and leave Redis."""
+        if put_back:
+            self._give_up_at = time.monotonic() + GIVE_UP_S
+        self._closing.set()
+        self._wake.set()
+        self._thread.join()
+        try:
+            if put_back:
+                self._worker.put_back(self._reporter.flights.values())
+                logger.info("Stopped; %s went back to the queue.", _jobs(len(self._reporter.flights)))
+            else:
+                self._sweep()
+            self._worker.end()
+        except redis.RedisError as error:
+            logger.warning("Redis does not answer (%s); jobs in flight are taken again after their lease.", error)
+        self._feeder.close()
+        if self._options.callbacks is not None:
+            self._options.callbacks.close(wait=not put_back)
+
+    def _stop_job(self, job_id: str) -> None:
+        self._stops.put(job_id)
+        self._wake.set()
+
+    # The bookkeeping thread.
+
+    def _run(self) -> None:
+        while True:
+            # Looked at first: what ended before the group was closed is written in the round that follows.
+            closing = self._closing.is_set()
+            try:
+                self._round(closing=closing)
+                self._outage.over()
+                if closing:
+                    return
+            except redis.RedisError as error:
+                self._outage.note(error)
+                if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
+                    return
+                time.sleep(RETRY_S)
+            except Exception:
+                # A mistake of ours with one job: the leases of the others must not run out for it.
+                logger.exception("The bookkeeping failed; it goes on.")
+                time.sleep(RETRY_S)
+            self._wake.wait(POLL_S)
+            self._wake.clear()
+
+    def _round(self, *, closing: bool) -> None:
+        if not self._begun:
+            self._worker.start()
+            self._recovery.at_start(self._options.blame)
+            self._sweep()
+            self._begun = True
+        # Leases first: nothing below may keep one from being prolonged.
+        if time.monotonic() >= self._beat_at:
+            self._reporter.beat()
+            self._beat_at = time.monotonic() + BEAT_S
+        while not self._stops.empty():
+            self._reporter.cancel(self._stops.get())
+        self._reporter.finish_all()
+        if closing:
+            return
+        self._feeder.fill(self._num_wanted)
+        if time.monotonic() >= self._maintain_at and self._outage.steady_s >= GRACE_S:
+            self._recovery.expired()
+            self._worker.maintain()
+            self._maintain_at = time.monotonic() + MAINTENANCE_S
+
+    def _forget(self, flight: Flight, finished: bool) -> None:
+        """Remove the checkpoints of a job that has ended."""
+        self._feeder.ended(flight, finished)
+        if self._spool is not None:
+            self._spool.forget(flight.rq_job.id)
+
+    def _sweep(self) -> None:
+        """Remove the checkpoints of jobs that ended while nobody was there to remove them."""
+        if self._archive is not None:
+            self._archive.sweep(
+                lambda job_ids: {view.id: view.ended for view in view_many(self._worker.connection, job_ids)}
+            )
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"

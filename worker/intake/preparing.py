@@ -1,0 +1,168 @@
+"""What a job needs before the stage takes it: its checkpoint, else its photo; or nothing, when it is finished already.
+
+Runs in a thread beside everything else, ahead of need. Knows no queue.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from PIL.Image import Image
+
+from svdq.pipeline import photo
+from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Sample
+from svdq.producer.job import Job
+from svdq.producer.status.ranks import Trouble
+from svdq.producer.storage.storage import Storage
+from svdq.worker.output.finished import job_as_used, recognise
+from svdq.worker.output.patience import FIRST_DELAY_S, Patience
+from svdq.worker.recovery.checkpoints import Archive
+
+#: Seconds for which a photo may be refused by a storage that can be used otherwise, before its job fails: an object
+#: store is back by then, and one photo that nobody may read does not hold up the rest for the night.
+PHOTO_PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What there is of a job: one of the three."""
+
+    #: The photo at its video's size.
+    photo: Image | None = None
+    #: How far it came in an earlier life.
+    resume: Sample | None = None
+    #: Its result, when it is finished.
+    result: dict[str, Any] | None = None
+
+
+class Preparer:
+    """Prepares the jobs of one group."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        model: ModelInfo,
+        max_pixels: int,
+        archive: Archive | None,
+        *,
+        first_delay_s: float = FIRST_DELAY_S,
+        photo_patience_s: float = PHOTO_PATIENCE_S,
+    ) -> None:
+        """Make it.
+
+        Args:
+            storage: where photos and videos are.
+            model: what videos are made with; says what jobs leave open.
+            max_pixels: photos with more are refused.
+            archive: where checkpoints are found; None where there are none.
+            first_delay_s: how long to wait when the storage refuses for the first time.
+            photo_patience_s: how long a storage that can be used otherwise may refuse a photo.
+        """
+        self._storage = storage
+        self._model = model
+        self._max_pixels = max_pixels
+        self._archive = archive
+        self._photo_patience_s = photo_patience_s
+        self._patience = Patience("No video is begun", first_delay_s=first_delay_s)
+        #: The job that is insisted on, and the one that nobody wants any more.
+        self._insisting = self._unwanted = ""
+
+    def parameters(self, job: Job) -> VideoParameters:
+        """Fill in what a job leaves open."""
+        parameters = job.parameters
+        if parameters.frames is None:
+            parameters = parameters.model_copy(update={"frames": self._model.default_frames})
+        if parameters.decode_chunk_size is None:
+            parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
+        return parameters
+
+    def prepare(self, job_id: str, job: Job) -> Prepared:
+        """Look for files, checkpoint and photo, in this order; waits while the storage cannot be used.
+
+        Raises:
+            SvdqError: the photo cannot be used.
+            UnwantedError: `abandon` was called.
+            GaveUpError: `stop` was called.
+        """
+        self._insisting, self._unwanted = job_id, ""
+        refusals = _Refusals(self._photo_patience_s)
+        try:
+            found = self._patience.insist(partial(self._find, job_id, job, refusals), lambda: self._unwanted != job_id)
+        except UnavailableError as error:
+            raise SvdqError(str(error)) from error  # no patience mends it
+        return self._decoded(found, job)
+
+    def prepare_ahead(self, job_id: str, job: Job) -> Prepared:
+        """Do the same for a job that may never be taken: once.
+
+        Raises:
+            SvdqError: the photo cannot be used.
+            UnavailableError: the storage cannot be used at present.
+        """
+        return self._decoded(self._find(job_id, job, _Refusals(self._photo_patience_s)), job)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why no video can be begun at present, and which one waits for it."""
+        trouble = self._patience.trouble
+        return trouble and trouble.model_copy(update={"job_ids": (self._insisting,)})
+
+    def abandon(self, job_id: str) -> None:
+        """Prepare a job no longer: it was cancelled or taken over; from any thread."""
+        self._unwanted = job_id
+        self._patience.nudge()
+
+    def stop(self) -> None:
+        """Wait for the storage no longer; from any thread."""
+        self._patience.stop()
+
+    def _find(self, job_id: str, job: Job, refusals: "_Refusals") -> Prepared | bytes:
+        """Look once for all that is in the storage; a photo comes as its file's bytes."""
+        parameters = self.parameters(job)
+        result = recognise(self._storage, self._model, job_as_used(parameters, job.model_dump()), job_id)
+        if result is not None:
+            return Prepared(result=result)
+        resume = self._archive.furthest(job_id, parameters) if self._archive is not None else None
+        if resume is not None:
+            return Prepared(resume=resume)
+        return self._read(job.image, refusals)
+
+    def _decoded(self, found: Prepared | bytes, job: Job) -> Prepared:
+        if isinstance(found, Prepared):
+            return found
+        return Prepared(photo=photo.prepare(photo.load(found, self._max_pixels), job.width, job.height, job.fit))
+
+    def _read(self, key: str, refusals: "_Refusals") -> bytes:
+        try:
+            return self._storage.read(key)
+        except UnavailableError as error:
+            # Raises the like when it is the whole storage that cannot be used; where not even the folder of all photos
+            # is there, a disk is not mounted.
+            if not self._storage.exists("inputs"):
+                raise
+            if isinstance(error.__cause__, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+                raise SvdqError(f"Its photo {key} is not in the storage, or no file; submit it again.") from error
+            if refusals.are_too_many():
+                raise SvdqError(
+                    f"Its photo {key} could not be read for {refusals.patience_s / 60:.0f} minutes, though the storage "
+                    f"is there: {error} Mend it, then `svdq retry` the job."
+                ) from error
+            raise
+
+
+class _Refusals:
+    """For how long one photo was refused by a storage that is there otherwise."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self._since: float | None = None
+
+    def are_too_many(self) -> bool:
+        """Count one more, and say whether it has gone on for too long."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return now - self._since >= self.patience_s

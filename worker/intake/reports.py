@@ -1,0 +1,127 @@
+"""Reports to RQ how the executions of a group ended, and keeps those that have not. Bookkeeping thread only."""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+
+import redis
+
+from svdq.pipeline.transport.ports import Report
+from svdq.worker.health.pace import Pace
+from svdq.worker.intake.streak import LENGTH, Streak
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.jobs.rq_ends import Flight
+from svdq.worker.recovery.fence import execution_of
+
+logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """What a group has in flight, and what of it has ended."""
+
+    def __init__(self, worker: GroupWorker, on_ended: Callable[[Flight, bool], None]) -> None:
+        """Make it.
+
+        Args:
+            worker: writes to Redis.
+            on_ended: called when the end of a job is written, with whether it is finished.
+        """
+        self._worker = worker
+        self._on_ended = on_ended
+        #: Executions by job id; whoever takes a job adds to it, and what has ended is removed here.
+        self.flights: dict[str, Flight] = {}
+        #: Ends that are not in Redis yet.
+        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        #: Executions that are not ours any more, whose samples are still on their way.
+        self._lost: set[str] = set()
+        self._streak = Streak()
+        #: How fast videos are finished, and how many jobs have ended so far.
+        self.pace = Pace()
+        self.num_finished = self.num_failed = 0
+
+    def add(self, report: Report) -> None:
+        """Take note of how a sample ended; from any thread."""
+        self._reports.put(report)
+
+    def beat(self) -> None:
+        """Prolong what is still ours."""
+        ours = [flight for flight in self.flights.values() if flight.execution.id not in self._lost]
+        for flight in self._worker.beat(ours):
+            self._lost.add(flight.execution.id)
+            logger.warning("Job %s is not ours any more: it was cancelled, or taken over.", flight.rq_job.id)
+
+    def cancel(self, job_id: str) -> None:
+        """Have a job in flight stop at its next step: RQ's stop command."""
+        if job_id in self.flights:
+            self._worker.mark_cancelled(job_id)
+        else:
+            logger.warning("Job %s was asked to stop, but is not in flight here.", job_id)
+
+    def finish_all(self) -> None:
+        """Write to Redis what has ended.
+
+        Raises:
+            redis.RedisError: it does not answer; what is not written is kept.
+        """
+        while not self._reports.empty():
+            report = self._reports.get()
+            flight = self.flights.get(report.job_id)
+            if flight is None or not _is_of(report, flight):
+                continue  # an execution that was lost, while the same job was perhaps taken anew
+            try:
+                self._finish(flight, report)
+            except redis.RedisError:
+                self._reports.put(report)  # tried again when Redis is back
+                raise
+            except BaseException:
+                del self.flights[report.job_id]  # recovered after its lease
+                raise
+            del self.flights[report.job_id]
+            self._lost.discard(flight.execution.id)
+            if not self.flights:
+                self.pace.idle()
+
+    def _finish(self, flight: Flight, report: Report) -> None:
+        job_id = report.job_id
+        if not self._worker.holds(flight):
+            logger.warning("Job %s was cancelled or taken over by another group; its result here is dropped.", job_id)
+            self._worker.forget(flight)
+        elif _is_dropped(report) and not self._worker.was_cancelled(job_id):
+            self._worker.put_back([flight])  # what made a rank believe that it was lost has passed
+        elif _is_dropped(report):
+            logger.info("Job %s was stopped by the user.", job_id)
+            self._worker.stop(flight)
+            self._on_ended(flight, False)
+        elif report.failure is not None:
+            logger.error("Job %s failed: %s", job_id, report.failure)
+            self._worker.fail(flight, report.failure)
+            self.num_failed += 1
+            self._on_ended(flight, False)
+            # Without a body it has not come to a rank: a bad photo is the fault of its job alone.
+            if report.body and self._streak.bad(job_id, report.failure):
+                self._pause(report.failure)
+        else:
+            logger.info("Job %s finished: %s", job_id, ", ".join(report.result["outputs"]))
+            self._worker.succeed(flight, dict(report.result))
+            self.num_finished += 1
+            self._on_ended(flight, True)
+            self._streak.good()
+            if report.body:  # without one its files were there already
+                self.pace.finished(time.monotonic())
+
+    def _pause(self, failure: str) -> None:
+        reason = f"{LENGTH} different jobs in a row failed in the same way, the last one so: {failure}"
+        logger.error("INTAKE IS PAUSED. %s Mend it, then `svdq resume` and `svdq retry --failed`.", reason)
+        self._worker.pause(reason)
+
+
+def _is_dropped(report: Report) -> bool:
+    """Whether a rank has let a sample go: because it was cancelled, or seemed to be another group's."""
+    return report.cancelled or not (report.result or report.failure)
+
+
+def _is_of(report: Report, flight: Flight) -> bool:
+    """Whether a report is of this execution of its job; one without a ticket is."""
+    execution = execution_of(report.body.get("ticket", {}))
+    return execution is None or execution[1] == flight.execution.composite_key

@@ -1,0 +1,167 @@
+"""How executions of RQ jobs end: as RQ's tools expect it, and so that a kill at any point loses none of them.
+
+What `rq_adapter` builds on; written against rq 2.12 like it. Nothing that a job names is ever imported or called here.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import redis
+import rq
+from rq.executions import Execution
+from rq.job import JobStatus
+from rq.utils import now
+
+from svdq.producer import keys
+from svdq.producer.job import Job
+from svdq.worker.jobs import handover
+from svdq.worker.jobs.callbacks import Callbacks
+from svdq.worker.jobs.inert_job import callbacks_of
+from svdq.worker.jobs.rq_worker import RqWorker
+
+logger = logging.getLogger(__name__)
+
+#: The reason of a job that was cancelled while a group had it.
+STOPPED = "Stopped by the user."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """One execution of a job that this worker holds."""
+
+    #: RQ's job.
+    rq_job: rq.job.Job
+    #: The queue it came from.
+    queue: rq.Queue
+    #: RQ's record of this execution.
+    execution: Execution
+    #: What is to be made.
+    job: Job
+
+
+class EndingWorker(RqWorker):
+    """An RQ worker that ends jobs, one by one in any order."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        *,
+        on_stop: Callable[[str], None],
+        on_shutdown: Callable[[], None],
+        callbacks: Callbacks | None = None,
+    ) -> None:
+        """Make the worker; nothing is registered yet.
+
+        Args:
+            connection: of the bookkeeping thread's own.
+            on_stop: called from RQ's listening thread with a job id when RQ's stop command names a job.
+            on_shutdown: called from there on RQ's shutdown command.
+            callbacks: runs what jobs want called at their end; None refuses such jobs.
+        """
+        super().__init__(connection, on_stop=on_stop, on_shutdown=on_shutdown)
+        self._callbacks = callbacks
+
+    def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
+        """End a job as failed that was taken off its queue and not begun."""
+        kind = "on_stopped" if self._stopped_job_id == rq_job.id else "on_failure"
+        self._fail(rq_job, queue, None, reason)
+        handover.drop_popped(self.connection, queue, rq_job.id)
+        self._call_back(rq_job, kind)
+
+    def succeed(self, flight: Flight, result: dict[str, Any]) -> None:
+        """End a job as finished, with its result."""
+        rq_job = flight.rq_job
+        rq_job.ended_at = now()
+        rq_job._result = result
+        rq_job._status = JobStatus.FINISHED
+        self.execution = flight.execution
+        try:
+            self.handle_job_success(rq_job, flight.queue, flight.queue.started_job_registry)
+        finally:
+            self.execution = None
+        self._forget_troubles(rq_job.id)
+        self._call_back(rq_job, "on_success")
+
+    def fail(self, flight: Flight, reason: str) -> None:
+        """End a job as failed: for good, since the same seed would fail the same way again.
+
+        Only where RQ's Retry was given an interval, the job is tried again after it.
+        """
+        if _is_retried(flight.rq_job):
+            self._try_again(flight)
+        else:
+            self._end_failed(flight, reason)
+            self._call_back(flight.rq_job, "on_failure")
+
+    def stop(self, flight: Flight) -> None:
+        """End a job as stopped: the user asked for it."""
+        self._stopped_job_id = flight.rq_job.id
+        self._end_failed(flight, STOPPED)
+        self._call_back(flight.rq_job, "on_stopped")
+
+    def _try_again(self, flight: Flight) -> None:
+        """Do what RQ's `Job.retry` does, but so that a kill in between loses nothing."""
+        rq_job, queue = flight.rq_job, flight.queue
+        interval_s, retries_left = rq_job.get_retry_interval(), rq_job.retries_left or 0
+        rq_job.ended_at = now()
+        rq_job.retries_left = retries_left - 1
+        try:
+            with self.connection.pipeline() as pipeline:
+                self.execution = flight.execution
+                self.cleanup_execution(rq_job, pipeline=pipeline)
+                self.increment_failed_job_count(pipeline)
+                if interval_s:
+                    queue.schedule_job(rq_job, now() + timedelta(seconds=interval_s), pipeline=pipeline)
+                else:
+                    queue._enqueue_job(rq_job, pipeline=pipeline, at_front=rq_job.enqueue_at_front_on_retry)
+                pipeline.execute()
+        except redis.RedisError:
+            rq_job.retries_left = retries_left
+            raise
+        finally:
+            self.execution = None
+        self._forget_troubles(rq_job.id)
+        logger.info("Job %s is tried again in %d s; tries left: %d.", rq_job.id, interval_s, retries_left - 1)
+
+    def _end_failed(self, flight: Flight, reason: str) -> None:
+        self._fail(flight.rq_job, flight.queue, flight.execution, reason)
+        if self.holds(flight):
+            raise redis.ConnectionError("RQ could not write that a job failed")  # and does not say so
+
+    def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, execution: Execution | None, reason: str) -> None:
+        rq_job.ended_at = now()
+        rq_job.retries_left = None
+        self.execution = execution
+        try:
+            self.handle_job_failure(rq_job, queue, queue.started_job_registry, exc_string=reason)
+        finally:
+            self.execution = None
+        self._forget_troubles(rq_job.id)
+
+    def _forget_troubles(self, job_id: str) -> None:
+        with self.connection.pipeline() as pipeline:
+            pipeline.srem(keys.CANCELLED, job_id)
+            pipeline.hdel(keys.CRASHES, job_id)
+            pipeline.execute()
+
+    def _call_back(self, rq_job: rq.job.Job, kind: str) -> None:
+        for callback in callbacks_of(rq_job):
+            # Of a job that is set aside before it is begun nobody has looked at the names yet.
+            if self._callbacks is not None and callback.kind == kind and callback.name in self._callbacks.allowed:
+                self._callbacks.run(rq_job.id, callback)
+
+    def holds(self, flight: Flight) -> bool:
+        """Whether the execution is still ours: a group that slept past its lease has lost it."""
+        registry = flight.queue.started_job_registry
+        return self.connection.zscore(registry.key, flight.execution.composite_key) is not None
+
+
+def _is_retried(rq_job: rq.job.Job) -> bool:
+    """Whether a failed job is tried again: its Retry has an interval, and has numbers for all of them."""
+    intervals = rq_job.retry_intervals
+    if not isinstance(intervals, list) or not all(isinstance(interval, int) for interval in intervals):
+        return False
+    return rq_job.should_retry and 0 < max(intervals, default=0) <= keys.FAILURE_TTL_S

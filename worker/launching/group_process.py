@@ -1,0 +1,142 @@
+"""One group of ranks as a process: a torchrun, what is asked of it, and its end. Knows no jobs; imports no torch.
+
+torchrun runs in a session of its own, so that Ctrl-C in the terminal reaches the launcher only, and restarts the group
+when a rank dies.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.settings import Settings
+from svdq.worker.launching import rundir
+
+if TYPE_CHECKING:
+    import psutil
+
+#: How often torchrun restarts a group before it gives up: a rank that dies once a minute keeps a night going.
+MAX_RESTARTS = 1000
+#: Seconds that what is left of a group gets to disappear.
+KILL_S = 5.0
+#: Seconds between looks at what is being killed.
+POLL_S = 0.1
+
+
+class GroupProcess:
+    """A running torchrun."""
+
+    def __init__(
+        self, settings: Settings, ranks: int, options: Sequence[str], run_dir: Path, devices: Sequence[int] | None
+    ) -> None:
+        """Start it.
+
+        Args:
+            settings: what the ranks get to see as their settings.
+            ranks: K.
+            options: the ranks' command line.
+            run_dir: an existing folder that is this group's alone.
+            devices: the GPUs it may see, or None for all.
+        """
+        self._run_dir = run_dir
+        self._told: set[tuple[int, signal.Signals]] = set()
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        command += ["--nproc-per-node", str(ranks), "--max-restarts", str(MAX_RESTARTS), "-m", "svdq.worker"]
+        environment = environment_of(settings)
+        if devices is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+        self._process = subprocess.Popen(
+            [*command, *options, "--run-dir", str(run_dir)],
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+
+    def poll(self) -> int | None:
+        """Give its exit code, or None while it runs.
+
+        Raises:
+            InputError: a rank has said why the group cannot run; what is left of it is ended.
+        """
+        sentence = rundir.read_error(self._run_dir)
+        if sentence is not None:
+            # A model that is not there is not mended by restarts.
+            self.kill()
+            raise InputError(sentence)
+        return self._process.poll()
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to every rank that listens and has not had it: those of a restart, too."""
+        for pid in rundir.read_pids(self._run_dir).values():
+            if (pid, number) not in self._told:
+                self._told.add((pid, number))
+                _signal(pid, number)
+
+    def kill(self) -> None:
+        """End whatever is left of the group, ranks without a parent included; its jobs are taken again by the next."""
+        deadline = time.monotonic() + KILL_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            for process in left:
+                _signal(process.pid, signal.SIGKILL)
+            self._process.poll()
+            time.sleep(POLL_S)
+        self._process.wait()
+
+    def _left(self) -> "list[psutil.Process]":
+        """Find torchrun and its ranks by what they were started with: the run folder is theirs alone."""
+        import psutil  # on demand: only what a worker needs has it
+
+        run_dir = str(self._run_dir)
+        return [process for process in psutil.process_iter(["cmdline"]) if run_dir in (process.info["cmdline"] or ())]
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """Make the environment in which a process has the settings of this one, flags included, and one thread."""
+    environment = {
+        **os.environ,
+        "SVDQ_HOME": str(settings.home),
+        "SVDQ_STORAGE": settings.storage,
+        "SVDQ_MODEL": settings.model,
+        "SVDQ_MAX_PIXELS": str(settings.max_pixels),
+        "SVDQ_MAX_ATTEMPTS": str(settings.max_attempts),
+        "SVDQ_STALL_S": str(settings.stall_s),
+        "SVDQ_CALLBACKS": ",".join(settings.callbacks),
+        # Empty counts as not set: the embedded server.
+        "SVDQ_REDIS_URL": settings.redis_url or "",
+    }
+    # Unset, torchrun sets it with a warning; our ranks set their threads themselves.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    # PermissionError: the rank is gone, and someone else's process has its number now.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Give what a child of this process runs first, so that the kernel sends it SIGTERM when this process is killed.
+
+    None where the kernel cannot do that.
+    """
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        pr_set_pdeathsig = 1
+        prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before the kernel was asked
+            os._exit(1)
+
+    return ask_kernel

@@ -1,0 +1,221 @@
+"""Starts groups of ranks and a scheduler, passes on what is asked of them and ends with them. Knows no jobs, no torch.
+
+Ctrl-C once means take no more jobs and finish those in flight, twice means stop now and put them back, three times
+means end whatever it costs.
+"""
+
+import contextlib
+import importlib.util
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.trace import write_trace
+from svdq.producer.moments import parse_future
+from svdq.producer.settings import Settings
+from svdq.producer.storage.temporary import sweep, temporary_name
+from svdq.worker.launching import rundir
+from svdq.worker.launching.group_process import GroupProcess
+from svdq.worker.launching.scheduler_process import SchedulerProcess
+
+#: Ranks of a group on a machine without GPUs: as many as the reference machine has.
+DEFAULT_CPU_RANKS = 7
+#: Seconds between looks at the groups.
+POLL_S = 0.1
+#: Seconds that groups get to stop before they are killed; below what systemd and Kubernetes grant.
+STOP_S = 20.0
+#: The same when a person waits who has pressed Ctrl-C twice.
+STOP_NOW_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """What `svdq worker` was asked for."""
+
+    #: Number of ranks of a group; None: one for each visible GPU, or DEFAULT_CPU_RANKS.
+    ranks: int | None = None
+    #: Number of groups that share the queue.
+    groups: int = 1
+    #: auto, cpu or cuda.
+    device: str = "auto"
+    #: End when the queue is empty.
+    burst: bool = False
+    #: Where half-done videos are kept: local, storage or off.
+    checkpoints: str = "local"
+    #: When to stop, such as 06:00; None means never.
+    until: str | None = None
+    #: Shapes to be ready for, such as 1024x576x25.
+    warm: tuple[str, ...] = ()
+    #: Where to write a Chrome trace at the end.
+    trace: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a run ended."""
+
+    #: The first exit code of a group that is not 0, else 0.
+    code: int
+    #: What the groups were told to end by; "" when they ended by themselves.
+    told_by: Literal["signal", "until", ""]
+    #: Ranks of all groups.
+    num_ranks: int
+
+
+def num_gpus() -> int:
+    """Count the GPUs that the ranks will see, without importing torch: NVIDIA's tool lists them a line each."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in {"", "-1"}])
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S607
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+
+
+def launch(settings: Settings, options: LaunchOptions) -> Ending:
+    """Run groups of ranks until they end.
+
+    Raises:
+        InputError: the settings, the options or the model cannot be used.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("This machine can submit photos only: a worker needs PyTorch; pip install 'svdq[worker]'.")
+    # Once, so that a group that is restarted in the morning does not go on until the next.
+    until_s = parse_future(options.until, "--until", datetime.now().astimezone()).timestamp() if options.until else None
+    gpus = 0 if options.device == "cpu" else num_gpus()
+    if options.device == "cuda" and gpus == 0:
+        raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
+    for shape in options.warm:
+        VideoParameters.of_shape(shape)
+    # GPUs are shared out among the groups.
+    ranks = options.ranks or (max(1, gpus // options.groups) if gpus else DEFAULT_CPU_RANKS)
+    arguments = ["--device", options.device]
+    arguments += ["--checkpoints", options.checkpoints]
+    arguments += ["--until-s", str(until_s)] if until_s is not None else []
+    arguments += ["--burst"] if options.burst else []
+    arguments += ["--trace"] if options.trace is not None else []
+    for shape in options.warm:
+        arguments += ["--warm", shape]
+    with _run_folder(settings.home / "run") as folder, SchedulerProcess(settings) as scheduler:
+        run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
+        groups = []
+        for number, run_dir in enumerate(run_dirs):
+            run_dir.mkdir()
+            devices = None
+            if options.groups > 1 and gpus:
+                devices = [(number * ranks + rank) % gpus for rank in range(ranks)]
+            groups.append(GroupProcess(settings, ranks, arguments, run_dir, devices))
+        watch = _Watch(groups, scheduler, until_s)
+        code = watch.run()
+        if options.trace is not None:
+            write_trace(options.trace, rundir.read_traces(run_dirs))
+        return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups)
+
+
+@contextlib.contextmanager
+def _run_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder of this launcher's own for a block, and remove those of launchers that were killed."""
+    parent.mkdir(parents=True, exist_ok=True)
+    sweep(parent.iterdir(), abandoned_s=math.inf)
+    folder = parent / temporary_name()
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Watch:
+    """Waits for the end of running groups and passes on signals."""
+
+    def __init__(self, groups: list[GroupProcess], scheduler: SchedulerProcess, until_s: float | None) -> None:
+        self._groups = groups
+        self._scheduler = scheduler
+        #: Seconds since the epoch at which the groups are told to stop.
+        self._until_s = until_s
+        #: Who ended them first.
+        self.told_by: Literal["signal", "until", ""] = ""
+        #: What to tell the ranks as soon as they listen.
+        self._wish: signal.Signals | None = None
+        self._kill_at: float | None = None
+
+    def run(self) -> int:
+        handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+            signal.SIGINT: self._on_interrupt,
+            signal.SIGTERM: self._on_terminate,
+        }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            while None in (codes := [group.poll() for group in self._groups]):
+                if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                    break
+                self._scheduler.supervise()
+                if self._until_s is not None and time.time() >= self._until_s:
+                    self.told_by = self.told_by or "until"
+                    self._stop()
+                if self._wish is not None:
+                    for group in self._groups:
+                        group.tell(self._wish)
+                time.sleep(POLL_S)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for group in self._groups:
+                group.kill()
+        return 0 if self._wish is not None else next((code for code in codes if code), 0)
+
+    # Signal handlers set flags and nothing else.
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.told_by = self.told_by or "signal"
+        if self._wish is None:
+            self._wish = signal.SIGINT
+        elif self._wish is signal.SIGINT:
+            self._wish = signal.SIGTERM
+            self._kill_at = time.monotonic() + STOP_NOW_S
+        else:
+            self._kill_at = time.monotonic()
+
+    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        self.told_by = self.told_by or "signal"
+        self._stop()
+
+    def _stop(self) -> None:
+        self._wish = signal.SIGTERM
+        self._kill_at = self._kill_at or time.monotonic() + STOP_S
+
+
+def check_model(name: str) -> None:
+    """Check before seven ranks start that a model folder has what a StableVideoDiffusionPipeline has.
+
+    Raises:
+        InputError: it has not.
+    """
+    folder = Path(name).expanduser()
+    if name == "preview" or name.partition(":")[0] == "simulated":
+        return
+    if not folder.exists() and not name.startswith((".", "/", "~")):
+        return  # a hub id, or a mistake that the ranks will tell
+    if not folder.is_dir():
+        raise InputError(
+            f"There is no model folder {name!r}; SVDQ_MODEL must be a diffusers folder, a hub id or preview."
+        )
+    for part in ("model_index.json", "unet/config.json", "vae/config.json", "image_encoder/config.json"):
+        if not (folder / part).exists():
+            raise InputError(
+                f"The model folder {name!r} has no {part}; SVDQ_MODEL must name a folder or hub id of a "
+                "StableVideoDiffusionPipeline."
+            )

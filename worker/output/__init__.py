@@ -1,0 +1,1 @@
+"""The last rank's sink: files of finished videos, written once and whole."""

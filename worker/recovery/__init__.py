@@ -1,0 +1,1 @@
+"""What outlives a killed rank: checkpoints, breadcrumbs, and taking jobs back."""

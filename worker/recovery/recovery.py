@@ -1,0 +1,232 @@
+"""Takes back what dead groups had: at once at a group's start for those of this host, by lease for all others.
+
+What is found goes back to the front of its queue, in its old order and without spending retries, except for a job that
+has ended its rank too often. RQ's own maintenance, which spends everyone's retries, comes second.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import redis
+import rq
+from rq.executions import Execution
+from rq.job import JobStatus
+from rq.utils import as_text, current_timestamp
+
+from svdq.producer import keys
+from svdq.worker import identity
+from svdq.worker.jobs import handover
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.recovery.breadcrumbs import Blame
+
+logger = logging.getLogger(__name__)
+
+#: How many times `max_attempts` a job may end its rank at whatever steps.
+MAX_CRASHES_FACTOR = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crashes:
+    """How often a rank died while it computed a job."""
+
+    #: The step at the last crash.
+    step: int
+    #: The rank that died last.
+    rank: int
+    #: Crashes in a row at that step: without progress.
+    here: int
+    #: Crashes at whatever steps.
+    total: int
+    #: Whether the last one was no crash: the rank ended itself because the step did not end.
+    stalled: bool = False
+
+    @classmethod
+    def after(cls, before: "Crashes | None", blame: Blame) -> "Crashes":
+        """Count one more; a job that came to another step than last time has not died of that one."""
+        same = before is not None and before.step == blame.step
+        return cls(
+            step=blame.step,
+            rank=blame.rank,
+            here=before.here + 1 if before is not None and same else 1,
+            total=before.total + 1 if before is not None else 1,
+            stalled=blame.stalled,
+        )
+
+    def too_many(self, max_attempts: int) -> bool:
+        """Whether it is time to set the job aside."""
+        return self.here >= max_attempts or self.total >= max_attempts * MAX_CRASHES_FACTOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """A job that someone has taken."""
+
+    execution: Execution
+    #: Name of the worker, or "".
+    worker: str
+    #: When it began, as RQ writes it: such times sort as text.
+    started_at: str
+
+
+class Recovery:
+    """The recovery of one group, from its bookkeeping thread."""
+
+    def __init__(self, worker: GroupWorker, max_attempts: int) -> None:
+        self._worker = worker
+        self._connection: redis.Redis = worker.connection
+        self._max_attempts = max_attempts
+
+    def at_start(self, blame: Blame | None) -> None:
+        """Take back what dead groups of this host had; to be called before the first pop.
+
+        Args:
+            blame: the job that the life before of this group died of, if it is known.
+        """
+        if blame is not None:
+            self._count(blame)
+        for queue in self._worker.queues:
+            self._unlock(queue)
+            popped = self._give_back_popped(queue, identity.is_gone)
+            taken = [item for item in self._taken(queue, handover.FOREVER) if identity.is_gone(item.worker)]
+            self._tell(queue, popped + self._give_back(queue, taken, handover.FOREVER))
+            self._release_deferred(queue)
+        if blame is not None:
+            self._set_aside_queued(blame.job_id)
+        self._forget_pauses()
+
+    def expired(self) -> None:
+        """Take back what any group has let go of: executions whose lease has run out, and what it had popped."""
+        now = current_timestamp()
+        for queue in self._worker.queues:
+            popped = self._give_back_popped(queue, self._left_redis)
+            self._tell(queue, popped + self._give_back(queue, self._taken(queue, now), now))
+
+    def _tell(self, queue: rq.Queue, job_ids: list[str]) -> None:
+        if job_ids:
+            logger.info("Took back for %s what a dead group had: %s.", queue.name, ", ".join(reversed(job_ids)))
+
+    # Jobs that were begun.
+
+    def _taken(self, queue: rq.Queue, lease_until: float) -> list[_Taken]:
+        """List executions whose lease ends no later, the newest first."""
+        names: Any = self._connection.zrangebyscore(queue.started_job_registry.key, "-inf", lease_until)
+        executions = []
+        for name in map(bytes.decode, names):
+            if name.count(":") == 1:  # RQ's shape of it; anyone can write to Redis
+                executions.append(Execution.from_composite_key(name, self._connection))
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for execution in executions:
+                pipeline.hget(execution.key, "worker_name")
+                pipeline.hmget(rq.job.Job.key_for(execution.job_id), "worker_name", "started_at")
+            answers = pipeline.execute(raise_on_error=False)
+        taken = []
+        for execution, worker, job in zip(executions, answers[::2], answers[1::2], strict=True):
+            if isinstance(job, redis.ResponseError):  # not a hash
+                job = (None, None)
+            # The record of an execution ends with its lease; the job remembers.
+            owner = as_text(worker if isinstance(worker, bytes) else job[0] or b"")
+            taken.append(_Taken(execution=execution, worker=owner, started_at=as_text(job[1] or b"")))
+        return sorted(taken, key=lambda item: item.started_at, reverse=True)
+
+    def _give_back(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
+        given = []
+        for item in taken:
+            job_id = item.execution.job_id
+            crashes = self._crashes(job_id)
+            if crashes is not None and crashes.too_many(self._max_attempts):
+                # Back in the queue first, from where it is taken in one step: no kill in between loses it.
+                if handover.give_back(self._connection, queue, item.execution, lease_until):
+                    self._set_aside_queued(job_id)
+            elif handover.give_back(self._connection, queue, item.execution, lease_until):
+                given.append(job_id)
+        return given
+
+    # Jobs that were popped and not begun.
+
+    def _give_back_popped(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
+        given = []
+        job_ids = [as_text(job_id) for job_id in self._connection.lrange(queue.intermediate_queue_key, 0, -1)]
+        for job_id in reversed(job_ids):
+            # Without an owner it was popped by someone else's worker; RQ's maintenance takes that up after a minute.
+            owner = as_text(self._connection.hget(keys.POPPED, job_id) or b"")
+            if owner and is_gone(owner) and handover.give_back_popped(self._connection, queue, job_id, owner):
+                given.append(job_id)
+        return given
+
+    def _left_redis(self, worker_name: str) -> bool:
+        return not self._connection.exists(f"{self._worker.redis_worker_namespace_prefix}{worker_name}")
+
+    # Jobs that wait for others.
+
+    def _release_deferred(self, queue: rq.Queue) -> None:
+        """Queue what waits for jobs that have ended: RQ writes a failure first and queues its dependents after it."""
+        deferred: Any = self._connection.zrange(queue.deferred_job_registry.key, 0, -1)
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for job_id in deferred:
+                pipeline.smembers(handover.job_key(b":" + job_id) + b":dependencies")  # RQ's own spelling
+            answers = pipeline.execute(raise_on_error=False)
+        for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
+            parent = self._worker.fetch(job_id)
+            if parent is not None and parent.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
+                queue.enqueue_dependents(parent)
+
+    # Jobs that end their rank.
+
+    def _crashes(self, job_id: str) -> Crashes | None:
+        text = self._connection.hget(keys.CRASHES, job_id)
+        return Crashes(**json.loads(text)) if text else None
+
+    def _count(self, blame: Blame) -> None:
+        crashes = Crashes.after(self._crashes(blame.job_id), blame)
+        if self._connection.exists(rq.job.Job.key_for(blame.job_id)):
+            self._connection.hset(keys.CRASHES, blame.job_id, json.dumps(asdict(crashes)))
+        what = "made no progress" if blame.stalled else "died"
+        logger.warning("Rank %d %s in step %d of job %s.", blame.rank, what, blame.step + 1, blame.job_id)
+
+    def _set_aside_queued(self, job_id: str) -> None:
+        """Take a job off the queue that has ended its rank too often, and fail it."""
+        crashes = self._crashes(job_id)
+        if crashes is None or not crashes.too_many(self._max_attempts):
+            return
+        for queue in self._worker.queues:
+            if handover.claim(self._connection, queue, job_id, self._worker.name):
+                rq_job = self._worker.fetch(job_id)
+                if rq_job is None:
+                    handover.drop_popped(self._connection, queue, job_id)
+                    continue
+                reason = _reason(crashes)
+                logger.error("Job %s is set aside: %s", job_id, reason)
+                self._worker.fail_popped(rq_job, queue, reason)
+
+    # What else dead groups leave.
+
+    def _unlock(self, queue: rq.Queue) -> None:
+        """Free RQ's lock on its maintenance when the group that held it is gone."""
+        holder = as_text(self._connection.get(queue.registry_cleaning_key) or b"")
+        if holder and identity.is_gone(holder):
+            handover.unlock(self._connection, queue.registry_cleaning_key, holder)
+
+    def _forget_pauses(self) -> None:
+        for name in map(as_text, self._connection.hkeys(keys.PAUSES)):
+            if identity.is_gone(name):
+                self._connection.hdel(keys.PAUSES, name)
+
+
+def _reason(crashes: Crashes) -> str:
+    times = "once" if crashes.total == 1 else f"{crashes.total} times"
+    where = f"last rank {crashes.rank} in step {crashes.step + 1} (one more than its steps means the decode)"
+    if crashes.stalled:
+        return (
+            f"Its worker process made no progress and was ended {times} while it computed this job, {where}, so it was "
+            "set aside and the queue goes on. That is mostly a GPU or a driver that hangs: look at the worker's log "
+            "(`svdq logs`), which says where it stood, then `svdq retry` it; if a step may take that long here, raise "
+            "SVDQ_STALL_S."
+        )
+    return (
+        f"Its worker process died {times} while it computed this job, {where}, so it was set aside and the queue goes "
+        "on. That is mostly memory running out or a crash of the GPU's driver: look at the system's log, then try "
+        "fewer frames, a smaller size or a smaller decode_chunk_size, or `svdq retry` it."
+    )

@@ -1,0 +1,169 @@
+"""Where checkpoints lie: a folder a job, a file a step, on this machine or in the storage. Knows not what is in them.
+
+Rank 0 opens a job's place when it takes the job and clears it when the job has ended. On disk other ranks write only
+into a place that is there, so that nothing of a job appears after its end, however late a slow rank is.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import Protocol
+
+from svdq.producer.storage.storage import Storage
+
+#: End of a checkpoint's file name; what is before it is the step.
+SUFFIX = ".safetensors"
+#: Folder under SVDQ_HOME or in the storage.
+FOLDER = "checkpoints"
+
+
+class Shelf(Protocol):
+    """Keeps checkpoints by job and step.
+
+    Raises:
+        OSError, UnavailableError: from every method, when the disk or the storage cannot be used.
+    """
+
+    def open(self, job_id: str) -> None:
+        """Make a place for a job's checkpoints, if there is none."""
+        ...
+
+    def steps(self, job_id: str) -> list[int] | None:
+        """Tell which checkpoints there are, furthest first; None when the job has no place: it has ended."""
+        ...
+
+    def write(self, job_id: str, step: int, data: bytes) -> None:
+        """Put a checkpoint in its place, whole or not at all, then remove those before it."""
+        ...
+
+    def read(self, job_id: str, step: int) -> bytes:
+        """Read a checkpoint."""
+        ...
+
+    def clear(self, job_id: str) -> None:
+        """Remove a job's place with all that is in it, if it is there."""
+        ...
+
+    def ages_s(self) -> dict[str, float]:
+        """Give the jobs that have a place, and for how many seconds nothing has happened there."""
+        ...
+
+
+class FolderShelf:
+    """Checkpoints in a local folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, job_id: str) -> None:
+        """Make the job's folder."""
+        (self._folder / job_id).mkdir(parents=True, exist_ok=True)
+
+    def steps(self, job_id: str) -> list[int] | None:
+        """List the job's folder."""
+        try:
+            return _steps(os.listdir(self._folder / job_id))
+        except FileNotFoundError:
+            return None
+
+    def write(self, job_id: str, step: int, data: bytes) -> None:
+        """Write under another name, flush, rename; a folder that is gone by now is left gone."""
+        folder = self._folder / job_id
+        temporary = folder / f".{step}-{secrets.token_hex(4)}"
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(folder / f"{step}{SUFFIX}")
+        except FileNotFoundError:
+            return  # the job has ended
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        for older in self.steps(job_id) or ():
+            if older < step:
+                (folder / f"{older}{SUFFIX}").unlink(missing_ok=True)
+
+    def read(self, job_id: str, step: int) -> bytes:
+        """Read the file."""
+        return (self._folder / job_id / f"{step}{SUFFIX}").read_bytes()
+
+    def clear(self, job_id: str) -> None:
+        """Take the folder out of sight in one step, so that nobody writes into it any more, then remove it."""
+        aside = self._folder / f".{job_id}-{secrets.token_hex(4)}"
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / job_id).rename(aside)
+            shutil.rmtree(aside)
+
+    def ages_s(self) -> dict[str, float]:
+        """List the folders; what a kill left of a `clear` is removed here."""
+        ages_s = {}
+        now = time.time()
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path.name.startswith("."):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(FileNotFoundError):  # another group's job has just ended
+                    ages_s[path.name] = now - path.stat().st_mtime
+        return ages_s
+
+
+class StorageShelf:
+    """Checkpoints in an object store: no folders, and every file is whole or not there at all.
+
+    What a slow rank writes after a job's end stays until the group's next sweep.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def open(self, job_id: str) -> None:
+        """Object stores need no folders."""
+
+    def steps(self, job_id: str) -> list[int] | None:
+        """List the job's objects."""
+        return _steps(self._storage.names(f"{FOLDER}/{job_id}"))
+
+    def write(self, job_id: str, step: int, data: bytes) -> None:
+        """Write the object, then remove those before it."""
+        self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", data)
+        for older in self.steps(job_id) or ():
+            if older < step:
+                self._storage.remove(f"{FOLDER}/{job_id}/{older}{SUFFIX}")
+
+    def read(self, job_id: str, step: int) -> bytes:
+        """Read the object."""
+        return self._storage.read(f"{FOLDER}/{job_id}/{step}{SUFFIX}")
+
+    def clear(self, job_id: str) -> None:
+        """Remove the job's objects."""
+        self._storage.remove(f"{FOLDER}/{job_id}")
+
+    def ages_s(self) -> dict[str, float]:
+        """List the jobs; not all object stores tell times, so they count as new."""
+        return dict.fromkeys(self._storage.names(FOLDER), 0.0)
+
+
+def open_shelf(where: str, home: Path, storage: Storage) -> Shelf | None:
+    """Choose where checkpoints lie.
+
+    Args:
+        where: local, storage or off.
+        home: SVDQ_HOME.
+        storage: of photos and videos.
+    """
+    if where == "off":
+        return None
+    if where == "local":
+        return FolderShelf(home / FOLDER)
+    return FolderShelf(storage.folder / FOLDER) if storage.folder else StorageShelf(storage)
+
+
+def _steps(names: list[str]) -> list[int]:
+    stems = [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
+    return sorted((int(stem) for stem in stems if stem.isdecimal()), reverse=True)
