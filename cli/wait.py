@@ -70,7 +70,6 @@ def wait_for(
     """
     from svdq.producer.queue import session
     from svdq.producer.status.outlook import outlooks
-    from svdq.producer.status.ranks import read_groups
 
     job_ids = list(dict.fromkeys(job_ids))
     live = sys.stderr.isatty() and not quiet
@@ -78,8 +77,8 @@ def wait_for(
         display: Display = Bars(len(job_ids)) if live else Lines()
         ended: dict[str, JobView] = {}
         with display:
-            for views in _poll(connection, job_ids, display):
-                expected = outlooks(connection, views, read_groups(connection)) if live else {}
+            for views, groups in _poll(connection, job_ids, display):
+                expected = outlooks(connection, views, groups) if live else {}
                 for view in views:
                     display.show(view, expected.get(view.id))
                     if view.ended:
@@ -97,8 +96,10 @@ def wait_for(
     return [ended[job_id] for job_id in job_ids], exit_code
 
 
-def _poll(connection: "redis.Redis", job_ids: Sequence[str], display: Display) -> "Iterator[list[JobView]]":
-    """Yield how the jobs stand that have not ended before, again and again until all have."""
+def _poll(
+    connection: "redis.Redis", job_ids: Sequence[str], display: Display
+) -> "Iterator[tuple[list[JobView], list[GroupStatus]]]":
+    """Yield how the jobs stand that have not ended before, and the groups, again and again until all have ended."""
     from redis.exceptions import ConnectionError as LostError
     from redis.exceptions import TimeoutError as SlowError
 
@@ -128,7 +129,8 @@ def _poll(connection: "redis.Redis", job_ids: Sequence[str], display: Display) -
                 is_worker_sought = True
                 if not view_workers(connection):
                     display.say("No worker is running; start one with `svdq worker`.")
-            held_up = _held_up(pauses(connection), read_groups(connection))
+            groups = read_groups(connection)
+            held_up = _held_up(pauses(connection), groups)
             for what in held_up.keys() - told:
                 display.say(held_up[what])
             told = set(held_up)
@@ -137,7 +139,7 @@ def _poll(connection: "redis.Redis", job_ids: Sequence[str], display: Display) -
                 raise
         else:
             last_answer = time.monotonic()
-            yield views
+            yield views, groups
             over = {view.id for view in views if view.ended}
             pending = [job_id for job_id in pending if job_id not in over]
             if not pending:

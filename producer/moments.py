@@ -1,7 +1,7 @@
 """Times and ages as people write them: 22:00, +2h30m, 2027-01-31T22:00, 12h, 30d. Pure, no clock of its own."""
 
 import re
-from datetime import datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 
 from svdq.pipeline.errors import InputError
 
@@ -77,6 +77,11 @@ def parse_future(text: str, option: str, now: datetime) -> datetime:
     if moment <= now:
         raise InputError(f"{option} {text!r} is in the past; give a time that is still to come.")
     return moment
+
+
+def as_utc(moment: datetime) -> datetime:
+    """Give a time that has no zone that of RQ and of storages, which leave it out: UTC."""
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _moment(text: str, now: datetime, *, to_come: bool) -> datetime:

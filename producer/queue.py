@@ -10,7 +10,7 @@ import rq
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
-from rq.exceptions import DuplicateJobError, NoSuchJobError
+from rq.exceptions import NoSuchJobError
 from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
@@ -158,17 +158,6 @@ def new_rq_job(
         failure_ttl=keys.FAILURE_TTL_S,
         description=f"svdq {job.name} {job.width}x{job.height}",
     )
-
-
-def enqueue(connection: redis.Redis, job: Job, job_id: str, priority: str = "default") -> rq.job.Job:
-    """Enqueue one job under its id, in one atomic step; a job that has this id already is returned as it is."""
-    queue = queue_of(connection, priority)
-    while True:
-        try:
-            return queue.enqueue_job(new_rq_job(queue, job, job_id), unique=True)
-        except DuplicateJobError:
-            with contextlib.suppress(NoSuchJobError):  # it expired between the two: enqueue after all
-                return rq.job.Job.fetch(job_id, connection=connection, serializer=JSONSerializer)
 
 
 def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:

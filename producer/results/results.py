@@ -4,9 +4,10 @@ import json
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from svdq.producer.moments import as_utc
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.storage import Storage
 
@@ -132,7 +133,6 @@ def _read(sidecar: Entry, others: list[Entry], data: bytes) -> Result | None:
 def _finished_at(document: dict[str, Any], sidecar: Entry) -> datetime:
     """When a video was finished; those of earlier versions do not say it, and go by their sidecar's time."""
     try:
-        moment = datetime.fromisoformat(document["finished_at"])
+        return as_utc(datetime.fromisoformat(document["finished_at"]))
     except (KeyError, TypeError, ValueError):
         return sidecar.modified_at
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

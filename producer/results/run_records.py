@@ -16,6 +16,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from svdq.producer import keys
+from svdq.producer.moments import as_utc
 from svdq.producer.queue import queues, read_job
 from svdq.producer.results.results import Result, find_results
 from svdq.producer.results.run_report import LEFT, Effort, End, RunRecord
@@ -79,6 +80,8 @@ def _ended_in(
     job_ids = list(scores)
     for start in range(0, len(job_ids), AT_ONCE):
         some = rq.job.Job.fetch_many(job_ids[start : start + AT_ONCE], connection=connection, serializer=JSONSerializer)
+        failed = [job.id for job in some if job is not None and job.get_status(refresh=False) is JobStatus.FAILED]
+        errors = {view.id: view.error for view in view_many(connection, failed)}
         for rq_job in some:
             if rq_job is None:
                 continue
@@ -92,13 +95,9 @@ def _ended_in(
                 id=rq_job.id,
                 name=job.name if job else "?",
                 status=status,
-                ended_at=_with_zone(ended_at or datetime.fromtimestamp(scores[rq_job.id] - ttl_s, UTC)),
-                error=_error_of(connection, rq_job.id) if status == "failed" else "",
+                ended_at=as_utc(ended_at or datetime.fromtimestamp(scores[rq_job.id] - ttl_s, UTC)),
+                error=errors.get(rq_job.id) or "",
             )
-
-
-def _error_of(connection: redis.Redis, job_id: str) -> str:
-    return next((view.error or "" for view in view_many(connection, [job_id])), "")
 
 
 def _effort_of(result: Result) -> Effort | None:
@@ -114,7 +113,3 @@ def _effort_of(result: Result) -> Effort | None:
         )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return None
-
-
-def _with_zone(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -16,6 +16,7 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
+from svdq.producer.moments import as_utc
 from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.status.registries import counts, newest_ids
 
@@ -162,7 +163,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: "_Wait") -> JobView:
         notice=str(value.get("notice") or meta.get("notice") or ""),
         parameters=parameters,
         queue=rq_job.origin,
-        created_at=_created_at(rq_job),
+        created_at=as_utc(rq_job.created_at),
         scheduled_at=wait.until,
         after=wait.after,
     )
@@ -213,8 +214,3 @@ def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[_Wait
         else:
             waits.append(_Wait(after=tuple(sorted(map(as_text, answer or ())))))
     return waits
-
-
-def _created_at(rq_job: rq.job.Job) -> datetime:
-    created_at = rq_job.created_at
-    return created_at if created_at.tzinfo else created_at.replace(tzinfo=UTC)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.moments import as_utc
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.folder_files import TEMPORARY
 from svdq.producer.storage.temporary import temporary_name
@@ -225,4 +226,4 @@ def _modified_at(info: dict[str, Any]) -> datetime:
         value = datetime.fromtimestamp(value, UTC)
     if not isinstance(value, datetime):
         raise ValueError("the storage does not tell when its files were written")
-    return value if value.tzinfo else value.replace(tzinfo=UTC)
+    return as_utc(value)

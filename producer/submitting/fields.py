@@ -10,7 +10,6 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, as_flag
 
 WHOLE_NUMBERS = ("frames", "steps", "width", "height", "fps", "motion_bucket_id", "decode_chunk_size", "seed")
-NUMBERS = ("noise_aug_strength", "min_guidance_scale", "max_guidance_scale")
 #: All that `read_field` knows.
 FIELDS = (*(field.name for field in fields(SubmitOptions)), "size")
 

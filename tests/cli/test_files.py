@@ -15,11 +15,12 @@ import redis
 from rq.job import JobStatus
 
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
+from tests.queued import enqueue
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 DAY_S = 24 * 60 * 60

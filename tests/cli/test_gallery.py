@@ -19,10 +19,11 @@ from rq.job import JobStatus
 from rq.results import Result
 
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.finished import NOTICE, add_video
+from tests.queued import enqueue
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 #: Every character that means something in HTML, in a URL or in a script.

@@ -18,8 +18,9 @@ from rq.results import Result
 from tests.producer.test_ranks import rank
 
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble
+from tests.queued import enqueue
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)

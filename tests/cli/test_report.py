@@ -15,10 +15,11 @@ from rq.results import Result
 
 from svdq.producer import control, keys
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
+from tests.queued import enqueue
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 NOW = datetime.now(UTC)

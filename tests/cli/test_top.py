@@ -31,10 +31,11 @@ from svdq.cli.top.view import View
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, enqueue
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import IntakeStatus, RankStatus, Trouble, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
 from svdq.producer.status.status import view
+from tests.queued import enqueue
 
 SVDQ = [sys.executable, "-c", "from svdq.cli.main import main; main()"]
 PATIENCE_S = 90.0

@@ -22,6 +22,8 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.status import JobView, view, view_many
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import submit
+from svdq.worker import identity
+from svdq.worker.jobs.rq_adapter import GroupWorker
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
 SCRIPTS = Path(sys.executable).parent
@@ -166,6 +168,27 @@ class House:
                 group.process.wait()
         self.connection.close()
         stop_server(self.settings.home)
+
+
+@pytest.fixture
+def worker(connection: redis.Redis) -> Iterator[GroupWorker]:
+    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    worker.start()
+    yield worker
+    worker.end()
+
+
+@pytest.fixture
+def dead(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> GroupWorker:
+    """A worker whose name says that its process is gone."""
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        process.wait()
+    parts = identity.new_name().rsplit("-", 2)
+    monkeypatch.setattr(identity, "new_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
+    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    monkeypatch.undo()
+    worker.register_birth()
+    return worker
 
 
 @pytest.fixture

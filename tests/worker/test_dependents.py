@@ -1,9 +1,5 @@
 """RQ's `depends_on` with jobs of ours: what waits for a job is queued when that ends, however it ends."""
 
-import subprocess
-import sys
-from collections.abc import Iterator
-
 import pytest
 import redis
 import rq
@@ -12,19 +8,10 @@ from rq.job import Dependency
 from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
-from svdq.worker import identity
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.recovery.recovery import Recovery
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
-
-
-@pytest.fixture
-def worker(connection: redis.Redis) -> Iterator[GroupWorker]:
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
-    worker.start()
-    yield worker
-    worker.end()
 
 
 def put(connection: redis.Redis, job_id: str, depends_on: object = None, priority: str = "default") -> None:
@@ -117,19 +104,6 @@ def test_a_parent_that_is_tried_again_keeps_them_waiting(connection: redis.Redis
 
 
 # Crashes.
-
-
-@pytest.fixture
-def dead(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> GroupWorker:
-    """A worker whose name says that its process is gone."""
-    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
-        process.wait()
-    parts = identity.new_name().rsplit("-", 2)
-    monkeypatch.setattr(identity, "new_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
-    monkeypatch.undo()
-    worker.register_birth()
-    return worker
 
 
 def test_a_parent_of_a_dead_group_queues_them_in_the_end(

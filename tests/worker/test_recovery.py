@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ import redis
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, enqueue, fetch
+from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.workers import view_workers
 from svdq.worker import identity
 from svdq.worker.jobs import handover
@@ -24,30 +23,10 @@ from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.recovery import recovery
 from svdq.worker.recovery.breadcrumbs import Blame
 from svdq.worker.recovery.recovery import Crashes, Recovery
+from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 SIMULATED = "simulated:step_ms=50"
-
-
-@pytest.fixture
-def worker(connection: redis.Redis) -> Iterator[GroupWorker]:
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
-    worker.start()
-    yield worker
-    worker.end()
-
-
-@pytest.fixture
-def dead(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> GroupWorker:
-    """A worker whose name says that its process is gone."""
-    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
-        process.wait()
-    parts = identity.new_name().rsplit("-", 2)
-    monkeypatch.setattr(identity, "new_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
-    worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
-    monkeypatch.undo()
-    worker.register_birth()
-    return worker
 
 
 def put(connection: redis.Redis, *job_ids: str) -> None:

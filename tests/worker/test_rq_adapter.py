@@ -28,7 +28,7 @@ from rq.worker import BaseWorker
 
 from svdq.producer import control
 from svdq.producer.job import Job
-from svdq.producer.queue import RENDER, SvdqQueue, enqueue, fetch
+from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
 from svdq.producer.status.workers import view_workers
 from svdq.worker.jobs import callback_process, handover, inert_job, rq_adapter, rq_ends, rq_worker, scheduler
@@ -36,6 +36,7 @@ from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.jobs.rq_ends import Flight
 from svdq.worker.jobs.rq_worker import LEASE_S
 from svdq.worker.recovery import recovery
+from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 

@@ -14,13 +14,14 @@ from svdq.pipeline.group import Place
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
-from svdq.producer.queue import enqueue, fetch
+from svdq.producer.queue import fetch
 from svdq.producer.status import job_log
 from svdq.producer.status.ranks import IntakeStatus, RankStatus, Trouble, read_groups
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.pace import Pace
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.vitals import BusyMeter, Vitals, costs_in, describe
+from tests.queued import enqueue
 
 PARAMETERS = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
 SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 3, 8), step=3)

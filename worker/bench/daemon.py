@@ -15,11 +15,12 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.bench.bench import RankLog, Workload
 from svdq.pipeline.errors import SvdqError
-from svdq.producer import queue
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.job import Job
+from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.worker.launching.group_process import environment_of
 
 
@@ -40,16 +41,17 @@ def run_daemon(workload: Workload) -> list[RankLog]:
 
 
 def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankLog]:
-    with queue.session(settings) as connection:
+    with session(settings) as connection:
         key = Storage(settings.storage).put_input(_noise(workload.parameters.width, workload.parameters.height), "png")
-        job_ids = []
+        entries = []
         for seed in range(workload.num_samples):
             values = workload.parameters.model_dump() | {"seed": seed, "image": key, "name": f"sample-{seed}"}
             job = Job.model_validate(values)
-            job_ids.append(queue.enqueue(connection, job, job.digest(seed_was_drawn=False)).id)
+            entries.append(Entry(job=job, job_id=job.digest(seed_was_drawn=False)))
+        enqueue_many(connection, entries)
         trace_path = folder / "trace.json"
         _render(workload, settings, folder / "worker.log", trace_path)
-        ended = RqJob.fetch_many(job_ids, connection=connection, serializer=JSONSerializer)
+        ended = RqJob.fetch_many([entry.job_id for entry in entries], connection=connection, serializer=JSONSerializer)
     finished_s, failures = [], []
     for rq_job in ended:
         if rq_job is not None and rq_job.ended_at is not None and rq_job.is_finished:

@@ -9,11 +9,12 @@ from rq.results import Result
 from tests.producer.test_ranks import rank
 
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, enqueue, fetch
+from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.outlook import Outlook, outlooks
 from svdq.producer.status.ranks import GroupStatus, IntakeStatus, Trouble
 from svdq.producer.status.status import last_sentence, list_jobs, view, view_many, view_queues
 from svdq.producer.status.workers import view_workers
+from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
 
