@@ -19,7 +19,8 @@ Written by `python -m svdq.cli.reference > docs/cli.md` from the commands' own `
 |---|---|
 | 0 | All that was asked for is done. |
 | 1 | Some of it failed: a video, a photo left out by `--skip-bad`, a finding of `svdq doctor`. |
-| 2 | Wrong usage or input, or Redis, the storage or a program that is needed cannot be reached; nothing was done. |
+| 2 | Wrong usage or input; nothing was done. |
+| 3 | Redis, the storage or a program that is needed cannot be reached. |
 | 130 | Interrupted by Ctrl-C. |
 
 What went wrong stands in one sentence on stderr.

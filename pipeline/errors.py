@@ -2,7 +2,7 @@
 
     SvdqError                a sentence for the user: what was wrong, the value, what to do (exit code 1)
      ├── InputError          the user's input or settings are wrong; nothing was done (exit code 2)
-     ├── UnavailableError    Redis, storage or a program that is needed cannot be reached (exit code 2)
+     ├── UnavailableError    Redis, storage or a program that is needed cannot be reached (exit code 3)
      └── SampleError         this video failed while it was being made; others go on
 
 Messages are whole sentences, shown to users as they stand. Chain with `raise … from error`.
@@ -27,7 +27,7 @@ class InputError(SvdqError):
 class UnavailableError(SvdqError):
     """A server, storage or program that is needed cannot be reached; nothing was done."""
 
-    exit_code = 2
+    exit_code = 3
 
 
 class SampleError(SvdqError):

@@ -72,7 +72,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
-            rundir.write_error(run_dir, str(error))
+            rundir.write_error(run_dir, error)
         else:
             click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_code)

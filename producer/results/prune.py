@@ -15,6 +15,7 @@ from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
+from svdq.producer.job import INPUT_KEY
 from svdq.producer.queue import fetch
 from svdq.producer.results.results import OUTPUTS, job_id_in, top_of
 from svdq.producer.status.status import ENDED
@@ -30,7 +31,8 @@ KEEP_UNFINISHED = timedelta(days=1)
 #: Jobs read in one round trip.
 AT_ONCE = 500
 
-_INPUT_KEY = re.compile(rb"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
+#: In JSON as it stands, which need not be parsed for this.
+_INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
 
 
 @dataclass(frozen=True, kw_only=True)

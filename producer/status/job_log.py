@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
+from rq.job import Job as RqJob
 
 from svdq.producer import keys
 
@@ -55,12 +56,12 @@ class LogEntry(BaseModel):
 def append(pipeline: redis.Redis, job_id: str, entries: list[LogEntry]) -> None:
     """Add entries to a job's log; one command."""
     lines = "".join(f"{entry.model_dump_json()}\n" for entry in entries)
-    pipeline.eval(_APPEND, 1, f"rq:job:{job_id}", keys.LOG_FIELD, lines, keys.LOG_BYTES)
+    pipeline.eval(_APPEND, 1, RqJob.key_for(job_id), keys.LOG_FIELD, lines, keys.LOG_BYTES)
 
 
 def read(connection: redis.Redis, job_id: str) -> list[LogEntry]:
     """Read a job's log, oldest first; empty when nothing was logged or there is no such job."""
-    text = connection.hget(f"rq:job:{job_id}", keys.LOG_FIELD)
+    text = connection.hget(RqJob.key_for(job_id), keys.LOG_FIELD)
     entries = []
     for line in (text or b"").splitlines():
         try:

@@ -99,7 +99,7 @@ def test_2_wrong_input(svdq: Cli, arguments: list[str]) -> None:
     assert done.stderr.startswith("Error: ")
 
 
-def test_2_redis_cannot_be_reached(svdq: Cli) -> None:
+def test_3_redis_cannot_be_reached(svdq: Cli) -> None:
     def run(command: str) -> "subprocess.CompletedProcess[str]":
         return svdq(*command.split()[1:], *ARGUMENTS.get(command, []), "--redis-url", "redis://127.0.0.1:1/0")
 
@@ -107,24 +107,24 @@ def test_2_redis_cannot_be_reached(svdq: Cli) -> None:
     with ThreadPoolExecutor(8) as pool:
         ends = dict(zip(WITH_REDIS, pool.map(run, WITH_REDIS), strict=True))
     assert len(ends) > 15
-    assert {command: done.returncode for command, done in ends.items() if done.returncode != 2} == {}
+    assert {command: done.returncode for command, done in ends.items() if done.returncode != 3} == {}
     sentence = "Error: The Redis server redis://127.0.0.1:1/0 cannot be used"
     assert {command for command, done in ends.items() if sentence not in done.stderr} == set()
     assert {command for command, done in ends.items() if "Traceback" in done.stderr} == set()
 
 
 @pytest.mark.parametrize("arguments", [["submit", "photo.jpg"], ["batch", "list.csv"]])
-def test_2_storage_cannot_be_reached(svdq: Cli, tmp_path: Path, arguments: list[str]) -> None:
+def test_3_storage_cannot_be_reached(svdq: Cli, tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "file").write_text("")
     done = svdq(*arguments, "--storage", tmp_path / "file" / "storage")
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-1].startswith("Error: ")
 
 
-def test_2_no_place_for_the_embedded_server(svdq: Cli, home: Path) -> None:
+def test_3_no_place_for_the_embedded_server(svdq: Cli, home: Path) -> None:
     home.mkdir(exist_ok=True)
     (home / "redis").write_text("no folder")
-    assert svdq("list").returncode == 2
+    assert svdq("list").returncode == 3
     (home / "redis").unlink()
 
 

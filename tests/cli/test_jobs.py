@@ -229,7 +229,7 @@ def test_redis_away(svdq: Cli, home: Path, command: str) -> None:
     done = svdq(
         command, *(["0" * 20] if command in ("wait", "logs") else []), "--redis-url", "redis://:secret@127.0.0.1:1"
     )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "secret" not in done.stderr
     assert not home.exists()
 

@@ -58,7 +58,7 @@ def test_version_and_unknown_command(svdq: Cli) -> None:
     ("error", "exit_code"),
     [
         (InputError("A.\nB"), 2),
-        (UnavailableError("A."), 2),
+        (UnavailableError("A."), 3),
         (SvdqError("A."), 1),
         (SampleError("A."), 1),
         (KeyboardInterrupt(), 130),

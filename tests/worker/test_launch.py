@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.worker.launching import rundir
 from svdq.worker.launching.launch import check_model, num_gpus
 
@@ -96,24 +96,26 @@ def test_ranks_and_launcher_know_each_other_through_the_run_folder(tmp_path: Pat
     assert rundir.read_error(tmp_path) is None
     rundir.write_pid(tmp_path, 0)
     code = (
-        "import sys; from pathlib import Path; from svdq.worker import rundir; rundir.write_pid(Path(sys.argv[1]), 12)"
+        "import sys; from pathlib import Path; from svdq.worker.launching import rundir;"
+        "rundir.write_pid(Path(sys.argv[1]), 12)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as other:
         other.wait()
     assert rundir.read_pids(tmp_path) == {0: os.getpid(), 12: other.pid}
 
-    rundir.write_error(tmp_path, "The model is not there; größer.")
-    rundir.write_error(tmp_path, "The same from another rank.")
-    assert rundir.read_error(tmp_path) == "The same from another rank."
+    rundir.write_error(tmp_path, InputError("The model is not there; größer."))
+    rundir.write_error(tmp_path, UnavailableError("From another rank; größer."))
+    error = rundir.read_error(tmp_path)
+    assert (type(error), str(error)) == (UnavailableError, "From another rank; größer.")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["error", "rank0.pid", "rank12.pid"]
 
 
 # `svdq worker` as a user types it.
 
 
-def refused(finished: "subprocess.CompletedProcess[str]") -> str:
+def refused(finished: "subprocess.CompletedProcess[str]", exit_code: int = 2) -> str:
     """One sentence on stderr and the exit code for what was not done."""
-    assert finished.returncode == 2, finished.stderr
+    assert finished.returncode == exit_code, finished.stderr
     assert finished.stdout == ""
     assert finished.stderr.startswith("Error: ")
     assert finished.stderr.count("\n") == 1
@@ -126,7 +128,7 @@ def test_a_model_without_a_unet_is_refused(house, tmp_path: Path) -> None:
 
 
 def test_an_unreachable_redis_is_refused(house) -> None:
-    message = refused(house.run("svdq", "worker", "--ranks", 2, "--redis-url", "redis://127.0.0.1:1/0"))
+    message = refused(house.run("svdq", "worker", "--ranks", 2, "--redis-url", "redis://127.0.0.1:1/0"), exit_code=3)
     assert "redis://127.0.0.1:1/0" in message
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from svdq.pipeline.errors import InputError
 from svdq.producer.settings import Settings
 from svdq.worker.launching import rundir
 
@@ -62,13 +61,13 @@ class GroupProcess:
         """Give its exit code, or None while it runs.
 
         Raises:
-            InputError: a rank has said why the group cannot run; what is left of it is ended.
+            SvdqError: a rank has said why the group cannot run; what is left of it is ended.
         """
-        sentence = rundir.read_error(self._run_dir)
-        if sentence is not None:
+        error = rundir.read_error(self._run_dir)
+        if error is not None:
             # A model that is not there is not mended by restarts.
             self.kill()
-            raise InputError(sentence)
+            raise error
         return self._process.poll()
 
     def tell(self, number: signal.Signals) -> None:

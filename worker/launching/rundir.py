@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from svdq.pipeline import errors
+from svdq.pipeline.errors import SvdqError
+
 
 def write_pid(folder: Path, rank: int) -> None:
     """Leave this process's id for the launcher: from now on the rank listens to signals."""
@@ -17,15 +20,19 @@ def read_pids(folder: Path) -> dict[int, int]:
     return {int(path.stem.removeprefix("rank")): int(path.read_text()) for path in folder.glob("rank*.pid")}
 
 
-def write_error(folder: Path, sentence: str) -> None:
-    """Leave the sentence why the group cannot run, for the launcher to show once."""
-    _write(folder / "error", sentence)
+def write_error(folder: Path, error: SvdqError) -> None:
+    """Leave why the group cannot run, for the launcher to show once."""
+    _write(folder / "error", json.dumps([type(error).__name__, str(error)]))
 
 
-def read_error(folder: Path) -> str | None:
-    """Return the sentence that a rank left, if one did."""
-    path = folder / "error"
-    return path.read_text(encoding="utf-8") if path.exists() else None
+def read_error(folder: Path) -> SvdqError | None:
+    """Return the error that a rank left, if one did."""
+    try:
+        kind, sentence = json.loads((folder / "error").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    error: SvdqError = getattr(errors, kind, SvdqError)(sentence)
+    return error
 
 
 def write_trace(folder: Path, rank: int, events: list[dict[str, Any]]) -> None:

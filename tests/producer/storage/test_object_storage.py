@@ -113,7 +113,7 @@ def test_a_server_that_does_not_answer_is_exit_code_3(
         "prune": ["--older-than", "30d", "--yes"],
     }[command]
     done = svdq(command, *arguments, "--storage", s3, AWS_ENDPOINT_URL="http://127.0.0.1:1")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
     assert done.stderr.startswith(f"Error: The storage '{s3}' cannot be used (")
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in done.stderr
     assert connection.dbsize() == 0, "nothing was enqueued"
