@@ -24,7 +24,11 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, and have children hear it: a runner in the background of a shell is started deaf to it."""
+    """Undo what a test runner's surroundings leave in a process and its children."""
+    # pytest-xdist tells its workers of a terminal that is not theirs.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
+    # A runner in the background of a shell is started deaf to Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -9,7 +9,10 @@ from typing import Any
 
 
 class Keys:
-    """Takes single keys from the terminal for the length of a block, without showing them; Ctrl-C stays what it is."""
+    """Takes single keys from the terminal for the length of a block, without showing them.
+
+    Ctrl-C stays what it is. Ctrl-Z is a key like any other: the shell would be left on our screen.
+    """
 
     def __init__(self) -> None:
         #: The terminal and how it was set; None where stdin is none: then there are no keys.
@@ -24,6 +27,9 @@ class Keys:
             fd = sys.stdin.fileno()
             self._terminal = (fd, termios.tcgetattr(fd))
             tty.setcbreak(fd)
+            settings = termios.tcgetattr(fd)
+            settings[6][termios.VSUSP] = b"\0"  # no key
+            termios.tcsetattr(fd, termios.TCSADRAIN, settings)
         return self
 
     def __exit__(

@@ -1,6 +1,7 @@
 """`svdq top`: queues, ranks and samples in flight, live on a terminal, else as one look or one JSON object a look."""
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -109,6 +110,8 @@ def _show(connection: "redis.Redis", interval_s: float) -> None:
     from svdq.cli.top.keys import Keys
     from svdq.cli.top.view import View
 
+    # Like Ctrl-C, so that the terminal is given back as it was.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         for look in _looks(connection):

@@ -15,11 +15,11 @@ import redis
 import rq
 from rq.job import JobStatus
 from rq.results import Result
-from tests.producer.test_ranks import rank
 
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble
+from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -23,8 +23,6 @@ from PIL import Image
 from rich.cells import cell_len
 from rich.console import Console
 from rq.job import JobStatus
-from tests.producer.test_ranks import rank, save
-from tests.producer.test_status import COPY, finish, num_commands
 
 from svdq.cli.top.track import place_of
 from svdq.cli.top.view import View
@@ -35,6 +33,8 @@ from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import IntakeStatus, RankStatus, Trouble, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
 from svdq.producer.status.status import view
+from tests.producer.status.test_ranks import rank, save
+from tests.producer.status.test_status import COPY, finish, num_commands
 from tests.queued import enqueue
 
 SVDQ = [sys.executable, "-c", "from svdq.cli.main import main; main()"]
@@ -206,6 +206,19 @@ def test_it_draws_on_a_terminal_and_q_leaves(group: dict[str, str]) -> None:
     assert COLOUR.search(screen.text)
 
 
+def test_sigterm_and_ctrl_z_leave_the_terminal_as_it_was(group: dict[str, str]) -> None:
+    with terminal("top", **group) as screen:
+        before = termios.tcgetattr(screen.theirs)
+        screen.read_until("q leaves")
+        os.write(screen.ours, b"\x1a")  # another look, not a stopped process
+        time.sleep(0.2)
+        assert psutil.Process(screen.process.pid).status() != psutil.STATUS_STOPPED
+        screen.process.terminate()
+        assert screen.end() == 130
+        assert LEFT_IT in screen.text
+        assert termios.tcgetattr(screen.theirs) == before
+
+
 def test_ctrl_c_leaves_the_terminal_as_it_was(group: dict[str, str]) -> None:
     with terminal("top", NO_COLOR="1", **group) as screen:
         before = termios.tcgetattr(screen.theirs)
@@ -268,7 +281,7 @@ def test_a_terminal_keeps_what_was_known_while_redis_is_away(home: Path, connect
 
 def test_a_server_that_never_answered(svdq: Callable[..., Any], tmp_path: Path) -> None:
     done = svdq("top", "--redis-url", f"unix://{tmp_path}/none.sock")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
 
 
 @pytest.mark.parametrize("arguments", [("--once", "--watch"), ("--once", "--interval", "1"), ("--interval", "0")])

@@ -1,10 +1,10 @@
 """When jobs will be done, worked out by hand for small cases."""
 
 import pytest
-from tests.producer.test_ranks import COSTS, rank
 
 from svdq.producer.status.eta import job_eta_s, queue_eta_s, trouble_of
 from svdq.producer.status.ranks import GroupStatus, IntakeStatus, RankStatus, Trouble
+from tests.producer.status.test_ranks import COSTS, rank
 
 PARAMETERS = {"steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_scale": 3.0}
 #: The mean of a step on the two ranks of COSTS.

@@ -6,7 +6,6 @@ import redis
 import rq
 from rq.job import JobStatus
 from rq.results import Result
-from tests.producer.test_ranks import rank
 
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
@@ -14,6 +13,7 @@ from svdq.producer.status.outlook import Outlook, outlooks
 from svdq.producer.status.ranks import GroupStatus, IntakeStatus, Trouble
 from svdq.producer.status.status import last_sentence, list_jobs, view, view_many, view_queues
 from svdq.producer.status.workers import view_workers
+from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
