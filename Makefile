@@ -28,7 +28,7 @@ demo: $(VENV)/installed-worker
 	@$(BIN)/python deploy/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-long: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m long

@@ -82,9 +82,17 @@ class Partitioner:
         left_over = num_steps - first_step - sum(steps)
         for rank, fraction in enumerate(fractions):
             self._owed[rank] += fraction
-        # The steps left over go to the ranks that are owed most, at most one each, and none to a rank without a share.
+        # The steps left over go to the ranks that would soonest be owed a whole step, at most one each, and none to a
+        # rank without a share. Earliest deadline first, after R. Tijdeman, "The chairman assignment problem" (1980):
+        # going by who is owed most lets a rank with a small share fall behind by more than a step.
         takers = [rank for rank, fraction in enumerate(fractions) if fraction > _EPSILON]
-        takers.sort(key=lambda rank: (-round(self._owed[rank], 6), rank))
+        takers.sort(
+            key=lambda rank: (
+                self._owed[rank] <= _EPSILON,
+                round((1 - self._owed[rank]) / fractions[rank], 6),
+                rank,
+            )
+        )
         for rank in takers[:left_over]:
             steps[rank] += 1
             self._owed[rank] -= 1

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 from PIL import Image
@@ -16,6 +17,10 @@ from PIL import Image
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
+
+# How long an example takes is the machine's business.
+hypothesis.settings.register_profile("svdq", deadline=None)
+hypothesis.settings.load_profile("svdq")
 
 #: The secret key of the S3 server; it must turn up nowhere.
 S3_SECRET = "s3-secret-of-the-tests"

@@ -48,7 +48,7 @@ class FolderFiles:
 
     def entries(self, key: str) -> Iterator[Entry]:
         """Look at every file below a key, however deep."""
-        for folder, _, names in os.walk(self.folder / key):
+        for folder, _, names in os.walk(self.folder / key, onerror=_unless_missing):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     yield self.entry(Path(folder, name).relative_to(self.folder).as_posix())
@@ -116,6 +116,12 @@ class FolderFiles:
         folder = self.folder / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
         return folder / temporary_name()
+
+
+def _unless_missing(error: OSError) -> None:
+    """Say that a folder cannot be read; one that is not there has nothing in it."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _publish(source: Path, target: Path, temporary: Path) -> None:

@@ -57,7 +57,7 @@ def test_what_is_not_a_sample_is_refused(missing: str) -> None:
 
 
 @given(samples())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_sample_survives_a_socket_bit_by_bit(sample: Sample) -> None:
     received = over_a_socket(Message(kind=Kind.SAMPLE, body=sample_body(sample), tensors=sample.tensors))
     assert sample_from(received.body, sample.tensors) == sample

@@ -120,7 +120,7 @@ def test_steps_are_those_of_diffusers_scheduler_with_a_perfect_v(model, photo):
         assert (ours - theirs).abs().max() < 5e-6 * scale + 1e-6 * float(sigma)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 2**40), st.integers(0, 6), st.integers(1, 2))
 def test_bits_depend_neither_on_who_does_a_step_nor_on_threads(photo, model, seed, cut, threads):
     values = parameters(seed=seed, frames=3, steps=6)

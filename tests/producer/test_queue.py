@@ -15,7 +15,6 @@ from svdq.producer.queue import (
     RENDER,
     SvdqQueue,
     connect,
-    enqueue,
     fetch,
     read_job,
     render,
@@ -23,6 +22,7 @@ from svdq.producer.queue import (
     statuses,
 )
 from svdq.producer.settings import Settings
+from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 ID = "0" * 20

@@ -51,9 +51,9 @@ def kill(group) -> None:
     psutil.wait_procs(family, timeout=60)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_group_that_was_stopped_goes_on_where_it_was(house, until, tiny: str, ranks: int) -> None:
-    job_id, same = submit_twice(house, frames=4, steps=40, width=128, height=64)
+    job_id, same = submit_twice(house, frames=2, steps=40, width=128, height=64)
     group = house.start(ranks, model=tiny)
     until(lambda: house.view(job_id).step >= 3, lambda: group.text)
     group.tell(signal.SIGTERM)
@@ -123,7 +123,7 @@ def test_a_video_whose_end_was_not_acknowledged_is_not_rendered_again(house) -> 
 
 def test_until_ends_the_group_and_keeps_what_is_half_done(house, until) -> None:
     job_id = house.submit(steps=1000)
-    moment = datetime.now() + timedelta(seconds=12)  # rank 0 is up by then
+    moment = datetime.now() + timedelta(seconds=20)  # rank 0 is up by then
     group = house.start(2, "--until", moment.isoformat(timespec="seconds"), model="simulated:step_ms=50", wait=False)
     assert group.end() == 0
     assert house.queued() == [job_id]
