@@ -19,7 +19,7 @@ from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Partitioner
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.message import Kind, Message, sample_body, sample_from
+from svdq.pipeline.transport.message import Kind, Message, sample_body
 from svdq.pipeline.transport.ports import Keeper, Monitor, NoKeeper, Report, Request, Sink, Source
 from svdq.pipeline.transport.transport import Receiver, Sender
 
@@ -118,8 +118,8 @@ class Stage:
             message = self._upstream.receive()
             if self.stopped:
                 return None
-            if message.kind is Kind.SAMPLE:
-                return sample_from(message.body, message.tensors)
+            if message.sample is not None:
+                return message.sample
             if message.kind is Kind.CLOSE:
                 return None
             if message.kind is Kind.WARM:

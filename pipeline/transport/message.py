@@ -41,6 +41,8 @@ class Message:
     body: Mapping[str, Any] = field(default_factory=dict)
     #: For a sample its tensors.
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    #: Of a sample that was received: what the two above say.
+    sample: Sample | None = None
 
 
 #: Name, dtype and shape of each tensor of a message, in order.

@@ -8,12 +8,13 @@ waits, and so pushes back up to rank 0.
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from svdq.pipeline.sample import Tensors
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.message import Kind, Message
+from svdq.pipeline.transport.message import Kind, Message, sample_from
 
 #: Called once, from a link's thread, when the neighbour is gone; takes a sentence.
 OnLost = Callable[[str], None]
@@ -146,14 +147,17 @@ class Receiver:
                 while self._receive_next():
                     pass
             self._channel.close()
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: what it sent is no sample
             self._on_lost(f"Rank {self._neighbour} cannot be heard any more: {error}.")
 
     def _receive_next(self) -> bool:
         message, layout = self._channel.receive_header()
-        if layout:
-            self._room.acquire()
-            tensors = self._channel.receive_tensors(layout)
-            message = Message(kind=message.kind, body=message.body, tensors=tensors)
+        if message.kind is Kind.SAMPLE:
+            tensors: Tensors = {}
+            if layout:
+                self._room.acquire()
+                tensors = self._channel.receive_tensors(layout)
+            # Read here, beside the sample that is being computed, and not between the two.
+            message = replace(message, tensors=tensors, sample=sample_from(message.body, tensors))
         self._inbox.put(message)
         return message.kind is not Kind.CLOSE
