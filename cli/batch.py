@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from svdq.cli.main import redis_options, storage_option
+from svdq.cli.parameters import submission_options
 
 EXAMPLES = """\b
 Examples:
@@ -28,10 +29,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Render anew although the same jobs exist.")
-@click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is 1 then.")
-@click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
+@submission_options
 @storage_option
 @redis_options
 def batch(

@@ -1,6 +1,6 @@
-"""The options for the parameters of a video, the same for every command that submits. Knows no queue and no storage."""
+"""The options that commands which submit have in common: how videos are made, and what is told. Knows no queue."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -43,11 +43,26 @@ _OPTIONS = (
     ),
     click.option("--fit", type=click.Choice(FITS), help="For photos of another shape [default: crop]."),
 )
+_SUBMISSION_OPTIONS = (
+    click.option("--force", is_flag=True, help="Render anew although the same job exists."),
+    click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is 1 then."),
+    click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line."),
+)
 
 
 def parameter_options(command: Command) -> Command:
     """Add the options that say how a video is made; `given` reads what they give."""
-    for option in reversed(_OPTIONS):
+    return _with(command, _OPTIONS)
+
+
+def submission_options(command: Command) -> Command:
+    """Add the options that say how photos are submitted and what is told of it."""
+    return _with(command, _SUBMISSION_OPTIONS)
+
+
+def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    for option in reversed(options):
         command = option(command)
     return command
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.parameters import PRIORITIES, given, parameter_options
+from svdq.cli.parameters import PRIORITIES, given, parameter_options, submission_options
 
 EXAMPLES = """\b
 Examples:
@@ -56,10 +56,7 @@ Examples:
 @click.option(
     "--like", type=click.Path(path_type=Path), metavar="FILE", help="Same parameters and seed as that video; flags win."
 )
-@click.option("--force", is_flag=True, help="Render anew although the same job exists.")
-@click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is 1 then.")
-@click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
+@submission_options
 @storage_option
 @redis_options
 def submit(
