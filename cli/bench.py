@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from svdq.cli.bench_unet import bench_unet
+
 if TYPE_CHECKING:
     from svdq.pipeline.bench.figures import Run
 
@@ -24,7 +26,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     return numbers
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--model", default="simulated", show_default=True, help="simulated, tiny, preview, or a model folder.")
 @click.option("--ranks", callback=_numbers, default="7", show_default=True, help="Ranks, one run each: 1,2,4,7.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=25, show_default=True, help="Denoising steps.")
@@ -50,7 +52,10 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures.")
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a timeline PNG.")
 @click.option("--trace", "trace_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace.")
+@click.pass_context
 def bench(
+    context: click.Context,
+    /,
     model: str,
     ranks: tuple[int, ...],
     json_path: Path | None,
@@ -70,7 +75,10 @@ def bench(
       svdq bench --ranks 1,2,4,7 --json out.json
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --compare replicas               against a whole video a rank
+      svdq bench unet --size 1024x576 --frames 25 one step of the real UNet, with each option
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
+    if context.invoked_subcommand is not None:
+        return
     from svdq.worker.bench.bench import BenchOptions, run_bench, write_results
 
     report = run_bench(BenchOptions(model=model, ranks=ranks, compare_replicas=compare == "replicas", **options))
@@ -79,6 +87,9 @@ def bench(
     for line in _comparisons(report.runs):
         click.echo(line)
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
+
+
+bench.add_command(bench_unet)
 
 
 def _table(runs: "Sequence[Run]") -> list[str]:

@@ -1,0 +1,120 @@
+"""`svdq bench unet`: words around the measurements of one denoising step."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from svdq.cli.parameters import read_size
+
+if TYPE_CHECKING:
+    from svdq.pipeline.bench.unet import UnetFigures
+
+#: The options of `svdq.pipeline.bench.unet`, here so that `--help` needs no torch; a test holds them equal.
+OPTIONS = ("eager", "channels-last", "fused-qkv", "forward-chunking", "compiled-blocks", "compiled")
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+EXAMPLES = """\b
+Examples:
+  svdq bench unet                                     the published SVD-XT at 1024x576, 25 frames, on this device
+  svdq bench unet --dtype fp16 --dtype bf16 --json unet.json
+  svdq bench unet --model tiny/ --size 128x64 --frames 4 --option fused-qkv
+"""
+
+
+@click.command(name="unet", epilog=EXAMPLES)
+@click.option("--model", help="Folder or hub id whose UNet is built [default: SVD-XT's published size].")
+@click.option("--size", metavar="WxH", callback=read_size, default="1024x576", show_default=True, help="Pixels.")
+@click.option("--frames", type=click.IntRange(1, 1024), default=25, show_default=True, help="Frames.")
+@click.option("--no-guidance", is_flag=True, help="A batch of one in place of two.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice(list(DTYPES)),
+    multiple=True,
+    help="Repeatable [default: fp16 on a GPU, fp32 on a processor].",
+)
+@click.option(
+    "--option",
+    "options",
+    type=click.Choice(OPTIONS),
+    multiple=True,
+    help="What to measure besides eager; repeatable [default: all].",
+)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured steps of each.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
+)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures.")
+def bench_unet(
+    model: str | None,
+    size: tuple[int, int],
+    frames: int,
+    no_guidance: bool,
+    dtypes: tuple[str, ...],
+    options: tuple[str, ...],
+    repeats: int,
+    device: str,
+    json_path: Path | None,
+) -> None:
+    """Measure one denoising step of the real UNet with random weights: its time, its memory, its share of the device.
+
+    Eager is diffusers as it is; every option is compared with it, in time and in the result.
+    """
+    import platform
+
+    import torch
+
+    from svdq.cli.words import table
+    from svdq.pipeline.bench.unet import UnetShape, measure_unet
+    from svdq.pipeline.group import Place, choose_device
+
+    if size[0] % 64 or size[1] % 64:
+        raise click.UsageError(f"--size {size[0]}x{size[1]} is not allowed: both must be multiples of 64.")
+    torch_device = choose_device(device, Place(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1))
+    on_gpu = torch_device.type == "cuda"
+    names = dtypes or (("fp16",) if on_gpu else ("fp32",))
+    shape = UnetShape(frames=frames, width=size[0], height=size[1], guided=not no_guidance)
+    processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name(torch_device) if on_gpu else processor
+    click.echo(f"{where}, torch {torch.__version__}, {size[0]}x{size[1]}, {frames} frames, random weights", err=True)
+    head: list[object] = ["option", "dtype", "step (s)", "spread", "first (s)", "speedup", "TFLOP/s", "of a product"]
+    rows: list[list[object]] = [[*head, "GiB", "difference"]]
+    found = []
+    for figures in measure_unet(
+        shape,
+        model=model,
+        device=torch_device,
+        dtypes=tuple(getattr(torch, DTYPES[name]) for name in names),
+        options=options or OPTIONS,
+        repeats=repeats,
+    ):
+        found.append(asdict(figures))
+        if figures.failure:
+            click.echo(f"{figures.option} cannot be run in {figures.dtype}: {figures.failure}", err=True)
+        else:
+            rows.append(_row(figures))
+    for line in table(rows):
+        click.echo(line)
+    if json_path is not None:
+        document: dict[str, Any] = {"device": where, "torch": torch.__version__, "shape": asdict(shape), "unet": found}
+        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _row(figures: "UnetFigures") -> list[object]:
+    memory = f"{figures.weight_bytes / 2**30:.2f}"
+    if figures.activation_bytes is not None:
+        memory += f" + {figures.activation_bytes / 2**30:.2f}"
+    return [
+        figures.option,
+        figures.dtype,
+        f"{figures.step_s:.4g}",
+        f"{min(figures.steps_s):.4g} to {max(figures.steps_s):.4g}",
+        f"{figures.first_s:.3g}",
+        f"{figures.speedup:.2f}",
+        f"{figures.flops_per_s / 1e12:.3g}",
+        f"{figures.matrix_share:.0%}",
+        memory,
+        f"{figures.difference:.1e}",
+    ]
