@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from PIL import Image
 
 from svdq.pipeline.group import Links, Place, build_stage, choose_device
@@ -59,6 +60,8 @@ class RankLog:
     cpu_s: float
     #: Resident memory after each hundredth video and at the end, MiB.
     rss_mb: list[float]
+    #: The most GPU memory that its tensors took at a time, weights included, MiB; None on a processor.
+    gpu_mb: float | None = None
 
 
 def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
@@ -111,6 +114,7 @@ def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> N
         failures=feed.failures if feed else [],
         cpu_s=cpu_s,
         rss_mb=monitor.rss_mb,
+        gpu_mb=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
     )
     Path(folder, f"rank{number}.json").write_text(json.dumps(asdict(log)), encoding="utf-8")
 

@@ -58,6 +58,8 @@ class Run:
     #: Resident memory of each rank at the end, and after its first hundred videos (empty for shorter runs), MiB.
     rss_mb: list[float]
     rss_after_100_mb: list[float]
+    #: The most GPU memory that each rank's tensors took; empty on processors and through the daemon, MiB.
+    gpu_mb: list[float]
     #: Processor milliseconds a video of each rank.
     cpu_ms: list[float]
 
@@ -130,6 +132,7 @@ def make_run(
         ],
         rss_mb=[log.rss_mb[-1] for log in logs],
         rss_after_100_mb=[log.rss_mb[0] for log in logs if len(log.rss_mb) > 1],
+        gpu_mb=[log.gpu_mb for log in logs if log.gpu_mb is not None],
         cpu_ms=[log.cpu_s * 1000 / len(finished_s) for log in logs],
     )
 
