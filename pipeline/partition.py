@@ -41,17 +41,18 @@ def fair_shares(num_steps: int, costs: Costs) -> list[float]:
     """
     if num_steps == 0:
         return [0.0] * len(costs.step_s)
+    all_fixed_s = costs.fixed_s
     # The common time tau solves sum((tau - fixed_r) / step_r over ranks with fixed_r < tau) = num_steps. The left side
     # grows with tau, so ranks join in the order of their fixed costs until the next one would be above tau.
-    ranks = sorted(range(len(costs.step_s)), key=lambda rank: costs.fixed_s[rank])
+    ranks = sorted(range(len(costs.step_s)), key=lambda rank: all_fixed_s[rank])
     rate = offset = tau = 0.0
     for position, rank in enumerate(ranks):
         rate += 1 / costs.step_s[rank]
-        offset += costs.fixed_s[rank] / costs.step_s[rank]
+        offset += all_fixed_s[rank] / costs.step_s[rank]
         tau = (num_steps + offset) / rate
-        if position + 1 < len(ranks) and tau <= costs.fixed_s[ranks[position + 1]]:
+        if position + 1 < len(ranks) and tau <= all_fixed_s[ranks[position + 1]]:
             break
-    return [max(0.0, (tau - fixed_s) / step_s) for fixed_s, step_s in zip(costs.fixed_s, costs.step_s, strict=True)]
+    return [max(0.0, (tau - fixed_s) / step_s) for fixed_s, step_s in zip(all_fixed_s, costs.step_s, strict=True)]
 
 
 def fair_time_s(num_steps: int, costs: Costs) -> float:
