@@ -33,6 +33,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "svdq requeue": ["f" * 20],
     "svdq move": ["f" * 20, "--front"],
     "svdq worker": ["--burst", "--ranks", "1"],
+    "svdq plan": ["--videos", "10", "--from", "live"],
 }
 COMMANDS = [
     context

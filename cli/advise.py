@@ -1,0 +1,122 @@
+"""`svdq advise`: where the time of a run goes, which ranks idle and why, and what would help most."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from svdq.cli.main import redis_options
+
+if TYPE_CHECKING:
+    from svdq.pipeline.planning.advice import Remedy
+    from svdq.pipeline.planning.occupancy import RankTime
+    from svdq.pipeline.planning.recordings import Profile
+    from svdq.producer.status.ranks import GroupStatus, RankStatus
+
+EXAMPLES = """\b
+Examples:
+  svdq advise                       the groups that are at work now
+  svdq advise night.trace           what svdq worker --trace night.trace wrote
+  svdq advise bench.json            what svdq bench --json bench.json wrote
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("recording", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each group.")
+@redis_options
+def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None:
+    """Tell where the time goes, which ranks idle and why, and the one change that would help most.
+
+    Reads a RECORDING: the trace of a worker or a bench, or the JSON of a bench. Without one it looks at the groups that
+    are at work, whose figures are those of the last ten seconds.
+    """
+    from svdq.pipeline.planning.advice import advise as advise_on
+    from svdq.pipeline.planning.recordings import read_profile
+
+    profiles = [read_profile(recording)] if recording is not None else _live(redis_url)
+    for profile in profiles:
+        advice = advise_on(profile)
+        if as_json:
+            ranks = [asdict(rank) for rank in profile.ranks]
+            click.echo(json.dumps({"source": profile.source, "ranks": ranks, **asdict(advice)}))
+            continue
+        click.echo(f"{profile.source}:")
+        for line in (*_table(profile), advice.time, *advice.idle):
+            click.echo(line)
+        click.echo(f"What would help most: {_remedy(advice.best)}")
+        for other in advice.others:
+            click.echo(f"Then: {_remedy(other)}")
+
+
+def _remedy(remedy: "Remedy") -> str:
+    return f"{remedy.text} Expected: {remedy.factor:.2f} times as many videos."
+
+
+def _table(profile: "Profile") -> list[str]:
+    from svdq.cli.words import table
+    from svdq.pipeline.planning.occupancy import Cause
+
+    causes = [cause for cause in Cause if any(rank.waited(cause) >= 0.0005 for rank in profile.ranks)]
+    waiting = ["idle" if cause is Cause.UNKNOWN else str(cause) for cause in causes]
+    rows: list[list[object]] = [["rank", "encode", "steps", "decode", *waiting]]
+    for number, rank in enumerate(profile.ranks):
+        shares = [rank.encode, rank.steps, rank.decode, *(rank.waited(cause) for cause in causes)]
+        rows.append([number, *(f"{share:.1%}" for share in shares)])
+    return table(rows)
+
+
+def _live(redis_url: str | None) -> "list[Profile]":
+    """Make the profiles of all groups that have finished a video."""
+    from svdq.pipeline.errors import InputError
+    from svdq.producer.queue import session
+    from svdq.producer.settings import Settings
+    from svdq.producer.status.ranks import read_groups
+
+    with session(Settings.load(redis_url=redis_url)) as connection:
+        groups = read_groups(connection)
+    profiles = [profile for group in groups if (profile := profile_of(group)) is not None]
+    if not profiles:
+        raise InputError(
+            "No group is at work that has finished a video; name a recording, or look again when svdq worker has."
+        )
+    return profiles
+
+
+def profile_of(group: "GroupStatus") -> "Profile | None":
+    """Make the profile of a group as it is now; None before its first video, and while a rank is missing."""
+    from svdq.cli.costs import costs_of, shape_name
+    from svdq.pipeline.planning.recordings import Profile
+
+    intake = group.intake
+    if intake is None or not intake.costs or len(group.ranks) != group.ranks[0].num_ranks:
+        return None
+    costs = intake.costs[-1]
+    steps = next((rank.steps for rank in group.ranks if rank.steps), 25)
+    video = costs_of(costs, steps)
+    return Profile(
+        source=f"Group {group.name}, {shape_name(costs)}, {steps} steps, the last ten seconds",
+        video=video,
+        pace_s=intake.pace_s,
+        ranks=tuple(_rank_time(group, rank, video.way(len(group.ranks)).pace_s) for rank in group.ranks),
+    )
+
+
+def _rank_time(group: "GroupStatus", rank: "RankStatus", pace_s: float) -> "RankTime":
+    """Divide a rank's busy share as a video's costs do, and say what it waits for as far as its group tells."""
+    from svdq.pipeline.planning.occupancy import Cause, RankTime
+
+    assert group.intake is not None
+    costs = group.intake.costs[-1]
+    busy = min(1.0, rank.busy_share)
+    encode = min(busy, costs.encode_s / pace_s * busy) if rank.rank == 0 else 0.0
+    decode = min(busy - encode, costs.decode_s / pace_s * busy) if rank.rank == rank.num_ranks - 1 else 0.0
+    if any(trouble.job_ids for trouble in group.troubles):
+        cause = Cause.WRITING
+    elif len(group.intake.in_flight) < rank.num_ranks:
+        cause = Cause.JOBS
+    else:
+        cause = Cause.UNKNOWN
+    return RankTime(encode=encode, steps=busy - encode - decode, decode=decode, waits={cause: 1 - busy})

@@ -1,0 +1,87 @@
+"""`svdq advise` on a real recording, on a bench's JSON and on live groups."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from svdq.cli.advise import advise
+from svdq.cli.main import run
+from svdq.producer.status.ranks import IntakeStatus, ShapeCosts, Trouble
+from tests.cli.test_plan import bench_json
+from tests.producer.status.test_ranks import rank, save
+
+COSTS = ShapeCosts(frames=2, width=64, height=64, guided=True, step_s=(0.5, 0.5), encode_s=0.1, decode_s=0.1)
+
+
+def advised(*arguments: object) -> list[dict[str, Any]]:
+    result = CliRunner().invoke(advise, [*map(str, arguments), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_the_trace_of_a_group_that_decodes(svdq: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "run.trace"
+    shape = ["--ranks", 2, "--steps", 4, "--step-ms", 5, "--decode-ms", 40, "--frames", 2, "--size", "64x64"]
+    assert svdq("bench", *shape, "--samples", 12, "--trace", trace).returncode == 0
+    (found,) = advised(trace)
+    assert found["best"]["text"].startswith(
+        "Use 2 replicas in place of one of 2: the last rank does nothing but decode"
+    )
+    assert found["best"]["factor"] == pytest.approx(40 / 30, rel=0.2)
+    assert found["ranks"][0]["decode"] == 0
+    assert found["ranks"][1]["decode"] > 0.7
+    assert found["idle"][0].startswith("Rank 0 idles")
+    assert found["idle"][0].endswith("because the last rank is at its decode all the time.")
+    text = CliRunner().invoke(advise, [str(trace)]).stdout
+    assert "What would help most: Use 2 replicas" in text
+
+
+def test_the_figures_of_a_bench(tmp_path: Path) -> None:
+    (found,) = advised(bench_json(tmp_path / "bench.json"))
+    assert found["best"]["text"].startswith("Halving the time of a step")
+    assert found["ranks"][1]["steps"] == pytest.approx(6.6 * 0.05 / 0.34)
+    assert found["ranks"][3]["decode"] == pytest.approx(0.08 / 0.34)
+
+
+def test_live_groups(connection: redis.Redis) -> None:
+    busy = IntakeStatus(worker="w", in_flight=("a", "b"), costs=(COSTS,), pace_s=2.6)
+    bored = IntakeStatus(worker="v", in_flight=("c",), costs=(COSTS,), pace_s=2.6)
+    trouble = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=("d",))
+    held = IntakeStatus(worker="u", in_flight=("d", "e"), costs=(COSTS,), pace_s=2.6)
+    save(
+        connection,
+        *(rank(number, "a-busy", busy_share=1.0, steps=10, intake=busy if number == 0 else None) for number in (0, 1)),
+        *(rank(number, "b-bored", busy_share=0.4, intake=bored if number == 0 else None) for number in (0, 1)),
+        rank(0, "c-held", busy_share=0.2, intake=held),
+        rank(1, "c-held", busy_share=0.2, troubles=(trouble,)),
+        rank(0, "d-new", intake=IntakeStatus(worker="t")),
+        rank(1, "d-new"),
+    )
+    found = advised()
+    assert [one["source"].split(",")[0] for one in found] == ["Group a-busy", "Group b-bored", "Group c-held"]
+    assert found[0]["idle"] == ["No rank idles more than 5% of the time."]
+    assert found[1]["best"]["text"].startswith("Keep the queue full: rank 0 waited 60% of the time for jobs")
+    assert found[1]["best"]["factor"] == pytest.approx(2.5)
+    assert found[2]["best"]["text"].startswith("Make writing faster")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "No group is at work that has finished a video"),
+        (["none.trace"], "does not exist"),
+        (["empty.trace"], "has no video that was decoded in it"),
+        (["text"], "cannot be read (no JSON"),
+    ],
+)
+def test_wrong_input_is_one_sentence(home: Path, capsys: Any, arguments: list[str], words: str) -> None:
+    Path("empty.trace").write_text('{"traceEvents": []}')
+    Path("text").write_text("text")
+    assert run(["advise", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
