@@ -44,6 +44,7 @@ COMMANDS = {
     "bench": ("svdq.cli.bench:bench", "Measure the pipeline."),
     "plan": ("svdq.cli.plan:plan", "Tell how many GPUs so many videos need, and what they cost."),
     "advise": ("svdq.cli.advise:advise", "Tell where the time goes, and what would help most."),
+    "deploy": ("svdq.cli.deploy:deploy", "Write units that run svdq as a service."),
     "doctor": ("svdq.cli.doctor:doctor", "Look whether everything is there, and say what to do."),
     "config": ("svdq.cli.config:config", "Show the settings and where they come from."),
     "completion": ("svdq.cli.completion:completion", "Print the script that completes commands in a shell."),

@@ -1,0 +1,1 @@
+"""Units of systemd for this installation: `templates/`, and what fills them in."""

@@ -1,0 +1,170 @@
+"""A small supervisor that runs units as systemd would, for tests where there is no systemd."""
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from svdq.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+#: Far beyond what anything here takes; reached only when it never comes.
+PATIENCE_S = 90.0
+
+
+class Unit:
+    """One service: what its file says, and the processes that were started by it.
+
+    A stand-in for systemd in what our units use: environment, readiness, the main process, SIGTERM, and SIGKILL for
+    what is left when the time is over or the main process has ended. It knows the unit's processes by a variable in
+    their environment instead of a control group.
+    """
+
+    def __init__(self, path: Path, config: Path, log: Path) -> None:
+        self.lines = [
+            tuple(line.split("=", 1))
+            for line in path.read_text().splitlines()
+            if "=" in line and not line.startswith("#")
+        ]
+        self._config = config
+        self._log = log
+        self._invocation = ""
+        self._main: psutil.Process | None = None
+
+    def all(self, name: str) -> list[str]:
+        """Values of a setting; specifiers are replaced."""
+        return [
+            value.replace("%E", str(self._config)).replace("%%", "%").replace("$$", "$")
+            for found, value in self.lines
+            if found == name
+        ]
+
+    def one(self, name: str) -> str:
+        """The value of a setting that stands there once."""
+        [value] = self.all(name)
+        return value
+
+    def environment(self) -> dict[str, str]:
+        """What its processes find in their environment: nothing of ours but what every program needs."""
+        found = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        found["INVOCATION_ID"] = self._invocation
+        settings = [shlex.split(value)[0] for value in self.all("Environment")]
+        for value in self.all("EnvironmentFile"):
+            path = Path(value.removeprefix("-"))
+            if path.exists() or not value.startswith("-"):
+                settings += path.read_text().split()
+        return {**found, **dict(setting.split("=", 1) for setting in settings)}
+
+    def start(self) -> None:
+        """Start it, and wait until it is up in the way that its `Type` says."""
+        self._invocation = uuid.uuid4().hex
+        for command in self.all("ExecStartPre"):
+            subprocess.run(shlex.split(command), env=self.environment(), check=True, timeout=PATIENCE_S)
+        command = shlex.split(self.one("ExecStart"))
+        before = set(psutil.pids())
+        match self.one("Type"):
+            case "forking":
+                subprocess.run(command, env=self.environment(), check=True, timeout=PATIENCE_S)
+                self._main = psutil.Process(int(Path(self.one("PIDFile")).read_text()))
+                # systemd refuses a main process that is not of the unit, such as one that ran before.
+                assert self._main.pid not in before
+            case "notify":
+                path = self._log.with_suffix(".notify")
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+                    manager.bind(str(path))
+                    manager.settimeout(PATIENCE_S)
+                    self._popen(command, {"NOTIFY_SOCKET": str(path)})
+                    assert manager.recv(100) == b"READY=1"
+                path.unlink()
+            case "exec" | "oneshot":
+                self._popen(command, {})
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int | None:
+        """Wait for the end of the main process; end what is left of the unit; return the exit code if it is told."""
+        assert self._main is not None
+        code = self._main.wait(timeout_s)
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return code
+
+    def stop(self) -> int | None:
+        """Stop it as `systemctl stop` does; a main process that outlives `TimeoutStopSec` is an error here."""
+        assert self._main is not None
+        for process in [self._main] if self.all("KillMode") == ["mixed"] else self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGTERM)
+        return self.wait(float(self.one("TimeoutStopSec")))
+
+    def processes(self) -> list[psutil.Process]:
+        """The unit's processes, in the sense of a control group."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                # A Redis server writes its title over its environment.
+                if process == self._main or process.environ().get("INVOCATION_ID") == self._invocation:
+                    found.append(process)
+        return found
+
+    def said(self) -> str:
+        """What stands in its journal."""
+        return self._log.read_text()
+
+    def _popen(self, command: list[str], more: dict[str, str]) -> None:
+        with self._log.open("ab") as log:
+            environment = {**self.environment(), **more}
+            self._main = psutil.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def supervise(tmp_path: Path) -> Iterator[Callable[[Path], Unit]]:
+    """Make a unit of its file; `<tmp_path>/config` is what systemd calls %E. What still runs at the end is killed."""
+    units: list[Unit] = []
+
+    def make(path: Path) -> Unit:
+        units.append(Unit(path, tmp_path / "config", tmp_path / f"{path.name}.log"))
+        return units[-1]
+
+    yield make
+    for unit in units:
+        for process in unit.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+@pytest.fixture
+def check_command() -> Callable[[list[str]], None]:
+    """Assert that a command line of svdq is one: a command that there is, with options that it has."""
+
+    def check(words: list[str]) -> None:
+        command, context = cli, cli.make_context("svdq", [], resilient_parsing=True)
+        while hasattr(command, "get_command"):
+            name, *words = words
+            found = command.get_command(context, name)
+            assert found is not None, name
+            command = found
+        command.make_context(str(command.name), list(words))
+
+    return check
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """Wait until something is true."""
+
+    def wait(wanted: Callable[[], object], hint: Callable[[], str] = str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not wanted():
+            assert time.monotonic() < deadline, f"it never came\n{hint()}"
+            time.sleep(0.05)
+
+    return wait

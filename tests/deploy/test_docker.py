@@ -1,0 +1,167 @@
+"""deploy/docker, as far as it can be looked at without an engine: no image is built here and no container is started.
+
+The long test runs the producer image's steps in a virtual environment instead.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.settings import ENV_PREFIX, Settings
+from svdq.worker.launching.group_process import KILL_S
+from svdq.worker.launching.launch import STOP_S
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "deploy/docker"
+DOCKERFILES = ["Dockerfile.worker", "Dockerfile.producer"]
+HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def filled_in(text: str) -> str:
+    """The compose file as Docker Compose reads it with .env.example filled in."""
+    environment = dict(re.findall(r"^(\w+)=(.*)$", (DOCKER / ".env.example").read_text(), re.MULTILINE))
+
+    def value(match: re.Match[str]) -> str:
+        name, kind, default = match.groups()
+        assert name in environment, f"{name} is not in .env.example"
+        return environment[name] or ("secret" if kind == ":?" else default)
+
+    return re.sub(r"(?<!\$)\$\{(\w+)(:[-?])([^}]*)\}", value, text).replace("$$", "$")
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict:
+    return yaml.safe_load(filled_in((DOCKER / "compose.yaml").read_text()))
+
+
+def test_compose_reads_the_file() -> None:
+    compose_spec = pytest.importorskip("compose_spec")
+    text = filled_in((DOCKER / "compose.yaml").read_text())
+
+    def read(text: str) -> None:
+        compose_spec.PyOptions(apply_merge=True).from_yaml(text).validate()
+
+    read(text)
+    with pytest.raises(ValueError, match="stop_grace"):
+        read(text.replace("stop_grace_period", "stop_grace"))
+    with pytest.raises(ValueError, match=r"videos|volume"):
+        read(text.replace("\n  videos:\n", "\n"))
+
+
+def test_what_the_services_are_given_is_there(compose: dict) -> None:
+    for name, service in compose["services"].items():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith(".") and source != "./inbox":
+                assert (DOCKER / source).exists(), (name, source)
+        if "build" in service:
+            build = service["build"]
+            assert (DOCKER / build["context"]).resolve() == ROOT
+            stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / build["dockerfile"]).read_text(), re.MULTILINE)
+            assert build.get("target", stages[0]) in stages
+        settings = {variable for variable in service.get("environment", {}) if variable.startswith(ENV_PREFIX)}
+        assert settings <= {f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields}
+
+
+def test_commands_of_the_services_are_commands_of_ours(
+    compose: dict, check_command: Callable[[list[str]], None], tmp_path: Path
+) -> None:
+    images = ("svdq-worker", "svdq-producer")
+    ours = {name: service["command"] for name, service in compose["services"].items() if service["image"] in images}
+    assert set(ours) == {"worker", "watch", "svdq"}
+    for command in ours.values():
+        check_command([str(tmp_path) if word == "/inbox" else word for word in command])
+
+
+def test_a_stop_takes_less_time_than_docker_grants(compose: dict) -> None:
+    granted = compose["services"]["worker"]["stop_grace_period"]
+    assert int(granted.removesuffix("s")) > STOP_S + KILL_S
+
+
+def test_nothing_but_this_machine_can_reach_the_services(compose: dict) -> None:
+    ports = {name: service.get("ports", []) for name, service in compose["services"].items()}
+    assert not ports["redis"]
+    assert all(port.startswith("127.0.0.1:") for found in ports.values() for port in found)
+
+
+def test_images_are_named_by_name_and_tag(compose: dict) -> None:
+    texts = [(DOCKER / name).read_text() for name in DOCKERFILES]
+    images = [image for text in texts for image in re.findall(r"^ARG \w+_IMAGE=(.*)$", text, re.MULTILINE)]
+    images += [service["image"] for service in compose["services"].values() if "build" not in service]
+    assert len(images) == 5
+    for image in images:
+        assert re.fullmatch(r"(?:[a-z]+/)?[a-z]+:[a-z0-9.-]+", image), image
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="there is no hadolint here")
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_the_linter_finds_nothing(name: str) -> None:
+    done = subprocess.run([str(HADOLINT), str(DOCKER / name)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_an_image_runs_svdq_as_an_ordinary_user(name: str, check_command: Callable[[list[str]], None]) -> None:
+    last = (DOCKER / name).read_text().rpartition("\nFROM ")[2]
+    assert re.findall(r"^USER (.*)$", last, re.MULTILINE) == ["10001"]
+    [health] = re.findall(r"^HEALTHCHECK .* CMD (.*)$", last, re.MULTILINE)
+    assert yaml.safe_load(health)[0] == "svdq"
+    check_command(yaml.safe_load(health)[1:])
+
+
+def test_the_images_get_all_that_is_installed_and_nothing_else() -> None:
+    rules = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert rules[1] == "*"
+    packages = re.findall(r'^"svdq\.\w+" = "(\w+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert allowed == {*packages, "LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
+
+
+@pytest.mark.long
+def test_the_steps_of_the_producer_image(tmp_path: Path, photo: Path) -> None:
+    """What the Dockerfile runs to install, with other paths; then svdq as in the image: without torch."""
+    source, target, home = tmp_path / "src", tmp_path / "svdq", tmp_path / "home"
+    for name in (rule[1:] for rule in (ROOT / ".dockerignore").read_text().splitlines() if rule.startswith("!")):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source / name)
+    text = (DOCKER / "Dockerfile.producer").read_text()
+    steps = text.partition(" AS build\n")[2].partition("\nFROM ")[0].replace("\\\n", " ")
+    commands = [line.removeprefix("RUN ") for line in steps.splitlines() if line.startswith("RUN ")]
+    assert len(commands) == 2
+    for command in commands:
+        command = command.replace("--mount=type=cache,target=/root/.cache/pip", "").replace("${EXTRAS}", "s3")
+        command = command.replace("/opt/svdq", str(target)).replace("/src", str(source))
+        words = shlex.split(command.replace("python3 ", f"{sys.executable} ", 1) if "-m venv" in command else command)
+        subprocess.run(words, check=True, timeout=280)
+
+    def run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        environment = {"PATH": "/usr/bin:/bin", "SVDQ_HOME": str(home)}
+        command = [str(target / "bin" / program), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path)
+
+    try:
+        submitted = run("svdq", "submit", str(photo), "--frames", "2")
+        assert (submitted.returncode, submitted.stderr) == (0, "")
+        job_id = submitted.stdout.split()[0]
+        status = run("svdq", "status", job_id)
+        assert (status.returncode, status.stderr) == (0, "")
+        assert "queued" in status.stdout
+        assert run("svdq", "doctor", "--quick").returncode == 0
+        units = run("svdq", "deploy", "systemd", "--user")
+        assert f"ExecStart={target}/bin/svdq worker\n" in units.stdout
+        torch = run("python", "-c", "import torch")
+        assert "No module named 'torch'" in torch.stderr
+        assert run("python", "-m", "pip", "check").returncode == 0
+    finally:
+        stop_server(home)

@@ -1,0 +1,173 @@
+"""deploy/kubernetes against the published schemas of Kubernetes, and against what svdq needs. No cluster is asked.
+
+KEDA's objects have no schema in any package: the job in a ScaledJob is checked as a Job of Kubernetes', and the fields
+around it against the names in KEDA's scaledjob_types.go.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from svdq.producer.keys import QUEUE_NAMES
+from svdq.producer.settings import ENV_PREFIX, Settings
+from svdq.worker.launching.group_process import KILL_S
+from svdq.worker.launching.launch import STOP_S
+
+KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
+#: The oldest Kubernetes that the objects are for, and the newest of which there is a schema.
+VERSIONS = ["1.31.0", "1.37.0"]
+VARIANTS = ["always", "night", "bursts"]
+
+SCALED_JOB_FIELDS = {
+    *("jobTargetRef", "pollingInterval", "successfulJobsHistoryLimit", "failedJobsHistoryLimit", "rollout"),
+    *("envSourceContainerName", "minReplicaCount", "maxReplicaCount", "scalingStrategy", "triggers"),
+}
+SCALING_STRATEGY_FIELDS = {
+    *("strategy", "customScalingQueueLengthDeduction", "customScalingRunningJobPercentage"),
+    *("pendingPodConditions", "multipleScalersCalculation"),
+}
+
+
+def read(folder: str) -> Iterator[dict]:
+    """The objects of a folder."""
+    for path in sorted((KUBERNETES / folder).glob("*.yaml")):
+        if path.name != "kustomization.yaml":
+            yield from yaml.safe_load_all(path.read_text())
+
+
+def find(folder: str, kind: str, name: str | None = None) -> dict:
+    [found] = [thing for thing in read(folder) if thing["kind"] == kind and name in {None, thing["metadata"]["name"]}]
+    return found
+
+
+def pods() -> dict[str, dict]:
+    """The worker's pods, as each variant has them."""
+    night, bursts = find("night", "CronJob"), find("bursts", "ScaledJob")
+    return {
+        "always": find("always", "Deployment")["spec"]["template"],
+        "night": night["spec"]["jobTemplate"]["spec"]["template"],
+        "bursts": bursts["spec"]["jobTargetRef"]["template"],
+    }
+
+
+def validate(thing: dict, version: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate.validate(thing, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_objects_are_as_the_published_schemas_have_them(version: str) -> None:
+    things = [thing for folder in ["base", *VARIANTS] for thing in read(folder)]
+    kinds = {thing["kind"] for thing in things}
+    assert {"StatefulSet", "Deployment", "CronJob", "PodDisruptionBudget", "ScaledJob", "NetworkPolicy"} <= kinds
+    for thing in things:
+        if thing["kind"] == "ScaledJob":
+            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+            validate({**job, "spec": thing["spec"]["jobTargetRef"]}, version)
+        elif not thing["apiVersion"].startswith("keda.sh/"):
+            validate(thing, version)
+
+    wrong = find("always", "Deployment")
+    wrong["spec"]["template"]["spec"]["terminationGracePeriod"] = 30
+    with pytest.raises(Exception, match="terminationGracePeriod"):
+        validate(wrong, version)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl, whose kustomize builds the objects")
+@pytest.mark.parametrize("variant", ["base", *VARIANTS])
+def test_kustomize_builds_them(variant: str) -> None:
+    done = subprocess.run(["kubectl", "kustomize", str(KUBERNETES / variant)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    built = list(yaml.safe_load_all(done.stdout))
+    kinds = [thing["kind"] for thing in built]
+    assert "ConfigMap" in kinds
+    assert len(kinds) == len(list(read("base"))) + 1 + (len(list(read(variant))) if variant != "base" else 0)
+    for thing in built:
+        assert thing["metadata"].get("namespace", "svdq") == "svdq"
+        if not thing["apiVersion"].startswith("keda.sh/"):
+            validate(thing, VERSIONS[-1])
+    if variant != "base":
+        # The name by which the pods ask for their settings is the one that they have.
+        [settings] = [thing["metadata"]["name"] for thing in built if thing["kind"] == "ConfigMap"]
+        assert f"name: {settings}\n" in done.stdout.partition("envFrom:")[2].partition("image:")[0]
+        assert "image: svdq-worker:" in done.stdout
+
+
+def test_the_three_workers_differ_in_how_they_are_started_only() -> None:
+    found = pods()
+    for pod in found.values():
+        pod["spec"].pop("restartPolicy", None)
+        assert pod["spec"]["containers"][0].pop("args")[0] == "worker"
+    assert found["always"] == found["night"] == found["bursts"]
+
+
+def test_commands_are_commands_of_ours(check_command: Callable[[list[str]], None]) -> None:
+    for pod in pods().values():
+        [container] = pod["spec"]["containers"]
+        check_command(container["args"])
+        command = container["readinessProbe"]["exec"]["command"]
+        assert command[0] == "svdq"
+        check_command(command[1:])
+
+
+def test_a_stop_takes_less_time_than_kubernetes_grants() -> None:
+    for pod in pods().values():
+        assert pod["spec"]["terminationGracePeriodSeconds"] > STOP_S + KILL_S
+
+
+def test_ranks_share_more_memory_than_the_default() -> None:
+    for pod in pods().values():
+        [mount] = [mount for mount in pod["spec"]["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+        [volume] = [volume for volume in pod["spec"]["volumes"] if volume["name"] == mount["name"]]
+        assert volume["emptyDir"]["medium"] == "Memory"
+
+
+def test_every_volume_is_mounted_and_every_claim_is_there() -> None:
+    claims = {thing["metadata"]["name"] for thing in read("base") if thing["kind"] == "PersistentVolumeClaim"}
+    for pod in pods().values():
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        assert {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]} == set(volumes)
+        asked = {
+            volume["persistentVolumeClaim"]["claimName"]
+            for volume in volumes.values()
+            if "persistentVolumeClaim" in volume
+        }
+        assert asked == claims
+
+
+def test_secrets_are_named_and_not_given() -> None:
+    things = [thing for folder in ["base", *VARIANTS] for thing in read(folder)]
+    assert "Secret" not in {thing["kind"] for thing in things}
+    for pod in pods().values():
+        variables = {variable["name"]: variable for variable in pod["spec"]["containers"][0]["env"]}
+        assert variables["SVDQ_REDIS_URL"]["valueFrom"]["secretKeyRef"] == {"name": "svdq-redis", "key": "url"}
+    texts = "".join(path.read_text() for path in KUBERNETES.rglob("*.yaml"))
+    names = set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", texts))
+    assert names <= {f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields}
+
+
+def test_keda_looks_at_the_lists_that_rq_keeps() -> None:
+    spec = find("bursts", "ScaledJob")["spec"]
+    assert set(spec) <= SCALED_JOB_FIELDS
+    assert set(spec["scalingStrategy"]) <= SCALING_STRATEGY_FIELDS
+    assert {trigger["metadata"]["listName"] for trigger in spec["triggers"]} == {
+        f"rq:queue:{name}" for name in QUEUE_NAMES
+    }
+    authentication = find("bursts", "TriggerAuthentication")["metadata"]["name"]
+    service = find("base", "Service")
+    for trigger in spec["triggers"]:
+        assert trigger["type"] == "redis"
+        assert set(trigger["metadata"]) == {"address", "listName", "listLength"}
+        port = service["spec"]["ports"][0]["port"]
+        assert trigger["metadata"]["address"] == f"{service['metadata']['name']}.svdq.svc.cluster.local:{port}"
+        assert trigger["authenticationRef"] == {"name": authentication}
+
+
+def test_the_night_has_one_time_zone() -> None:
+    [zone] = re.findall(r"TZ=(\S+)", (KUBERNETES / "base/kustomization.yaml").read_text())
+    assert find("night", "CronJob")["spec"]["timeZone"] == zone
