@@ -1,23 +1,67 @@
-"""`svdq model`: models for machines without weights."""
+"""`svdq model`: fetch models, and make one for machines without weights."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
 
 @click.group()
 def model() -> None:
-    """Make models for trying things out."""
+    """Fetch models, or make one for trying things out."""
 
 
-EXAMPLES = """\b
+PULL_EXAMPLES = """\b
+Examples:
+  svdq model pull stabilityai/stable-video-diffusion-img2vid-xt
+  HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
+  svdq model pull stabilityai/stable-video-diffusion-img2vid --variant full
+"""
+
+
+@model.command(epilog=PULL_EXAMPLES)
+@click.argument("name", metavar="ID")
+@click.option(
+    "--variant",
+    type=click.Choice(["fp16", "full"]),
+    help="Weights to fetch: half precision for GPUs, full for processors [default: fp16 where there is a GPU].",
+)
+@click.option("--revision", metavar="REV", help="A branch, tag or commit [default: main].")
+def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | None) -> None:
+    """Fetch a model from the hub into its cache, for workers to use.
+
+    Only what svdq reads is fetched. Free disk is checked first; files that are there and whole are not fetched again.
+    HF_HOME moves the cache, HF_TOKEN is for models whose licence must be accepted.
+    """
+    from svdq.pipeline.models import pull as hub
+    from svdq.worker.launching.launch import num_gpus
+
+    wanted = variant or ("fp16" if num_gpus() else "full")
+    plan = hub.make_plan(f"{name}@{revision}" if revision else name, wanted)
+    free = hub.check_space(plan)
+    note = " (it has no fp16 weights)" if wanted != plan.variant else ""
+    click.echo(
+        f"{plan.name}: {len(plan.files)} files, {plan.variant} weights{note}; "
+        f"{len(plan.missing)} to fetch, {hub.size_text(plan.bytes_missing)} of {hub.size_text(free)} free."
+    )
+    numbers = {file.path: number for number, file in enumerate(plan.missing, 1)}
+    folder = hub.pull(
+        plan,
+        lambda file: click.echo(
+            f"{numbers[file.path]}/{len(numbers)}  {file.path}  {hub.size_text(file.size)}", err=True
+        ),
+    )
+    click.echo(f"{folder}\nUse it with SVDQ_MODEL={plan.name}")
+
+
+TINY_EXAMPLES = """\b
 Examples:
   svdq model tiny /tmp/tiny
   svdq worker --model /tmp/tiny --burst
 """
 
 
-@model.command(epilog=EXAMPLES)
+@model.command(epilog=TINY_EXAMPLES)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 def tiny(folder: Path) -> None:
     """Write an untrained model into DIR: the real classes, under 15 MB, the same bits every time.

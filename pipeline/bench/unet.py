@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from svdq.pipeline.models.svd_folder import SvdFolder, be_quiet
+from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.model_index import read_json
+from svdq.pipeline.models.svd_folder import be_quiet
 
 #: Rows and columns of the matrices whose product gives a device's rate.
 _MATRIX = {"cuda": 8192, "cpu": 1024}
@@ -133,7 +135,7 @@ def measure_unet(
     Raises:
         InputError: there is no such model.
     """
-    config = SvdFolder.find(model, torch.float32).config("unet") if model else {}
+    config = read_json(find_folder(model) / "unet" / "config.json", model) if model else {}
     num_flops = _count_flops(config, shape)
     for dtype in dtypes:
         rate = matrix_rate(device, dtype)

@@ -16,11 +16,22 @@ COMPONENTS = {
     "scheduler": "EulerDiscreteScheduler",
 }
 
+#: What a UNet's config means by what it leaves out: diffusers' defaults, which are SVD-XT's.
+UNET_DEFAULTS: dict[str, Any] = {
+    "in_channels": 8,
+    "out_channels": 4,
+    "block_out_channels": [320, 640, 1280, 1280],
+    "cross_attention_dim": 1024,
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 768,
+    "num_frames": 25,
+}
+
 #: Other names of the feature extractor's class: old models', and that of transformers without torchvision.
 _IMAGE_PROCESSORS = {"CLIPFeatureExtractor", "CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"}
 
-#: The form of a hub id: organisation/model.
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+#: The form of a hub id: organisation/model, and where it matters @ and a branch, tag or commit.
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 
 
 def check_index(path: Path, name: str) -> None:
@@ -48,6 +59,59 @@ def check_index(path: Path, name: str) -> None:
         accepted = _IMAGE_PROCESSORS if component == "feature_extractor" else {expected}
         if found not in accepted:
             raise InputError(f"The {component} of the model {name} is a {found}; svdq works with {expected} only.")
+
+
+def check_configs(path: Path, name: str) -> None:
+    """Check that the components are configured as Stable Video Diffusion's are and fit each other.
+
+    Args:
+        path: the folder.
+        name: what it is called in messages.
+
+    Raises:
+        InputError: one cannot be read, or is not one of SVD.
+    """
+    unet = UNET_DEFAULTS | read_json(path / "unet" / "config.json", name)
+    vae = read_json(path / "vae" / "config.json", name)
+    encoder = read_json(path / "image_encoder" / "config.json", name)
+    read_json(path / "scheduler" / "scheduler_config.json", name)
+    widths = vae.get("block_out_channels")
+    # Component, what of it, how it is, how it must be, why.
+    facts = [
+        ("unet", "class", unet.get("_class_name", COMPONENTS["unet"]), COMPONENTS["unet"], ""),
+        ("vae", "class", vae.get("_class_name", COMPONENTS["vae"]), COMPONENTS["vae"], ""),
+        ("unet", "in_channels", unet["in_channels"], 8, "latents and the photo"),
+        ("unet", "out_channels", unet["out_channels"], 4, "the latents"),
+        (
+            "unet",
+            "projection_class_embeddings_input_dim",
+            unet["projection_class_embeddings_input_dim"],
+            3 * _number(unet["addition_time_embed_dim"]),
+            "fps, motion and noise",
+        ),
+        (
+            "unet",
+            "cross_attention_dim",
+            unet["cross_attention_dim"],
+            encoder.get("projection_dim", 512),
+            "the image encoder's projection_dim",
+        ),
+        ("vae", "latent_channels", vae.get("latent_channels", 4), 4, "what the unet makes"),
+        ("vae", "number of blocks", len(widths) if isinstance(widths, list) else widths, 4, "one pixel in 8"),
+    ]
+    for component, what, found, expected, why in facts:
+        if found != expected:
+            raise InputError(
+                f"The {component} of the model {name} is not that of Stable Video Diffusion: its {what} is {found} "
+                f"where it must be {expected}{why and f' ({why})'}; give a StableVideoDiffusionPipeline."
+            )
+    num_frames = unet["num_frames"]
+    if not isinstance(num_frames, int) or num_frames < 1:
+        raise InputError(f"The unet of the model {name} has num_frames {num_frames!r}; it must be a number such as 25.")
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def read_json(path: Path, name: str) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Stable Video Diffusion through diffusers: the arithmetic is StableVideoDiffusionPipeline's own, cut into parts.
 
 Wherever possible its methods are called rather than written again, so that the bits are diffusers' own; the comments
-name the lines of its `__call__` that the rest repeats. Knows nothing of ranks, and touches no network when the model
-is a local folder.
+name the lines of its `__call__` that the rest repeats. Knows nothing of ranks, and touches no network.
 """
 
+import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +16,17 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
+from svdq.pipeline.models.model_index import UNET_DEFAULTS
 from svdq.pipeline.models.svd_folder import SvdFolder
 from svdq.pipeline.models.tiny import is_untrained
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
+logger = logging.getLogger(__name__)
+
 
 class SvdModel:
-    """Any StableVideoDiffusionPipeline: a diffusers folder, or a hub id that is cached or can be fetched."""
+    """Any StableVideoDiffusionPipeline: a diffusers folder, or a hub id whose files are in the hub's cache."""
 
     def __init__(self, name: str, parts: Part, device: torch.device, dtype: torch.dtype) -> None:
         """Load the components that `parts` need.
@@ -30,17 +34,22 @@ class SvdModel:
         Raises:
             InputError: there is no such model, or a component is missing, broken or of another class.
         """
+        started = time.perf_counter()
         folder = SvdFolder.find(name, dtype)
         self._parts = parts
         self._device = device
         self._dtype = dtype
-        self._unet_config = folder.config("unet")
-        self._pipeline = folder.load_pipeline(parts, dtype).to(device)
+        self._pipeline = folder.load_pipeline(parts, dtype, device)
+        self._unet_config = UNET_DEFAULTS | folder.config("unet")
         self._info = ModelInfo(
             name=name,
             notice="tiny (untrained: shows noise)" if is_untrained(folder.path) else "",
             default_frames=int(self._unet_config["num_frames"]),
         )
+        #: Seconds that opening it took.
+        self.load_s = time.perf_counter() - started
+        loaded = ", ".join(str(part.name).lower() for part in parts)
+        logger.info("Loaded %s (%s) in %.1f s.", name, loaded, self.load_s)
 
     @property
     def info(self) -> ModelInfo:

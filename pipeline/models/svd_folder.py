@@ -1,6 +1,6 @@
 """Finding a StableVideoDiffusionPipeline and loading only some of its components. Knows nothing of videos.
 
-Weights are read from safetensors only, never from pickles, and a local folder never causes network traffic.
+Weights are read from safetensors only, never from pickles, and nothing here causes network traffic.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,10 @@ from typing import Any, Self
 import torch
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.folder_check import check_folder, variants
+from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.model_index import HUB_ID, check_index, read_json
+from svdq.pipeline.models.model_index import COMPONENTS, read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,27 +24,17 @@ class SvdFolder:
     path: Path
     #: The name it was asked for by, for messages.
     name: str
-    #: "fp16" when half precision was asked for and the folder has such weights, else None.
-    variant: str | None
 
     @classmethod
     def find(cls, name: str, dtype: torch.dtype) -> Self:
-        """Find the folder of a model, fetching it when it is a hub id, and check what it holds.
+        """Find the folder of a model on this machine and check what it holds.
 
         Raises:
-            InputError: there is no such model, or it is not a whole StableVideoDiffusionPipeline.
+            InputError: there is no such model here, or it is not a whole StableVideoDiffusionPipeline.
         """
-        path = Path(name).expanduser()
-        if not name or not path.is_dir():
-            if not HUB_ID.fullmatch(name):
-                raise InputError(
-                    f"There is no model folder {name!r}; give a diffusers folder, a hub id such as "
-                    "stabilityai/stable-video-diffusion-img2vid-xt, or preview."
-                )
-            path = _fetch(name, dtype)
-        check_index(path, name)
-        half = dtype == torch.float16 and any(path.glob("*/*.fp16*.safetensors"))
-        return cls(path=path, name=name, variant="fp16" if half else None)
+        path = find_folder(name)
+        check_folder(path, name, half=acceptable(dtype))
+        return cls(path=path, name=name)
 
     def config(self, component: str) -> dict[str, Any]:
         """Read a model component's configuration without loading its weights.
@@ -52,31 +44,33 @@ class SvdFolder:
         """
         return read_json(self.path / component / "config.json", self.name)
 
-    def load_pipeline(self, parts: Part, dtype: torch.dtype) -> Any:
-        """Load a StableVideoDiffusionPipeline whose other components are None.
+    def load_pipeline(self, parts: Part, dtype: torch.dtype, device: torch.device) -> Any:
+        """Load a StableVideoDiffusionPipeline whose other components are None, on its device.
+
+        Weights are mapped from their files. For a GPU they go there one by one; on a CPU, weights that have the dtype
+        already stay mapped, so that all ranks of a host share their pages.
 
         Raises:
             InputError: a component cannot be loaded.
         """
         be_quiet()
-        import diffusers.utils
+        import diffusers
         from safetensors import SafetensorError
 
         encoder, decoder = Part.ENCODER in parts, Part.DECODER in parts
-        wanted = {
-            "unet": Part.DENOISER in parts,
-            "vae": encoder or decoder,
-            "image_encoder": encoder,
-            "feature_extractor": encoder,
-        }
-        arguments: dict[str, Any] = {component: None for component, is_wanted in wanted.items() if not is_wanted}
-        # diffusers renamed the argument and warns of the old name.
-        arguments["dtype" if hasattr(diffusers.utils, "_resolve_dtype") else "torch_dtype"] = dtype
+        arguments: dict[str, Any] = {}
         try:
+            arguments["unet"] = self._load("unet", dtype, device) if Part.DENOISER in parts else None
+            arguments["vae"] = self._load("vae", dtype, device) if encoder or decoder else None
+            arguments["image_encoder"] = self._load("image_encoder", dtype, device) if encoder else None
+            if not encoder:
+                arguments["feature_extractor"] = None
             pipeline = diffusers.StableVideoDiffusionPipeline.from_pretrained(
-                self.path, variant=self.variant, use_safetensors=True, local_files_only=True, **arguments
+                self.path, local_files_only=True, **arguments
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             raise InputError(
                 f"The model {self.name} cannot be loaded ({_first_line(error)}); "
                 "it must be a whole StableVideoDiffusionPipeline folder with safetensors weights."
@@ -86,27 +80,45 @@ class SvdFolder:
                 pipeline.vae.encoder = pipeline.vae.quant_conv = None
             if not decoder:
                 pipeline.vae.decoder = None
-        return pipeline
+        return pipeline.to(device)
+
+    def _load(self, component: str, dtype: torch.dtype, device: torch.device) -> Any:
+        """Load one component that has weights.
+
+        Raises:
+            InputError: the files lack a weight; diffusers would make one up.
+        """
+        import diffusers
+        import transformers
+
+        half = variants(self.path, component)
+        variant = "fp16" if next(kind for kind in acceptable(dtype) if kind in half) else None
+        arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
+        if device.type != "cpu":
+            arguments["device_map"] = {"": device}
+        library: Any = transformers if component == "image_encoder" else diffusers
+        # Both libraries renamed the argument and warn of the old name.
+        renamed = hasattr(diffusers.utils, "_resolve_dtype")
+        if library is transformers:
+            renamed = int(transformers.__version__.partition(".")[0]) >= 5
+        arguments["dtype" if renamed else "torch_dtype"] = dtype
+        model, loading = getattr(library, COMPONENTS[component]).from_pretrained(
+            self.path / component, output_loading_info=True, **arguments
+        )
+        if missing := sorted(loading["missing_keys"]):
+            raise InputError(
+                f"The {component} of the model {self.name} lacks {len(missing)} of its weights, such as {missing[0]}; "
+                "get the model again, or one whose files belong to its config."
+            )
+        return model
 
 
-def _fetch(name: str, dtype: torch.dtype) -> Path:
-    """Fetch a model from the hub, or find it in the cache, preferring half precision weights for float16."""
-    be_quiet()
-    from diffusers import StableVideoDiffusionPipeline
-
-    # A model without fp16 weights raises ValueError, and is fetched as it is.
-    variants = ("fp16", None) if dtype == torch.float16 else (None,)
-    failure: Exception | None = None
-    for variant in variants:
-        try:
-            return Path(StableVideoDiffusionPipeline.download(name, variant=variant, use_safetensors=True))
-        except Exception as error:  # noqa: BLE001  (the hub's clients, requests or httpx, have errors of their own)
-            failure = error
-    assert failure is not None
-    raise InputError(
-        f"The model {name} is neither a folder nor can it be fetched from the hub ({_first_line(failure)}); "
-        "give a folder, or check the id and the network."
-    ) from failure
+def acceptable(dtype: torch.dtype) -> tuple[bool, ...]:
+    """Give the weights that do for a dtype, the best first: True for half precision ones, False for the full ones."""
+    if dtype == torch.float16:
+        return (True, False)
+    # bfloat16 keeps the range of the full weights; float32 promises diffusers' bits, and nothing may be rounded.
+    return (False, True) if dtype == torch.bfloat16 else (False,)
 
 
 def be_quiet() -> None:

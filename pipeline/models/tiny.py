@@ -5,6 +5,7 @@ widths are small and the weights are random. Knows nothing of the pipeline that 
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ random: what it makes is noise. Use it to test a pipeline, and to compare one wi
 
 #: Width of CLIP's projection, which is what the UNet's cross attention reads.
 _EMBEDDING_DIM = 32
+
+#: Fresh layers shrink what passes through them; these factors of last layers, found by trial, bring latents and pixels
+#: back to the spread of a trained model's, so that frames are lively and their bits mean something.
+_LIVELY = {"unet": 3.0, "quant_conv": 6.0, "decoder": 4.0}
 
 #: The scheduler's settings as published with stable-video-diffusion-img2vid-xt.
 SCHEDULER_CONFIG: dict[str, Any] = {
@@ -50,32 +55,29 @@ def write_tiny_model(folder: Path) -> None:
     Raises:
         InputError: the folder holds something else, or cannot be written.
     """
+    write_model(folder, embedding_dim=_EMBEDDING_DIM, make_unet=_tiny_unet)
+
+
+def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any]) -> None:
+    """Write an untrained model with a UNet of any size; the rest of it is tiny.
+
+    Args:
+        folder: where to; empty, new or written by this function before.
+        embedding_dim: width of CLIP's projection, the UNet's cross_attention_dim.
+        make_unet: gives the UNet, with random weights.
+
+    Raises:
+        InputError: the folder holds something else, or cannot be written.
+    """
     _claim(folder)
     be_quiet()
     # Imported on demand: `is_untrained` is asked without waiting for diffusers.
-    from diffusers import (
-        AutoencoderKLTemporalDecoder,
-        EulerDiscreteScheduler,
-        StableVideoDiffusionPipeline,
-        UNetSpatioTemporalConditionModel,
-    )
+    from diffusers import AutoencoderKLTemporalDecoder, EulerDiscreteScheduler, StableVideoDiffusionPipeline
     from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        unet: Any = UNetSpatioTemporalConditionModel(
-            sample_size=16,
-            block_out_channels=(32, 64),
-            # Attention at half the resolution only, where it costs a quarter.
-            down_block_types=("DownBlockSpatioTemporal", "CrossAttnDownBlockSpatioTemporal"),
-            up_block_types=("CrossAttnUpBlockSpatioTemporal", "UpBlockSpatioTemporal"),
-            layers_per_block=1,
-            num_attention_heads=(2, 4),
-            cross_attention_dim=_EMBEDDING_DIM,
-            addition_time_embed_dim=32,
-            projection_class_embeddings_input_dim=3 * 32,
-            num_frames=14,
-        )
+        unet = make_unet()
         vae: Any = AutoencoderKLTemporalDecoder(
             sample_size=128,
             block_out_channels=(32, 32, 32, 32),
@@ -91,15 +93,12 @@ def write_tiny_model(folder: Path) -> None:
                 intermediate_size=64,
                 num_hidden_layers=2,
                 num_attention_heads=4,
-                projection_dim=_EMBEDDING_DIM,
+                projection_dim=embedding_dim,
             )
         )
         with torch.no_grad():
-            # Fresh layers shrink what passes through them; these factors, found by trial, bring latents and pixels
-            # back to the spread of a trained model's, so that frames are lively and their bits mean something.
-            unet.conv_out.weight.mul_(3.0)
-            vae.quant_conv.weight.mul_(6.0)
-            vae.decoder.conv_out.weight.mul_(4.0)
+            vae.quant_conv.weight.mul_(_LIVELY["quant_conv"])
+            vae.decoder.conv_out.weight.mul_(_LIVELY["decoder"])
     pipeline: Any = StableVideoDiffusionPipeline(
         vae=vae.eval(),
         image_encoder=image_encoder.eval(),
@@ -110,6 +109,27 @@ def write_tiny_model(folder: Path) -> None:
     pipeline.save_pretrained(folder)
 
     _name_image_processor(folder / "model_index.json")
+
+
+def _tiny_unet() -> Any:
+    from diffusers import UNetSpatioTemporalConditionModel
+
+    unet: Any = UNetSpatioTemporalConditionModel(
+        sample_size=16,
+        block_out_channels=(32, 64),
+        # Attention at half the resolution only, where it costs a quarter.
+        down_block_types=("DownBlockSpatioTemporal", "CrossAttnDownBlockSpatioTemporal"),
+        up_block_types=("CrossAttnUpBlockSpatioTemporal", "UpBlockSpatioTemporal"),
+        layers_per_block=1,
+        num_attention_heads=(2, 4),
+        cross_attention_dim=_EMBEDDING_DIM,
+        addition_time_embed_dim=32,
+        projection_class_embeddings_input_dim=3 * 32,
+        num_frames=14,
+    )
+    with torch.no_grad():
+        unet.conv_out.weight.mul_(_LIVELY["unet"])
+    return unet
 
 
 def is_untrained(folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """`svdq doctor` on healthy and broken servers, storages and model folders."""
 
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from svdq.pipeline.errors import InputError
 from svdq.producer.doctor_model import check_model
+from svdq.worker.launching import launch
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -129,6 +132,38 @@ def shard(folder: Path) -> None:
     index.write_text(json.dumps({"weight_map": shards}))
 
 
+def orphan(folder: Path) -> None:
+    """Have a shard without the index of all shards."""
+    (folder / UNET).rename(folder / "unet/diffusion_pytorch_model-00001-of-00002.safetensors")
+
+
+def swap(folder: Path) -> None:
+    """Have an index look for a weight in a shard that has others."""
+    index = folder / "unet/diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"conv_in.weight": Path(UNET).name, "time_out.bias": Path(UNET).name}}))
+
+
+def cut_shard(folder: Path) -> None:
+    """Lose the end of one of several files, which are all there."""
+    first, second = (f"diffusion_pytorch_model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    shutil.copy(folder / UNET, folder / "unet" / first)
+    (folder / UNET).rename(folder / "unet" / second)
+    index = folder / "unet/diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"conv_in.weight": first, "conv_out.weight": second}}))
+    with (folder / "unet" / second).open("r+b") as file:
+        file.truncate(1000_000)
+
+
+def configure(component: str, **values: object) -> Callable[[Path], object]:
+    """Change the config of a component."""
+
+    def change(folder: Path) -> None:
+        path = folder / component / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
 def cut(folder: Path) -> None:
     """Lose the end of a file, as a download that was interrupted."""
     with (folder / UNET).open("r+b") as file:
@@ -144,7 +179,7 @@ def text_to_image(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (shard, "00002-of-00002.safetensors is missing"),
+        (shard, "is missing; get it again"),
         (cut, "bytes long where its header says"),
         (lambda folder: (folder / UNET).write_bytes(b"\xff" * 100), "header is corrupt"),
         (lambda folder: (folder / UNET).write_bytes(b"abc"), "header is corrupt"),
@@ -155,6 +190,20 @@ def text_to_image(folder: Path) -> None:
         (lambda folder: (folder / "vae/config.json").write_text("{"), "no readable vae/config.json"),
         (lambda folder: shutil.rmtree(folder / "image_encoder"), "has no image_encoder"),
         (text_to_image, "is a StableDiffusionPipeline; svdq needs a StableVideoDiffusionPipeline"),
+        (cut_shard, "00002-of-00002.safetensors of the model"),
+        (orphan, "the index of them is missing"),
+        (swap, "holds no time_out.bias, which the index says is in it"),
+        (lambda folder: rewrite_header(folder / UNET, lambda text: text.replace('"F32"', '"F64"')), "as F64"),
+        (configure("unet", in_channels=4), "its in_channels is 4 where it must be 8 (latents and the photo)"),
+        (configure("unet", _class_name="UNet2DConditionModel"), "its class is UNet2DConditionModel where it must be"),
+        (configure("unet", cross_attention_dim=768), "its cross_attention_dim is 768 where it must be 32"),
+        (configure("unet", num_frames="many"), "has num_frames 'many'"),
+        (configure("unet", block_out_channels=[320, 640]), "conv_in.weight is [32, 8, 3, 3], and its config says [320"),
+        (configure("vae", block_out_channels=[128, 256, 512]), "number of blocks is 3 where it must be 4"),
+        (
+            lambda folder: (folder / "scheduler/scheduler_config.json").unlink(),
+            "no readable scheduler/scheduler_",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_model(model: Path, damage: Callable[[Path], object], sentence: str) -> None:
@@ -162,16 +211,41 @@ def test_what_is_wrong_with_a_model(model: Path, damage: Callable[[Path], object
     [finding] = check_model(str(model))
     assert finding.level == "fail"
     assert sentence in f"{finding.text}; {finding.advice}"
+    assert str(model) in finding.text
+    # The worker says the same, before any rank starts.
+    with pytest.raises(InputError, match=re.escape(sentence)) as caught:
+        launch.check_model(str(model))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_under_the_home_that_is_whole_is_taken(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(whole.parent))
+    launch.check_model("~/tiny")
+    assert [finding.level for finding in check_model("~/tiny")] == ["ok"]
+
+
+def test_doctor_and_worker_end_with_a_sentence(svdq: Cli, model: Path) -> None:
+    cut(model)
+    done = svdq("doctor", "--model", model)
+    assert done.returncode == 1
+    assert f"{model / UNET} of the model {model} is" in done.stdout
+    done = svdq("worker", "--model", model, "--ranks", "1")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: {model / UNET} of the model {model} is")
+    assert done.stderr.count("\n") == 1
 
 
 def test_half_precision_only(model: Path) -> None:
     (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
     assert [finding.level for finding in check_model(str(model))] == ["warn", "ok"]
+    launch.check_model(str(model), on_gpus=True)
+    with pytest.raises(InputError, match=r"^The unet of .* has half precision weights only"):
+        launch.check_model(str(model), on_gpus=False)
 
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    [("preview", "ok"), ("simulated:step_ms=5", "ok"), ("no/such/folder", "fail"), ("nobody/nothing-of-ours", "warn")],
+    [("preview", "ok"), ("simulated:step_ms=5", "ok"), ("no/such/folder", "fail"), ("nobody/nothing-of-ours", "fail")],
 )
 def test_models_by_name(name: str, level: str) -> None:
     assert [finding.level for finding in check_model(name)] == [level]

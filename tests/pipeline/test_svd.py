@@ -4,9 +4,11 @@ import socket
 from functools import cache
 from itertools import pairwise
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.models.model import Part, open_model
@@ -196,7 +198,7 @@ def test_half_precision_weights_are_preferred_for_float16(tiny_model, tmp_path):
     (unet / f"{name}.safetensors").rename(unet / f"{name}.fp16.safetensors")
     model = open_model(str(folder), Part.DENOISER, CPU, torch.float16)
     assert model._pipeline.unet.dtype == torch.float16
-    with pytest.raises(InputError, match="cannot be loaded"):
+    with pytest.raises(InputError, match="half precision weights only"):
         open_model(str(folder), Part.DENOISER, CPU, torch.float32)
 
 
@@ -214,6 +216,13 @@ def edit_index(folder, component, value):
     path.write_text(json.dumps(json.loads(path.read_text()) | {component: value}))
 
 
+def edit_weights(folder, change):
+    file = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -226,14 +235,23 @@ def edit_index(folder, component, value):
         (lambda folder: (folder / "model_index.json").write_text("[]"), "not a JSON object"),
         (lambda folder: (folder / "model_index.json").unlink(), "no readable"),
         (lambda folder: (folder / "unet" / "config.json").write_text("{"), "no readable unet/config.json"),
-        (lambda folder: next((folder / "unet").glob("*.safetensors")).write_bytes(b"x" * 99), "cannot be loaded"),
-        (lambda folder: next((folder / "unet").glob("*.safetensors")).unlink(), "cannot be loaded"),
+        (lambda folder: next((folder / "unet").glob("*.safetensors")).write_bytes(b"x" * 99), "header is corrupt"),
+        (lambda folder: next((folder / "unet").glob("*.safetensors")).unlink(), "has no weights"),
+        (lambda folder: edit_weights(folder, lambda weights: weights.pop("conv_out.bias")), "lacks 1 of its weights"),
+        (lambda folder: edit_weights(folder, lambda weights: weights.update(more=torch.ones(1))), None),
+        (
+            lambda folder: edit_weights(folder, lambda weights: weights.update({"conv_out.bias": torch.ones(5)})),
+            "cannot be loaded .*conv_out.bias",
+        ),
         (lambda folder: shutil.rmtree(folder / "vae"), "has no vae"),
     ],
 )
 def test_a_broken_folder_gives_one_sentence(tiny_model, tmp_path, damage, message):
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     damage(folder)
+    if message is None:  # nothing that matters
+        open_model(str(folder), Part.DENOISER, CPU, torch.float32)
+        return
     with pytest.raises(InputError, match=message) as caught:
         open_model(str(folder), Part.DENOISER, CPU, torch.float32)
     assert "\n" not in str(caught.value)
@@ -246,31 +264,56 @@ def test_a_name_that_is_no_model(name):
         open_model(name, Part.DENOISER, CPU, torch.float32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_hub_id_that_cannot_be_fetched(monkeypatch, dtype):
-    from diffusers import StableVideoDiffusionPipeline
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+    """An empty cache of the hub; the network is refused."""
 
-    def fail(name, **_):
-        raise OSError("We couldn't connect\nand so on")
+    def refuse(*_):
+        raise AssertionError("opening a model must not cause network traffic")
 
-    monkeypatch.setattr(StableVideoDiffusionPipeline, "download", fail)
-    with pytest.raises(InputError, match="neither a folder nor can it be fetched") as caught:
-        open_model("someone/some-model", Part.DENOISER, CPU, dtype)
-    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
 
 
-def test_a_hub_id_is_fetched_with_half_precision_weights_where_there_are_some(tiny_model, monkeypatch):
-    from diffusers import StableVideoDiffusionPipeline
+def test_a_hub_id_that_is_not_here_is_not_fetched(hub_cache):
+    with pytest.raises(InputError, match=r"^The model someone/some-model is not on this machine; fetch it with `svdq"):
+        open_model("someone/some-model", Part.DENOISER, CPU, torch.float16)
 
-    asked = []
 
-    def download(name, *, variant, use_safetensors):
-        asked.append((name, variant, use_safetensors))
-        if variant:
-            raise ValueError("no such variant")
-        return str(tiny_model)
+def test_a_hub_id_in_the_cache_is_opened_with_half_precision_weights_for_float16(tiny_model, hub_cache):
+    place = hub_cache / "models--someone--some-model"
+    folder = shutil.copytree(tiny_model, place / "snapshots" / ("5" * 40))
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("5" * 40)
+    full = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights = {name: tensor.half() for name, tensor in load_file(full).items()}
+    weights["conv_out.bias"] = torch.full((4,), 7.0, dtype=torch.float16)
+    save_file(weights, full.with_suffix(".fp16.safetensors"))
+    for dtype, is_half in ((torch.float16, True), (torch.float32, False), (torch.bfloat16, False)):
+        model = open_model("someone/some-model", Part.DENOISER, CPU, dtype)
+        assert model.info.name == "someone/some-model"
+        assert model._pipeline.unet.dtype == dtype
+        assert bool((model._pipeline.unet.conv_out.bias == 7).all()) == is_half
+    assert open_model(f"someone/some-model@{'5' * 40}", Part.DENOISER, CPU, torch.float32).info.default_frames == 14
 
-    monkeypatch.setattr(StableVideoDiffusionPipeline, "download", download)
-    model = open_model("someone/some-model", Part.DENOISER, CPU, torch.float16)
-    assert model.info.name == "someone/some-model"
-    assert asked == [("someone/some-model", "fp16", True), ("someone/some-model", None, True)]
+
+def test_several_files_of_one_component(tiny_model, tmp_path, open_parts):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    file = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    names = sorted(weights)
+    file.unlink()
+    index = {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        shard = f"diffusion_pytorch_model-0000{number}-of-00002.safetensors"
+        save_file({name: weights[name] for name in part}, file.with_name(shard))
+        index |= dict.fromkeys(part, shard)
+    (folder / "unet" / f"{file.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    ours = open_model(str(folder), Part.DENOISER, CPU, torch.float32)._pipeline.unet.state_dict()
+    expected = open_parts(Part.DENOISER)._pipeline.unet.state_dict()
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+    next((folder / "unet").glob("*-00002-of*.safetensors")).unlink()
+    with pytest.raises(InputError, match=r"00002-of-00002\.safetensors of the model .* is missing"):
+        open_model(str(folder), Part.DENOISER, CPU, torch.float32)

@@ -11,24 +11,6 @@ from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.worker.launching import rundir
 from svdq.worker.launching.launch import check_model, num_gpus
 
-PARTS = ("model_index.json", "unet/config.json", "vae/config.json", "image_encoder/config.json")
-
-
-def make_model(folder: Path, without: str = "") -> Path:
-    for part in PARTS:
-        if part != without:
-            (folder / part).parent.mkdir(parents=True, exist_ok=True)
-            (folder / part).write_text("{}")
-    return folder
-
-
-@pytest.mark.parametrize("missing", PARTS)
-def test_a_model_folder_without_a_part_is_named_with_the_part(tmp_path: Path, missing: str) -> None:
-    check_model(str(make_model(tmp_path / "whole")))
-    folder = make_model(tmp_path / "model", without=missing)
-    with pytest.raises(InputError, match=f"^The model folder '{folder}' has no {missing}; .*StableVideoDiffusion"):
-        check_model(str(folder))
-
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere"])
 def test_a_folder_that_is_not_there_is_said_not_to_be(name: str, tmp_path: Path, monkeypatch) -> None:
@@ -45,24 +27,19 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         check_model(str(file))
 
 
-def test_a_home_relative_model_is_found(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    make_model(tmp_path / "models" / "svd")
-    check_model("~/models/svd")
-    make_model(tmp_path / "broken", without="unet/config.json")
-    with pytest.raises(InputError, match="unet"):
-        check_model("~/broken")
-
-
-@pytest.mark.parametrize("name", ["preview", "simulated", "simulated:step_ms=1", "stabilityai/stable-video-diffusion"])
-def test_models_that_are_no_folders_are_left_to_the_ranks(name: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("name", ["preview", "simulated", "simulated:step_ms=1"])
+def test_models_without_files_are_left_to_the_ranks(name: str) -> None:
     check_model(name)
-    # Not because nothing is looked at: a folder of the id's name is one.
-    if "/" in name:
-        (tmp_path / name).mkdir(parents=True)
-        with pytest.raises(InputError, match=r"has no model_index\.json"):
-            check_model(name)
+
+
+def test_a_hub_id_that_is_not_here_and_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "someone/no-model-of-ours"
+    with pytest.raises(InputError, match=f"^The model {name} is not on this machine; .*`svdq model pull {name}`"):
+        check_model(name)
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(InputError, match=rf"^The model {name} has no readable .*model_index\.json"):
+        check_model(name)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +99,11 @@ def refused(finished: "subprocess.CompletedProcess[str]", exit_code: int = 2) ->
     return finished.stderr
 
 
-def test_a_model_without_a_unet_is_refused(house, tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model", without="unet/config.json")
-    assert "has no unet/config.json" in refused(house.run("svdq", "worker", "--ranks", 2, "--model", folder))
+def test_a_folder_that_is_no_such_model_is_refused(house, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    assert "is a FluxPipeline; svdq needs" in refused(house.run("svdq", "worker", "--ranks", 2, "--model", folder))
 
 
 def test_an_unreachable_redis_is_refused(house) -> None:

@@ -20,6 +20,8 @@ from types import FrameType
 from typing import Literal
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.folder_check import check_folder
+from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import write_trace
 from svdq.producer.moments import parse_future
@@ -107,6 +109,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
+    check_model(settings.model, on_gpus=gpus > 0)
     for shape in options.warm:
         arguments += ["--warm", shape]
     with _run_folder(settings.home / "run") as folder, SchedulerProcess(settings) as scheduler:
@@ -198,24 +201,16 @@ class _Watch:
         self._kill_at = self._kill_at or time.monotonic() + STOP_S
 
 
-def check_model(name: str) -> None:
-    """Check before seven ranks start that a model folder has what a StableVideoDiffusionPipeline has.
+def check_model(name: str, *, on_gpus: bool | None = None) -> None:
+    """Check before seven ranks start that a model is on this machine and whole, as far as that is seen without torch.
+
+    Args:
+        name: as in SVDQ_MODEL.
+        on_gpus: whether the ranks compute on GPUs, for which half precision weights do; None when it is not known.
 
     Raises:
         InputError: it has not.
     """
-    folder = Path(name).expanduser()
-    if name == "preview" or name.partition(":")[0] == "simulated":
-        return
-    if not folder.exists() and not name.startswith((".", "/", "~")):
-        return  # a hub id, or a mistake that the ranks will tell
-    if not folder.is_dir():
-        raise InputError(
-            f"There is no model folder {name!r}; SVDQ_MODEL must be a diffusers folder, a hub id or preview."
-        )
-    for part in ("model_index.json", "unet/config.json", "vae/config.json", "image_encoder/config.json"):
-        if not (folder / part).exists():
-            raise InputError(
-                f"The model folder {name!r} has no {part}; SVDQ_MODEL must name a folder or hub id of a "
-                "StableVideoDiffusionPipeline."
-            )
+    if name != "preview" and name.partition(":")[0] != "simulated":
+        half = None if on_gpus is None else (True, False) if on_gpus else (False,)
+        check_folder(find_folder(name), name, half=half)

@@ -1,0 +1,90 @@
+"""The hub's client, and what its errors mean: one sentence each, with what to do. Fetches nothing itself."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.models.hub import split_id
+
+
+def hub_client() -> Any:
+    """Import the hub's client, which takes its settings (HF_HOME, HF_ENDPOINT, HF_TOKEN) from the environment.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+        import huggingface_hub.utils.logging
+    except ImportError as error:
+        raise InputError(
+            "Fetching models needs the hub's client (huggingface_hub); pip install 'svdq[worker]'."
+        ) from error
+    # Its own advice (tokens, symbolic links, retries) would stand between our lines.
+    huggingface_hub.utils.logging.set_verbosity_error()
+    return huggingface_hub
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Turn what the hub's client raises in a block into errors of ours.
+
+    Args:
+        name: the hub id that the block is about.
+
+    Raises:
+        InputError: the model is not there, may not be read or cannot be written down.
+        UnavailableError: the hub cannot be reached or broke off.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise _explain(name, error) from error
+
+
+def _explain(name: str, error: Exception) -> SvdqError:
+    client = hub_client()
+    errors, (repository, revision) = client.errors, split_id(name)
+    hub = client.constants.ENDPOINT
+    page, cache = f"{hub}/{repository}", client.constants.HF_HUB_CACHE
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        # A request failed, and what it was for is not in the cache either.
+        error = error.__cause__
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return InputError(f"HF_HUB_OFFLINE is set, so {name} is not fetched; unset it to pull.")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return InputError(f"The model {repository} has no revision {revision!r}; see {page}.")
+    if isinstance(error, errors.HfHubHTTPError):
+        status = error.response.status_code
+        if status == 404:
+            return InputError(f"The hub has no model {repository} (404); check the id at {hub}.")
+        if status in (401, 403):
+            return InputError(_no_access(client, repository, page, status))
+        return UnavailableError(
+            f"The hub did not give out {name} ({status}); try again later: files that are whole are kept."
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return InputError(f"The disk of {cache} is full; free some, or set HF_HOME to a folder on a larger disk.")
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
+        return InputError(f"{cache} cannot be written ({error.strerror}); set HF_HOME to a folder that can.")
+    reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")[:160] or type(error).__name__
+    return UnavailableError(
+        f"The hub at {hub} cannot be reached or broke off while {name} was fetched ({reason}); check the network and "
+        "pull again: files that are whole are kept."
+    )
+
+
+def _no_access(client: Any, repository: str, page: str, status: int) -> str:
+    if client.get_token() is None:
+        return (
+            f"The hub gives out {repository} only to accounts that have accepted its licence ({status}): accept it at "
+            f"{page}, make a token there that may read, set HF_TOKEN to it, and pull again."
+        )
+    return (
+        f"The hub does not give out {repository} to the account of your token ({status}): accept the licence at {page} "
+        "with that account, and see that HF_TOKEN is valid and may read models with a licence to accept."
+    )

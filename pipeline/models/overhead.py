@@ -1,0 +1,186 @@
+"""What our loop costs over diffusers' own at one rank: `python -m svdq.pipeline.models.overhead --model DIR`.
+
+Both make the same videos in one process and one thread, in turns, so that what else the machine does falls on both.
+Counted is the processor time of each step but the first; ours goes through the stage loop of a real rank, theirs
+through StableVideoDiffusionPipeline's `__call__`. Prints lower quartiles and medians of all steps, since what disturbs
+a step only makes it longer, and whether the frames are equal. `--without-unet` leaves the UNet out: what is left is the
+loops.
+"""
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.group import Links, Place, build_stage
+from svdq.pipeline.local import exit_when_lost
+from svdq.pipeline.models.model import Frames, Part
+from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.models.svd_folder import be_quiet
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Sample
+from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.message import sample_body
+from svdq.pipeline.transport.ports import Report, Request
+
+
+class _Pairs:
+    """The world around a rank: before each of its videos, diffusers makes the same one."""
+
+    def __init__(self, pipeline: Any, photo: Image.Image, parameters: VideoParameters, num_pairs: int) -> None:
+        self._pipeline = pipeline
+        self._photo = photo
+        self._parameters = parameters
+        self._left = num_pairs
+        self._marks: list[float] = []
+        self._expected: Frames | None = None
+        #: Seconds of processor time of each step but the first of each video.
+        self.theirs_s: list[float] = []
+        self.ours_s: list[float] = []
+        self.all_equal = True
+
+    # What the stage takes from ...
+
+    def take(self) -> Request | None:
+        if not self._left:
+            return None
+        self._left -= 1
+        self._render_with_diffusers()
+        self._marks = []
+        return Request(job_id=f"video-{self._left}", parameters=self._parameters, photo=self._photo)
+
+    def nearly_free(self) -> None:
+        """Everything is ready."""
+
+    def ended(self, report: Report) -> None:
+        """Nothing is counted here."""
+
+    # ... tells of its steps ...
+
+    def step(self, sample: Sample, index: int) -> None:
+        self._marks.append(time.process_time())
+
+    def idle(self) -> None:
+        """Say nothing."""
+
+    def cancelled(self, job_id: str) -> bool:
+        return False
+
+    # ... and delivers to.
+
+    def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
+        # The stage tells of a sample that it admits, of the begin of each step, and of the decode.
+        steps = self._parameters.steps
+        assert len(self._marks) >= steps + 1
+        self.ours_s += (end - start for start, end in itertools.pairwise(self._marks[-steps:]))
+        self.all_equal = self.all_equal and self._expected is not None and np.array_equal(frames, self._expected)
+        report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
+
+    def release(self) -> None:
+        """Nothing waits here."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _render_with_diffusers(self) -> None:
+        marks: list[float] = []
+
+        def after_step(*arguments: Any) -> dict[str, Any]:
+            marks.append(time.process_time())
+            return {}
+
+        values = self._parameters
+        frames = self._pipeline(
+            self._photo,
+            height=values.height,
+            width=values.width,
+            num_frames=values.num_frames,
+            num_inference_steps=values.steps,
+            min_guidance_scale=values.min_guidance_scale,
+            max_guidance_scale=values.max_guidance_scale,
+            fps=values.fps,
+            motion_bucket_id=values.motion_bucket_id,
+            noise_aug_strength=values.noise_aug_strength,
+            generator=torch.Generator("cpu").manual_seed(values.seed),
+            callback_on_step_end=after_step,
+        ).frames[0]
+        self._expected = np.stack([np.asarray(frame) for frame in frames])
+        self.theirs_s += (end - start for start, end in itertools.pairwise(marks))
+
+
+def measure(model: str, parameters: VideoParameters, num_pairs: int, *, with_unet: bool = True) -> _Pairs:
+    """Make `num_pairs` videos each way, after one pair that is not counted.
+
+    Args:
+        model: a folder.
+        parameters: of all videos.
+        num_pairs: how many.
+        with_unet: False stands a slice of its input in for what the UNet computes.
+    """
+    be_quiet()
+    from diffusers import StableVideoDiffusionPipeline
+
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    photo = Image.effect_mandelbrot((parameters.width, parameters.height), (-2, -1, 1, 1), 90).convert("RGB")
+    ours = SvdModel(model, Part.of_rank(0, 1), device, torch.float32)
+    pipeline = StableVideoDiffusionPipeline.from_pretrained(model, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    if not with_unet:
+        for unet in (pipeline.unet, ours._pipeline.unet):
+            unet.forward = _no_unet
+    pairs = _Pairs(pipeline, photo, parameters, num_pairs + 1)
+    build_stage(
+        place=Place(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1),
+        links=Links(),
+        model=ours,
+        monitor=pairs,
+        tracer=Tracer(0, on=False),
+        source=pairs,
+        sink=pairs,
+        on_lost=exit_when_lost,
+    ).run()
+    del pairs.theirs_s[: parameters.steps - 1], pairs.ours_s[: parameters.steps - 1]
+    return pairs
+
+
+def _no_unet(sample: torch.Tensor, *arguments: Any, **named: Any) -> tuple[torch.Tensor]:
+    return (sample[:, :, :4],)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and return an exit code."""
+    parser = argparse.ArgumentParser(prog="python -m svdq.pipeline.models.overhead", description=__doc__)
+    parser.add_argument("--model", required=True, help="folder of a StableVideoDiffusionPipeline")
+    parser.add_argument("--shape", default="64x64x2", help="WIDTHxHEIGHTxFRAMES")
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--without-unet", action="store_true")
+    options = parser.parse_args(arguments)
+    try:
+        parameters = VideoParameters.of_shape(options.shape).model_copy(update={"steps": options.steps})
+        pairs = measure(options.model, parameters, options.pairs, with_unet=not options.without_unet)
+    except SvdqError as error:
+        print(f"Error: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    print(f"{options.shape}, {options.steps} steps, {options.pairs} pairs, a step's processor time:")  # noqa: T201
+    theirs, ours = (statistics.quantiles(steps_s, n=4) for steps_s in (pairs.theirs_s, pairs.ours_s))
+    for name, index in (("lower quartile", 0), ("median", 1)):
+        print(  # noqa: T201
+            f"{name:>15}: diffusers {1e3 * theirs[index]:.3f} ms, svdq {1e3 * ours[index]:.3f} ms, "
+            f"ratio {ours[index] / theirs[index]:.3f}"
+        )
+    print(f"frames: {'equal' if pairs.all_equal else 'DIFFERENT'}")  # noqa: T201
+    return 0 if pairs.all_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

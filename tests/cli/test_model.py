@@ -1,0 +1,235 @@
+"""`svdq model pull` against a hub on this machine, and what doctor and worker make of what it fetched."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from svdq.cli.main import run
+from svdq.pipeline.errors import InputError
+from svdq.worker.launching.launch import check_model
+from tests.hub import COMMIT, Hub, running
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+NAME = "someone/some-model"
+UNET = "unet/diffusion_pytorch_model.safetensors"
+HALF_UNET = "unet/diffusion_pytorch_model.fp16.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model as it would lie on the hub, with much that svdq does not read."""
+    from safetensors.torch import load_file, save_file
+
+    from svdq.pipeline.models.tiny import write_tiny_model
+
+    folder = tmp_path_factory.mktemp("hub") / "model"
+    write_tiny_model(folder)
+    for component in ("unet", "vae", "image_encoder"):
+        for file in (folder / component).glob("*.safetensors"):
+            halves = {name: tensor.half() for name, tensor in load_file(file).items()}
+            save_file(halves, file.with_suffix(".fp16.safetensors"))
+    (folder / "all_in_one.safetensors").write_bytes(b"much")
+    (folder / "unet" / "diffusion_pytorch_model.bin").write_bytes(b"a pickle")
+    (folder / "LICENSE.md").write_text("to be read")
+    return folder
+
+
+@pytest.fixture
+def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The hub, which is all that the client knows, and an empty cache."""
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))]:
+        monkeypatch.delenv(name)
+    with running(NAME, folder) as hub:
+        # For processes that are started, and for this one, where the client has read its environment already.
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        know(hub.url, monkeypatch)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+        yield hub
+
+
+def know(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the client of this process know the hub of a URL only."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command has ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def sentence(self) -> str:
+        """The last line, which says what went wrong."""
+        line = self.stderr.splitlines()[-1]
+        assert line.startswith("Error: ")
+        return line
+
+
+Pull = Callable[..., Done]
+
+
+@pytest.fixture
+def pull(hub: Hub, capfd: pytest.CaptureFixture[str]) -> Pull:
+    """Run `svdq model pull` in this process."""
+
+    def pull(*arguments: str) -> Done:
+        capfd.readouterr()
+        exit_code = run(["model", "pull", *arguments])
+        return Done(exit_code, *capfd.readouterr())
+
+    return pull
+
+
+def place(tmp_path: Path) -> Path:
+    """The model's folder in the cache."""
+    return tmp_path / "hf" / "hub" / "models--someone--some-model" / "snapshots" / COMMIT
+
+
+def fetched(tmp_path: Path) -> set[str]:
+    """The files that the cache has of the model."""
+    return {path.relative_to(place(tmp_path)).as_posix() for path in place(tmp_path).rglob("*") if path.is_file()}
+
+
+def test_a_model_is_fetched_and_used(svdq: Cli, hub: Hub, tmp_path: Path) -> None:
+    done = svdq("worker", "--model", NAME, "--ranks", "1")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"Error: The model {NAME} is not on this machine; fetch it with `svdq model pull {NAME}`.\n",
+    )
+    assert hub.given == [], "seven ranks must not begin to fetch"
+
+    done = svdq("model", "pull", NAME)
+    assert done.returncode == 0, done.stderr
+    assert f"SVDQ_MODEL={NAME}" in done.stdout
+    assert str(place(tmp_path)) in done.stdout
+    assert UNET in done.stderr, "one sees how far it is"
+    files = fetched(tmp_path)
+    assert {"model_index.json", "LICENSE.md", UNET, "unet/config.json", "scheduler/scheduler_config.json"} <= files
+    assert not {name for name in files if ".fp16" in name or name.endswith(".bin") or name.startswith("all_in_one")}
+
+    # From now on nobody needs the hub.
+    done = svdq("doctor", "--model", NAME, HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_other_weights_and_another_revision(pull: Pull, hub: Hub, tmp_path: Path) -> None:
+    done = pull(NAME, "--revision", "v9")
+    assert (done.exit_code, f"has no revision 'v9'; see {hub.url}/{NAME}" in done.sentence) == (2, True)
+    name = f"{NAME}@{COMMIT}"
+    done = pull(NAME, "--revision", COMMIT, "--variant", "fp16")
+    assert f"SVDQ_MODEL={name}" in done.stdout, done.stderr
+    assert HALF_UNET in fetched(tmp_path)
+    assert UNET not in fetched(tmp_path)
+    check_model(name, on_gpus=True)
+    # Seen before any rank starts: processors need the full weights.
+    with pytest.raises(InputError, match=f"half precision weights only.* `svdq model pull {name} --variant full`"):
+        check_model(name, on_gpus=False)
+    with pytest.raises(InputError, match="not on this machine"):
+        check_model(NAME)
+    given = len(hub.given)
+    assert pull(name).exit_code == 0
+    assert sorted(hub.given[given:]) == sorted(
+        file for file in fetched(tmp_path) if file.endswith(".safetensors") and ".fp16" not in file
+    )
+    check_model(name, on_gpus=False)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "token", "words"),
+    [
+        ((401, "GatedRepo"), "", ("accepted its licence (401)", "set HF_TOKEN")),
+        ((403, "GatedRepo"), "hf_wrong", ("account of your token (403)", "accept the licence")),
+        ((403, ""), "hf_wrong", ("account of your token (403)", "accept the licence")),
+        ((401, ""), "", ("accepted its licence (401)", "set HF_TOKEN")),
+    ],
+)
+def test_a_licence_that_is_not_accepted(
+    pull: Pull,
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: tuple[int, str],
+    token: str,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    hub.refuse, hub.token = refusal, "hf_right"
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    done = pull(NAME)
+    assert done.exit_code == 2
+    assert all(word in done.sentence for word in words), done.stderr
+    assert f"{hub.url}/{NAME}" in done.sentence
+    assert "hf_wrong" not in done.stderr + done.stdout
+    assert fetched(tmp_path) == set()
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert pull(NAME).exit_code == 0
+
+
+def test_no_such_model_and_no_hub(pull: Pull, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = pull("someone/else")
+    assert (done.exit_code, "has no model someone/else (404)" in done.sentence) == (2, True)
+    done = pull("nonsense")
+    assert (done.exit_code, "is no hub id" in done.sentence) == (2, True)
+    know("http://127.0.0.1:1", monkeypatch)
+    done = pull(NAME)
+    assert (done.exit_code, "The hub at http://127.0.0.1:1 cannot be reached" in done.sentence) == (3, True)
+
+
+def test_offline(svdq: Cli, hub: Hub) -> None:
+    done = svdq("model", "pull", NAME, HF_HUB_OFFLINE="1")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"Error: HF_HUB_OFFLINE is set, so {NAME} is not fetched; unset it to pull.\n",
+    )
+
+
+def test_too_little_disk_is_seen_first(pull: Pull, hub: Hub, tmp_path: Path) -> None:
+    hub.sizes[UNET] = 10**18
+    done = pull(NAME)
+    assert done.exit_code == 2
+    assert f"The model {NAME} takes 1000000000.0 GB, and {tmp_path / 'hf' / 'hub'} has" in done.sentence
+    assert hub.given == []
+
+
+def test_a_transfer_that_breaks_off(pull: Pull, hub: Hub, folder: Path, tmp_path: Path) -> None:
+    hub.breaks, hub.after_break = {UNET: 1}, 503
+    done = pull(NAME)
+    assert done.exit_code == 3
+    assert f"did not give out {NAME} (503); try again later" in done.sentence
+    whole = fetched(tmp_path)
+    assert len(whole) > 5
+    assert UNET not in whole
+    with pytest.raises(InputError, match="not on this machine"):
+        check_model(NAME)  # half a model is not taken for one that is here
+
+    # The next one goes on, and a break in the middle of it is nothing.
+    hub.breaks, hub.after_break = {UNET: 1}, None
+    given = len(hub.given)
+    assert pull(NAME).exit_code == 0
+    assert not set(hub.given[given:]) & whole, "what is whole is not fetched again"
+    assert (place(tmp_path) / UNET).read_bytes() == (folder / UNET).read_bytes()
+    check_model(NAME)
+
+
+def test_a_file_that_went_bad_on_the_disk_is_fetched_again(pull: Pull, hub: Hub, folder: Path, tmp_path: Path) -> None:
+    assert pull(NAME).exit_code == 0
+    file = place(tmp_path) / UNET
+    file.resolve().write_bytes(b"\0" * 100)
+    with pytest.raises(InputError, match=f"fetch it again with `svdq model pull {NAME}`"):
+        check_model(NAME)
+    given = len(hub.given)
+    assert pull(NAME).exit_code == 0
+    assert hub.given[given:] == [UNET]
+    assert file.read_bytes() == (folder / UNET).read_bytes()

@@ -1,0 +1,107 @@
+"""Stable Video Diffusion XT's UNet in full size, in bfloat16 on processors: two ranks give the bits of one.
+
+Takes 3 GB of disk, as much memory (the ranks share the file's pages) and some minutes: SVDQ_FULL_SIZE_MODEL names a
+folder to keep the model in between runs.
+"""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from svdq.pipeline.compare import QuietMonitor, _ListSource
+from svdq.pipeline.costs import Guess
+from svdq.pipeline.group import Links, Place, build_stage
+from svdq.pipeline.local import exit_when_lost, spawn_ranks
+from svdq.pipeline.models.full_size import write_full_size_model
+from svdq.pipeline.models.model import ModelInfo, Part
+from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.message import sample_body
+from svdq.pipeline.transport.ports import Report, Request
+
+#: The smallest picture: its latents are 8x8. Without guidance, which would double the time.
+SMALL = VideoParameters(seed=5, frames=2, steps=2, width=64, height=64, max_guidance_scale=1.0)
+
+
+class KeepingModel(SvdModel):
+    """Writes down the bits of the final latents and the frames; its decode counts as nothing, so steps are shared."""
+
+    folder: Path
+
+    @property
+    def info(self) -> ModelInfo:
+        return replace(super().info, guess=Guess(encode_steps=0, decode_steps=0))
+
+    def decode(self, tensors, parameters, decode_chunk_size):
+        frames = super().decode(tensors, parameters, decode_chunk_size)
+        np.save(self.folder / "latents.npy", tensors["latents"].view(torch.int16).numpy())
+        np.save(self.folder / "frames.npy", frames)
+        return frames
+
+
+class StagesSink:
+    """Writes down which rank did how many steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def deliver(self, sample, frames, report) -> None:
+        stages = [(rank, steps) for rank, steps, _ in sample.stages]
+        (self._folder / "stages.json").write_text(json.dumps(stages))
+        report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
+
+    def release(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def rank_main(place: Place, links: Links, name: str, folder: str, photo: str) -> None:
+    device = torch.device("cpu")
+    model = KeepingModel(name, Part.of_rank(place.rank, place.num_ranks), device, torch.bfloat16)
+    model.folder = Path(folder)
+    image = Image.open(photo)
+    build_stage(
+        place=place,
+        links=links,
+        model=model,
+        monitor=QuietMonitor(),
+        tracer=Tracer(place.rank, on=False),
+        source=_ListSource([Request(job_id="video", parameters=SMALL, photo=image)]) if place.first else None,
+        sink=StagesSink(Path(folder)) if place.last else None,
+        on_lost=exit_when_lost,
+    ).run()
+    memory = Path("/proc/self/smaps_rollup")
+    if memory.exists():  # on Linux: what the process holds, and its fair part of what is shared
+        Path(folder, f"memory{place.rank}").write_text(memory.read_text())
+
+
+@pytest.fixture(scope="module")
+def full_size_model(tmp_path_factory) -> Path:
+    kept = os.environ.get("SVDQ_FULL_SIZE_MODEL")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("models") / "full"
+    if not (folder / "model_index.json").exists():
+        write_full_size_model(folder)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_two_ranks_give_the_bits_of_one(full_size_model, tmp_path) -> None:
+    Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 90).convert("RGB").save(tmp_path / "photo.png")
+    for num_ranks in (1, 2):
+        folder = tmp_path / str(num_ranks)
+        folder.mkdir()
+        spawn_ranks(num_ranks, rank_main, str(full_size_model), str(folder), str(tmp_path / "photo.png"))
+    assert json.loads((tmp_path / "2" / "stages.json").read_text()) == [[0, 1], [1, 1]]
+    alone, together = (np.load(tmp_path / ranks / "latents.npy") for ranks in ("1", "2"))
+    assert alone.shape == (1, 2, 4, 8, 8)
+    assert len(np.unique(alone)) > 100
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(np.load(tmp_path / "2" / "frames.npy"), np.load(tmp_path / "1" / "frames.npy"))
