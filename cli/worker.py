@@ -1,7 +1,10 @@
 """`svdq worker`: start a group of ranks."""
 
+import contextlib
 import json
+import logging
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +35,21 @@ if TYPE_CHECKING:
 )
 @click.option("--warm", multiple=True, metavar="WxHxF", help="Shape to be ready for at once, such as 1024x576x25.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve metrics for Prometheus there, such as 9464; 0 takes a free port.",
+)
+@click.option(
+    "--metrics-address", default="127.0.0.1", show_default=True, help="Address of this machine to serve metrics at."
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How all that goes to stderr is written; json: an object a line.",
+)
 @click.option("--model", help="preview, or a StableVideoDiffusionPipeline folder or hub id (SVDQ_MODEL).")
 @click.option("--redis-url", help="Redis server (SVDQ_REDIS_URL); default: the embedded one.")
 @click.option("--storage", help="Folder or URL for photos and videos (SVDQ_STORAGE).")
@@ -41,6 +59,7 @@ def worker(
     storage: str | None,
     no_lock: bool,
     report: Path | None,
+    log_format: str,
     **options: Any,
 ) -> None:
     """Start a group of ranks that renders queued jobs.
@@ -56,26 +75,55 @@ def worker(
       svdq worker --burst                  render what is queued, then end
       svdq worker --until 06:00            stop in the morning, keep what is half done
       svdq worker --burst --until 06:00 --report night.html
+      svdq worker --metrics-port 9464 --log-format json
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
-    from svdq.producer.queue import connect
-    from svdq.producer.results.pages import check_target
     from svdq.producer.settings import Settings
-    from svdq.worker.launching.burst_lock import burst_lock, devices_of
-    from svdq.worker.launching.launch import LaunchOptions, check_model
+    from svdq.worker.launching.launch import LaunchOptions
 
     settings = Settings.load(model=model, redis_url=redis_url, storage=storage)
+    launch_options = LaunchOptions(**options, log_format=log_format)
+    with _logging(log_format):
+        code = _start(settings, launch_options, report, no_lock=no_lock)
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _logging(log_format: str) -> Iterator[None]:
+    """Set up what this process itself writes to stderr for a block, and in JSON what its children do."""
+    from svdq.pipeline.errors import SvdqError
+    from svdq.worker.health.json_stderr import json_stderr
+
+    logging.getLogger("svdq.worker.metrics").setLevel(logging.INFO)
+    if log_format == "text":
+        logging.basicConfig(format="%(message)s", stream=sys.stderr)
+        yield
+        return
+    with json_stderr():
+        try:
+            yield
+        except SvdqError as error:
+            logging.getLogger("svdq.worker").critical("%s", error)
+            sys.exit(error.exit_code)
+
+
+def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:
+    """Check what can be checked before any rank starts, then run, if no other burst does."""
+    from svdq.producer.queue import connect
+    from svdq.producer.results.pages import check_target
+    from svdq.worker.launching.burst_lock import burst_lock, devices_of
+    from svdq.worker.launching.launch import check_model, num_gpus
+
     if report is not None:
         check_target(report, (".json", ".html"))
-    check_model(settings.model)
+    check_model(settings.model, on_gpus=options.device != "cpu" and num_gpus() > 0)
     connect(settings).close()
-    launch_options = LaunchOptions(**options)
-    if not launch_options.burst or no_lock:
-        sys.exit(_run(settings, launch_options, report))
-    with burst_lock(settings.home, devices_of(launch_options)) as holder:
+    if not options.burst or no_lock:
+        return _run(settings, options, report)
+    with burst_lock(settings.home, devices_of(options)) as holder:
         if holder is not None:
             click.echo(holder, err=True)
-            sys.exit(0)
-        sys.exit(_run(settings, launch_options, report))
+            return 0
+        return _run(settings, options, report)
 
 
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:

@@ -18,12 +18,14 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Place, build_stage, choose_device, join
 from svdq.pipeline.models.model import ModelInfo, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.trace import Tracer, usage_event
+from svdq.pipeline.trace import usage_event
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.json_log import start_logging
 from svdq.worker.health.progress import ProgressMonitor
+from svdq.worker.health.tallies import TallyingShelf, TallyingTracer
 from svdq.worker.health.vitals import Vitals, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.feeder import IntakeOptions
@@ -54,7 +56,9 @@ FLUSH_S = 10.0
 @click.option("--run-dir", type=click.Path(path_type=Path))
 @click.option("--checkpoints", type=click.Choice(["local", "storage", "off"]), default="local")
 @click.option("--until-s", type=float)
-def main(run_dir: Path | None, **options: Any) -> None:
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
+@click.option("--group")
+def main(run_dir: Path | None, log_format: str, group: str | None, **options: Any) -> None:
     """Be one rank of a group; normally started by `svdq worker`."""
     settings = Settings.load()
     # Before any signal is blocked: an embedded server that is started here must hear them.
@@ -65,14 +69,18 @@ def main(run_dir: Path | None, **options: Any) -> None:
     signals = Signals(on_stop=breadcrumbs.innocent)
     if run_dir is not None:
         rundir.write_pid(run_dir, place.rank)
-    logging.basicConfig(level=logging.INFO, format=f"[rank {place.rank}] %(message)s", stream=sys.stderr)
+    log = JobLogHandler(place.rank)
+    start_logging(log_format, place.rank, group, log.job_ids)
+    logging.getLogger().addHandler(log)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
-        _run(place, signals, breadcrumbs, settings, url, run_dir=run_dir, **options)
+        _run(place, signals, breadcrumbs, settings, url, log, run_dir=run_dir, **options)
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
             rundir.write_error(run_dir, error)
+        elif log_format == "json":
+            logger.critical("%s", error)
         else:
             click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_code)
@@ -84,6 +92,7 @@ def _run(
     breadcrumbs: Breadcrumbs,
     settings: Settings,
     url: str,
+    log: JobLogHandler,
     *,
     device: str,
     burst: bool,
@@ -100,7 +109,6 @@ def _run(
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
     storage = Storage(settings.storage)
-    tracer = Tracer(place.rank, on=trace)
     parts = Part.of_rank(place.rank, place.num_ranks)
     model = open_model(settings.model, parts, our_device, dtype_for(our_device))
     try:
@@ -110,10 +118,11 @@ def _run(
         _lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
         os._exit(0)
     vitals = Vitals(describe(place, our_device, model.info.name), our_device)
-    log = JobLogHandler(place.rank)
-    logging.getLogger().addHandler(log)
+    tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
     monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, breadcrumbs)
     shelf = open_shelf(checkpoints, settings.home, storage)
+    if shelf is not None:
+        shelf = TallyingShelf(shelf, vitals.tallies)
     codec = Codec(model=model.info.name, device=our_device)
     spool = Spool(shelf, codec) if shelf is not None else None
     outlet = Outlet(storage, model.info, tracer, fence=Fence(connect(url), signals.stopping)) if place.last else None

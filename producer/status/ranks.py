@@ -5,7 +5,7 @@ away by itself soon after the rank. Whoever shows groups (`svdq info`, `svdq sta
 Knows no terminal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,9 @@ from svdq.producer import keys
 
 #: Seconds of silence after which a rank is looked for no more; far more than clocks of hosts differ.
 FORGOTTEN_S = 600.0
+
+#: Upper bounds, in seconds, of the classes by which ranks count how long work took; one more class has no bound.
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 
 #: What a rank is at: nothing; a step; the decode; or held up by the storage with work in its hands.
 Activity = Literal["idle", "denoising", "decoding", "waiting"]
@@ -57,6 +60,15 @@ class ShapeCosts(_Record):
     decode_s: float
 
 
+class Timings(_Record):
+    """How long one kind of work took on a rank, as a histogram that only grows while its process lives."""
+
+    #: How often it took as long as each class of `BOUNDS_S` says, and longer than all of them.
+    counts: tuple[int, ...]
+    #: Seconds of all together.
+    sum_s: float
+
+
 class IntakeStatus(_Record):
     """What rank 0 knows of its whole group."""
 
@@ -73,6 +85,8 @@ class IntakeStatus(_Record):
     costs: tuple[ShapeCosts, ...] = ()
     #: Whether the group takes no more jobs because it is to end.
     draining: bool = False
+    #: Jobs of dead groups that it has given back to their queues.
+    taken_back: int = 0
 
 
 class RankStatus(_Record):
@@ -116,6 +130,14 @@ class RankStatus(_Record):
     gpu_total_bytes: int | None = None
     #: What it waits for.
     troubles: tuple[Trouble, ...] = ()
+    #: How often its group was restarted before this process was started.
+    life: int = 0
+    #: How long work took since then: `step`, `encode`, `decode` and `write`, where there was any.
+    timings: Mapping[str, Timings] = {}
+    #: Videos that it took up again from a checkpoint; checkpoints written, and their bytes.
+    resumed: int = 0
+    checkpoints: int = 0
+    checkpoint_bytes: int = 0
     #: On rank 0.
     intake: IntakeStatus | None = None
 

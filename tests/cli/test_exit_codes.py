@@ -114,7 +114,9 @@ def test_3_redis_cannot_be_reached(svdq: Cli) -> None:
     assert {command for command, done in ends.items() if "Traceback" in done.stderr} == set()
 
 
-@pytest.mark.parametrize("arguments", [["submit", "photo.jpg"], ["batch", "list.csv"], ["report"], ["fetch", "--all"]])
+@pytest.mark.parametrize(
+    "arguments", [["submit", "photo.jpg"], ["batch", "list.csv"], ["report"], ["fetch", "--all", "-o", "v"]]
+)
 def test_3_storage_cannot_be_reached(svdq: Cli, tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "file").write_text("")
     done = svdq(*arguments, "--storage", tmp_path / "file" / "storage")

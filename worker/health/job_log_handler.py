@@ -36,13 +36,17 @@ class JobLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record."""
         text = self.format(record)
-        job_ids = list(dict.fromkeys(_JOB_ID.findall(record.getMessage())))
-        if not job_ids and record.thread == threading.main_thread().ident:
-            job_ids = [job_id for job_id in (self.current_job(),) if job_id]
-        if job_ids:
+        if job_ids := self.job_ids(record):
             entry = LogEntry.now(rank=self._rank, host=self._host, level=record.levelname, text=text, at=record.created)
             self._waiting.extend((job_id, entry) for job_id in job_ids)
             self.on_line()
+
+    def job_ids(self, record: logging.LogRecord) -> list[str]:
+        """Tell which jobs a record is about, in the order in which it names them."""
+        job_ids = list(dict.fromkeys(_JOB_ID.findall(record.getMessage())))
+        if not job_ids and record.thread == threading.main_thread().ident:
+            job_ids = [job_id for job_id in (self.current_job(),) if job_id]
+        return job_ids
 
     def take(self) -> dict[str, list[LogEntry]]:
         """Give what has come since the last time, by job."""

@@ -73,6 +73,9 @@ class ProgressMonitor:
         self._last: Sample | None = None
         self._step_at = 0.0
         self._step_s: float | None = None
+        #: When this rank began with the steps of the sample that is here, and with which.
+        self._stage_at = 0.0
+        self._stage_from = 0
         #: Ids of jobs that the user has cancelled, in flight anywhere.
         self._cancelled: frozenset[str] = frozenset()
         #: When that was heard.
@@ -99,7 +102,13 @@ class ProgressMonitor:
         note = self._note
         if note is None:
             self._vitals.meter.begin()
-        elif note[0] is sample and note[1] < index:
+            self._stage_at, self._stage_from = now, index
+            if sample.resumed and self._vitals.who.rank == 0:
+                self._vitals.tallies.num_resumed += 1
+        elif note[0] is not sample:  # encoded by now, or with all steps done that are done here
+            self._tally_steps(index - self._stage_from, now)
+            self._stage_at, self._stage_from = now, index
+        elif note[1] < index:
             self._step_s = now - self._step_at
         self._step_at = now
         self._note = (sample, index)
@@ -108,10 +117,21 @@ class ProgressMonitor:
 
     def idle(self) -> None:
         """Note that nothing is being done."""
+        note = self._note
+        if note is not None:
+            sample, index = note
+            # No step: an encode that failed, a decode, or a sample of which this rank has no steps.
+            if sample.tensors and index < sample.boundaries[self._vitals.who.rank + 1]:
+                self._tally_steps(index + 1 - self._stage_from, time.perf_counter())
         self._note = None
         self._vitals.meter.end()
         if self._breadcrumbs is not None:
             self._breadcrumbs.idle()
+
+    def _tally_steps(self, number: int, now: float) -> None:
+        """Count the steps of a stage by what they took on average: on a GPU, single ones only seem to take no time."""
+        if number > 0:
+            self._vitals.tallies.step.add((now - self._stage_at) / number, number)
 
     def cancelled(self, job_id: str) -> bool:
         """Whether there is no use in going on with a job, as far as it is known by now."""

@@ -18,6 +18,7 @@ from svdq.pipeline.group import Place
 from svdq.pipeline.sample import Sample
 from svdq.producer.status.ranks import Activity, IntakeStatus, RankStatus, ShapeCosts, Trouble
 from svdq.worker import identity
+from svdq.worker.health.tallies import Tallies
 
 #: Seconds over which the busy share is taken.
 SHARE_OVER_S = 10.0
@@ -81,6 +82,8 @@ class Vitals:
         self._device = device
         self._process = psutil.Process()
         self.meter = BusyMeter()
+        #: What the rank has done so far.
+        self.tallies = Tallies()
         #: What may wait for the storage, and on rank 0 who tells of the group; set once they are there.
         self.waiting: Sequence[Waiting] = ()
         self.group: Callable[[], IntakeStatus] | None = None
@@ -115,6 +118,10 @@ class Vitals:
                 "step_s": step_s,
                 "busy_share": self.meter.share(),
                 "troubles": troubles,
+                "timings": self.tallies.timings(),
+                "resumed": self.tallies.num_resumed,
+                "checkpoints": self.tallies.num_checkpoints,
+                "checkpoint_bytes": self.tallies.checkpoint_bytes,
                 "intake": self.group() if self.group is not None else None,
                 "rss_bytes": self._process.memory_info().rss,
                 **self._gpu_memory(),
@@ -144,6 +151,7 @@ def describe(place: Place, device: torch.device, model_name: str) -> RankStatus:
         model=model_name,
         started_at=now,
         at=now,
+        life=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
 
 

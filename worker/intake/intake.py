@@ -115,6 +115,7 @@ class Intake:
             failed=self._reporter.num_failed,
             pace_s=self._reporter.pace.seconds,
             draining=self._feeder.draining.is_set(),
+            taken_back=self._recovery.num_taken_back,
         )
 
     @property

@@ -44,6 +44,8 @@ class GroupProcess:
             devices: the GPUs it may see, or None for all.
         """
         self._run_dir = run_dir
+        #: K.
+        self.num_ranks = ranks
         self._told: set[tuple[int, signal.Signals]] = set()
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         command += ["--nproc-per-node", str(ranks), "--max-restarts", str(MAX_RESTARTS), "-m", "svdq.worker"]
@@ -70,9 +72,18 @@ class GroupProcess:
             raise error
         return self._process.poll()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it had not ended when `poll` looked last."""
+        return self._process.returncode is None
+
+    def pids(self) -> dict[int, int]:
+        """Return the process ids of the ranks that listen, by rank; those of a restart, too."""
+        return rundir.read_pids(self._run_dir)
+
     def tell(self, number: signal.Signals) -> None:
         """Send a signal to every rank that listens and has not had it: those of a restart, too."""
-        for pid in rundir.read_pids(self._run_dir).values():
+        for pid in self.pids().values():
             if (pid, number) not in self._told:
                 self._told.add((pid, number))
                 _signal(pid, number)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.folder_check import check_folder
@@ -25,11 +25,15 @@ from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import write_trace
 from svdq.producer.moments import parse_future
+from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.scheduler_process import SchedulerProcess
+
+if TYPE_CHECKING:
+    from svdq.worker.metrics.endpoint import MetricsEndpoint
 
 #: Ranks of a group on a machine without GPUs: as many as the reference machine has.
 DEFAULT_CPU_RANKS = 7
@@ -61,6 +65,11 @@ class LaunchOptions:
     warm: tuple[str, ...] = ()
     #: Where to write a Chrome trace at the end.
     trace: Path | None = None
+    #: Port and address of this machine where metrics are served; None: they are not.
+    metrics_port: int | None = None
+    metrics_address: str = "127.0.0.1"
+    #: How the ranks log: text or json.
+    log_format: str = "text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +118,15 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
-    check_model(settings.model, on_gpus=gpus > 0)
+    arguments += ["--log-format", options.log_format]
     for shape in options.warm:
         arguments += ["--warm", shape]
-    with _run_folder(settings.home / "run") as folder, SchedulerProcess(settings) as scheduler:
+    with (
+        _run_folder(settings.home / "run") as folder,
+        # Before any rank starts: a port that is taken is said at once.
+        _endpoint(settings, options) as endpoint,
+        SchedulerProcess(settings) as scheduler,
+    ):
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
         groups = []
         for number, run_dir in enumerate(run_dirs):
@@ -120,12 +134,27 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             devices = None
             if options.groups > 1 and gpus:
                 devices = [(number * ranks + rank) % gpus for rank in range(ranks)]
-            groups.append(GroupProcess(settings, ranks, arguments, run_dir, devices))
+            groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices))
+            if endpoint is not None:
+                endpoint.groups.append(groups[-1])
         watch = _Watch(groups, scheduler, until_s)
         code = watch.run()
         if options.trace is not None:
             write_trace(options.trace, rundir.read_traces(run_dirs))
         return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups)
+
+
+def _endpoint(
+    settings: Settings, options: LaunchOptions
+) -> "contextlib.AbstractContextManager[MetricsEndpoint | None]":
+    """Serve metrics if they are asked for."""
+    if options.metrics_port is None:
+        return contextlib.nullcontext()
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise InputError("--metrics-port needs the package prometheus_client; pip install 'svdq[worker]' brings it.")
+    from svdq.worker.metrics.endpoint import MetricsEndpoint
+
+    return MetricsEndpoint(options.metrics_address, options.metrics_port, server_url(settings))
 
 
 @contextlib.contextmanager
@@ -209,7 +238,7 @@ def check_model(name: str, *, on_gpus: bool | None = None) -> None:
         on_gpus: whether the ranks compute on GPUs, for which half precision weights do; None when it is not known.
 
     Raises:
-        InputError: it has not.
+        InputError: it is not.
     """
     if name != "preview" and name.partition(":")[0] != "simulated":
         half = None if on_gpus is None else (True, False) if on_gpus else (False,)

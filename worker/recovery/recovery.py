@@ -78,6 +78,8 @@ class Recovery:
         self._worker = worker
         self._connection: redis.Redis = worker.connection
         self._max_attempts = max_attempts
+        #: Jobs that were taken back so far.
+        self.num_taken_back = 0
 
     def at_start(self, blame: Blame | None) -> None:
         """Take back what dead groups of this host had; to be called before the first pop.
@@ -105,6 +107,7 @@ class Recovery:
             self._tell(queue, popped + self._give_back(queue, self._taken(queue, now), now))
 
     def _tell(self, queue: rq.Queue, job_ids: list[str]) -> None:
+        self.num_taken_back += len(job_ids)
         if job_ids:
             logger.info("Took back for %s what a dead group had: %s.", queue.name, ", ".join(reversed(job_ids)))
 

@@ -1,0 +1,444 @@
+"""Metrics: what a live group adds up to, what is told while Redis is away, and that all who name metrics agree."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import redis
+import torch
+from PIL import Image
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from svdq.pipeline.group import Place
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Resumption, Sample
+from svdq.producer import keys
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue
+from svdq.producer.status.ranks import BOUNDS_S, IntakeStatus, Trouble
+from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.progress import ProgressMonitor
+from svdq.worker.health.tallies import Tally
+from svdq.worker.health.vitals import Vitals, describe
+from svdq.worker.metrics import collector
+from svdq.worker.metrics.collector import LauncherCollector
+from svdq.worker.metrics.families import FAMILIES
+from tests.queued import enqueue
+from tests.worker.conftest import Group, House, wait_until
+
+ROOT = Path(__file__).parents[2]
+PROMETHEUS = ROOT / "deploy/prometheus"
+DASHBOARD = ROOT / "deploy/grafana/svdq.json"
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
+#: A metric of ours in an expression or in prose; not the name of a file or a label.
+METRIC = re.compile(r"\bsvdq_[a-z0-9_]+\b")
+
+#: Samples by name and labels.
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@dataclass
+class Ranks:
+    """A group of the launcher's whose rank 0 is this process, unless said otherwise."""
+
+    pid: int = field(default_factory=os.getpid)
+    num_ranks = 2
+    is_running = True
+
+    def pids(self) -> dict[int, int]:
+        return {0: self.pid}
+
+
+PLACE = Place(rank=0, num_ranks=2, local_rank=0, local_num_ranks=2)
+CPU = torch.device("cpu")
+GROUP = (("group", "0"),)
+
+
+def parse(text: str) -> Samples:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    """The sum of the samples of a name that have these labels; at least one has."""
+    found = [value for (of, have), value in samples.items() if of == name and labels.items() <= dict(have).items()]
+    assert found, (name, labels)
+    return sum(found)
+
+
+def scrape(url: str) -> Samples:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return parse(answer.read().decode())
+
+
+def collector_of(connection: redis.Redis, group: Ranks) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(LauncherCollector(connection, [group]))
+    return registry
+
+
+def collected(connection: redis.Redis) -> Samples:
+    return parse(generate_latest(collector_of(connection, Ranks())).decode())
+
+
+def url_of(group: Group) -> str:
+    """Where a group's launcher says that its metrics are."""
+    return str(wait_until(lambda: re.search(r"http://127\.0\.0\.1:\d+/metrics", group.text), lambda: group.text)[0])
+
+
+# What is told.
+
+
+@pytest.mark.slow
+def test_a_live_group_adds_up(house: House) -> None:
+    options = ("--metrics-port", "0", "--log-format", "json")
+    group = house.start(2, *options, model="simulated:step_ms=5", wait=False)
+    url = url_of(group)
+    before = scrape(url)  # while torch is still being imported
+    assert total(before, "svdq_redis_up") == 1
+    assert total(before, "svdq_group_ranks", group="0") == 2
+    assert total(before, "svdq_jobs") == 0
+    group.ready()
+
+    house.connection.set(keys.SUSPENDED, 1)
+    job_ids = [house.submit(steps=6) for _ in range(4)]
+    good = set(Path(house.settings.storage).glob("inputs/*"))
+    Image.new("RGB", (64, 64)).save(house.folder / "other.jpg")
+    job_ids.append(house.submit(steps=6, photo=house.folder / "other.jpg"))
+    (bad,) = set(Path(house.settings.storage).glob("inputs/*")) - good
+    bad.write_bytes(b"no photo")
+    waiting = wait_until(lambda: (found := scrape(url)) and ("svdq_samples_in_flight", GROUP) in found and found)
+    assert total(waiting, "svdq_jobs", state="queued") == 5
+    assert total(waiting, "svdq_queue_oldest_job_age_seconds", queue="svdq-default") > 0
+    assert total(waiting, "svdq_samples_in_flight") == 0
+    assert total(waiting, "svdq_pauses") == 1
+    house.connection.delete(keys.SUSPENDED)
+    assert [view.status for view in house.wait(job_ids)] == ["finished"] * 4 + ["failed"]
+    after = wait_until(lambda: (found := scrape(url)) and _is_all_told(found) and found, lambda: str(scrape(url)))
+
+    assert total(after, "svdq_jobs", queue="svdq-default", state="finished") == 4
+    assert total(after, "svdq_jobs", queue="svdq-default", state="failed") == 1
+    # Every step, encode, decode and write of every video, on the rank that does it.
+    assert total(after, "svdq_step_seconds_count") == 4 * 6
+    assert {rank for rank in "01" if total(after, "svdq_step_seconds_count", rank=rank) > 0} == {"0", "1"}
+    assert total(after, "svdq_encode_seconds_count", rank="0") == 4
+    assert total(after, "svdq_decode_seconds_count", rank="1") == 4
+    assert total(after, "svdq_write_seconds_count", rank="1") == 4
+    # A step of 5 ms takes no less.
+    assert total(after, "svdq_step_seconds_bucket", le="0.0025") == 0
+    assert total(after, "svdq_step_seconds_bucket", le="+Inf") == 4 * 6
+    assert total(after, "svdq_step_seconds_sum") >= 4 * 6 * 0.005
+    assert total(after, "svdq_checkpoint_bytes_total") > total(after, "svdq_checkpoints_total") > 0
+    assert total(after, "svdq_samples_in_flight", group="0") == 0
+    assert total(after, "svdq_queue_oldest_job_age_seconds") == 0
+    assert total(after, "svdq_group_ranks_up", group="0") == 2
+    assert total(after, "svdq_group_restarts_total") == 0
+    assert all(0 < total(after, "svdq_rank_resident_memory_bytes", rank=rank) < 1e11 for rank in "01")
+    labels = {name for _, have in after for name, _ in have}
+    assert labels == {
+        *("queue", "state", "group", "rank", "le", "version", "name", "host", "device", "device_name", "model"),
+    }
+    assert not any(job_id in str(after) for job_id in job_ids)
+
+    group.tell(signal.SIGINT)
+    assert group.end() == 0
+    assert "Traceback" not in group.text
+    said = [json.loads(line) for line in group.text.splitlines()]
+    assert {line["job_id"] for line in said if "job_id" in line} == set(job_ids)
+    with pytest.raises(OSError, match="refused"):
+        scrape(url)
+
+
+def _is_all_told(samples: Samples) -> bool:
+    """Whether both ranks have written a record since the last job ended."""
+    ended = [total(samples, f"svdq_videos_{how}_total") for how in ("finished", "failed")]
+    counts = [total(samples, f"svdq_{kind}_seconds_count") for kind in ("step", "write")]
+    return (ended, counts) == ([4, 1], [4 * 6, 4])
+
+
+def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
+    vitals = Vitals(describe(PLACE, CPU, "fake"), CPU)
+    monitor = ProgressMonitor(connection, "", vitals, JobLogHandler(0))
+    bare = Sample(job_id="f" * 20, parameters=VideoParameters(seed=1, steps=8, frames=2), boundaries=(0, 3, 8), step=0)
+    encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
+
+    def counted() -> int:
+        before = sum(vitals.tallies.step.timings().counts)
+        monitor.idle()
+        return sum(vitals.tallies.step.timings().counts) - before
+
+    monitor.step(bare, 0)
+    assert counted() == 0, "its encode failed"
+    monitor.step(bare, 0)
+    for index in range(3):
+        monitor.step(encoded, index)
+    assert counted() == 3
+    assert counted() == 0, "nothing was begun since"
+    monitor.step(encoded, 0)
+    monitor.step(encoded, 1)
+    assert counted() == 2, "the third was cancelled"
+    monitor.step(replace(encoded, boundaries=(0, 0, 8), resumed=(Resumption(from_step=0, steps_done_again=0),)), 0)
+    assert counted() == 0, "it goes on elsewhere"
+    assert vitals.tallies.num_resumed == 1
+    alone = replace(encoded, boundaries=(0, 8, 8))
+    for index in range(8):
+        monitor.step(alone, index)
+    monitor.step(replace(alone, step=8), 8)
+    assert sum(vitals.tallies.step.timings().counts) == 3 + 2 + 8
+    assert counted() == 0, "a decode is no step"
+    monitor.close()
+
+
+def test_what_a_rank_tells_is_served(connection: redis.Redis) -> None:
+    now = time.time()
+    troubles = tuple(
+        Trouble(effect="Videos wait", reason="Full.", since=now - age_s, attempts=2) for age_s in (60.0, 600.0)
+    )
+    tally = Tally()
+    for seconds, times in ((BOUNDS_S[3], 2), (BOUNDS_S[3] * 1.01, 3), (1e6, 1)):
+        tally.add(seconds, times)
+    rank = describe(PLACE, CPU, "fake").model_copy(
+        update={
+            "at": now - 4,
+            "troubles": troubles,
+            "life": 3,
+            "timings": {"step": tally.timings()},
+            "gpu_bytes": 5,
+            "gpu_total_bytes": 7,
+            "intake": IntakeStatus(worker="w", in_flight=("a", "b"), finished=9, failed=1),
+        }
+    )
+    stranger = rank.model_copy(update={"group": "elsewhere", "host": "another", "rss_bytes": 1})
+    before = rank.model_copy(update={"group": "ended", "pid": 1, "rss_bytes": 1})
+    with connection.pipeline() as pipeline:
+        for record in (rank, stranger, before):
+            record.save(pipeline)
+        pipeline.execute()
+    samples = collected(connection)
+    assert 4 <= total(samples, "svdq_rank_record_age_seconds") < 60
+    assert 600 <= total(samples, "svdq_rank_trouble_seconds") < 660
+    assert total(samples, "svdq_group_restarts_total", group="0") == 3
+    assert total(samples, "svdq_samples_in_flight") == 2
+    assert (total(samples, "svdq_videos_finished_total"), total(samples, "svdq_videos_failed_total")) == (9, 1)
+    assert total(samples, "svdq_rank_gpu_memory_bytes") == 5
+    assert total(samples, "svdq_rank_gpu_memory_size_bytes") == 7
+    buckets = [total(samples, "svdq_step_seconds_bucket", le=str(bound)) for bound in (*BOUNDS_S, "+Inf")]
+    assert buckets == [0] * 3 + [2] + [5] * (len(BOUNDS_S) - 4) + [6]
+    # Of the launcher's own ranks only, and only of the processes that it has now.
+    assert len([name for name, _ in samples if name == "svdq_rank_busy_ratio"]) == 1
+    assert total(samples, "svdq_group_ranks_up") == 1
+
+
+def test_what_a_group_counted_outlives_its_ranks(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "FRESH_S", 0.0)
+    group = Ranks()
+    registry = collector_of(connection, group)
+
+    def told(pid: int, finished: int) -> float:
+        group.pid = pid
+        rank = describe(PLACE, CPU, "fake").model_copy(
+            update={"pid": pid, "intake": IntakeStatus(worker="w", finished=finished)}
+        )
+        with connection.pipeline() as pipeline:
+            rank.save(pipeline)
+            pipeline.execute()
+        return total(parse(generate_latest(registry).decode()), "svdq_videos_finished_total", group="0")
+
+    assert (told(11, 2), told(11, 3), told(12, 3), told(12, 4)) == (2, 3, 6, 7)
+    connection.set(SvdqQueue(connection=connection).finished_job_registry.key, "Redis refuses to count this")
+    assert told(12, 5) == 7
+
+
+def test_while_redis_is_away_the_launcher_answers() -> None:
+    away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
+    samples = collected(away)
+    assert total(samples, "svdq_redis_up") == 0
+    assert total(samples, "svdq_group_up") == 1
+    assert {name for name, _ in samples} == {family.name for family in FAMILIES.values() if family.always}
+
+
+def test_whatever_stands_in_redis_the_endpoint_answers(connection: redis.Redis) -> None:
+    queue = SvdqQueue(connection=connection)
+    enqueue(connection, JOB, "f" * 20)
+    connection.hset(f"rq:job:{'f' * 20}", "enqueued_at", "long ago")
+    connection.lpush(queue.key, "no job", b"\xc3\xbc", "a:b")
+    connection.set("rq:job:no job", "a string")
+    connection.set(describe(PLACE, CPU, "fake").key, "{}")
+    connection.zadd(keys.RANKS, {"x:0": 1.0})
+    samples = collected(connection)
+    assert (total(samples, "svdq_redis_up"), total(samples, "svdq_jobs", state="queued")) == (1, 4)
+    connection.set(queue.finished_job_registry.key, "not what RQ has there")
+    assert total(collected(connection), "svdq_redis_up") == 0
+    connection.delete(queue.finished_job_registry.key)
+    connection.lpush(queue.key, b"\xff")
+    assert total(collected(connection), "svdq_redis_up") in (0, 1)
+
+
+def test_a_scrape_asks_no_more_when_many_jobs_are_kept(connection: redis.Redis) -> None:
+    def asked() -> int:
+        connection.config_resetstat()
+        collected(connection)
+        return sum(command["calls"] for command in connection.info("commandstats").values())
+
+    few = asked()
+    registry = SvdqQueue(connection=connection).finished_job_registry.key
+    for start in range(0, 100_000, 10_000):
+        connection.zadd(registry, {f"{number:020x}": number for number in range(start, start + 10_000)})
+    assert asked() == few
+    assert total(collected(connection), "svdq_jobs", state="finished") == 100_000
+
+
+def test_a_port_that_is_taken_is_said_before_any_rank_starts(house: House) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--metrics-port", port)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"Error: Metrics cannot be served at port {port} of '127.0.0.1' (")
+    assert done.stderr.count("\n") == 1
+
+
+# Who names metrics.
+
+
+def served() -> set[str]:
+    """Every name that can stand in an expression."""
+    ends = {"histogram": ("_bucket", "_sum", "_count")}
+    return {f"{family.name}{end}" for family in FAMILIES.values() for end in ends.get(family.kind, ("",))}
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """The queries of the dashboard by the titles of their panels."""
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def test_the_dashboard_asks_only_for_what_is_served() -> None:
+    asked = {name for _, expression in expressions() for name in METRIC.findall(expression)}
+    assert asked <= served()
+    assert len(asked) > 15
+
+
+def test_the_alerts_ask_only_for_what_is_served() -> None:
+    rules = (PROMETHEUS / "alerts.yml").read_text()
+    asked = set(METRIC.findall("\n".join(line for line in rules.splitlines() if "svdq_" in line)))
+    assert asked <= served()
+    assert len(asked) > 8
+
+
+def test_the_page_lists_each_metric_that_is_served() -> None:
+    rows = re.findall(r"^\| `(svdq_\w+)` \| (\w+) \| (.*?) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    assert [(name, kind) for name, kind, _ in rows] == [(family.name, family.kind) for family in FAMILIES.values()]
+    assert [re.findall(r"`(\w+)`", labels) for _, _, labels in rows] == [
+        list(family.labels) for family in FAMILIES.values()
+    ]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool here")
+@pytest.mark.parametrize(
+    "arguments",
+    [("check", "config", "prometheus.yml"), ("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")],
+    ids=" ".join,
+)
+def test_promtool_takes_the_files(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, cwd=PROMETHEUS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout
+
+
+# With Prometheus itself.
+
+
+class Prometheus:
+    """A running Prometheus that scrapes one target every second."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        folder.mkdir()
+        for name in ("prometheus.yml", "alerts.yml"):
+            text = (PROMETHEUS / name).read_text().replace("_interval: 15s", "_interval: 1s")
+            (folder / name).write_text(text)
+        (folder / "targets.yml").write_text(json.dumps([{"targets": [target]}]))
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *("prometheus", "--config.file", folder / "prometheus.yml", "--storage.tsdb.path", folder / "data"),
+                    *("--web.listen-address", self.url.removeprefix("http://")),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def ask(self, path: str, **parameters: object) -> dict[str, object]:
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def is_ready(self) -> bool:
+        try:
+            return bool(self.ask("query", query='up{job="svdq"} == 1')["result"])
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[list[Prometheus]]:
+    started: list[Prometheus] = []
+    yield started
+    for each in started:
+        each.process.terminate()
+        each.process.wait()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no prometheus program here")
+def test_prometheus_answers_every_panel(house: House, tmp_path: Path, prometheus: list[Prometheus]) -> None:
+    group = house.start(3, "--metrics-port", "0", model="simulated:step_ms=60")
+    target = urllib.parse.urlsplit(url_of(group)).netloc
+    prometheus.append(server := Prometheus(tmp_path / "prometheus", target))
+    wait_until(server.is_ready, server.log.read_text)
+    began = time.time()
+    job_ids = [house.submit(steps=20, seed=number) for number in range(30)]
+    wait_until(lambda: house.states(job_ids).count("finished") >= 8)
+    group.ranks()[0].kill()  # whose jobs are taken back: a rank that torchrun ends gives its own back
+    assert {view.status for view in house.wait(job_ids)} == {"finished"}
+    wait_until(lambda: server.ask("query", query="svdq_samples_in_flight == 0")["result"], lambda: group.text)
+
+    empty = {}
+    for title, expression in expressions():
+        query = expression.replace("$__rate_interval", "20s").replace("$instance", ".*")
+        found = server.ask("query_range", query=query, start=began, end=time.time(), step=2)["result"]
+        values = [float(value) for series in found for _, value in series["values"]]
+        if not [value for value in values if value == value]:  # NaN: nothing in nothing
+            empty.setdefault(title, []).append(expression)
+    # On a machine without GPUs only the two queries about them have nothing to say, and their panel has a third.
+    assert {METRIC.findall(query)[0] for queries in empty.values() for query in queries} <= {
+        "svdq_rank_gpu_memory_bytes",
+        "svdq_rank_gpu_memory_size_bytes",
+    }
+    (taken_back,) = server.ask("query", query="svdq_jobs_taken_back_total")["result"]
+    assert int(taken_back["value"][1]) > 0
+    (restarts,) = server.ask("query", query="svdq_group_restarts_total")["result"]
+    assert restarts["value"][1] == "1"
+    rules = server.ask("rules")["groups"][0]["rules"]
+    assert {rule["health"] for rule in rules} == {"ok"}
+    assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
