@@ -3,6 +3,7 @@
 #   make demo         a photo becomes a video here, with no GPU and no weights
 #   make test         lint, type-check and test
 #   make test-long    the tests that wait so long that `make test` leaves them out, such as for cron and for leases
+#   make gpu-check    what only a machine with a GPU can tell, into gpu-check.md; MODEL=DIR for a model with weights
 #   make lint         the checks of `make test` without the tests
 #   make format       lay out the code
 #   make constraints  write constraints.txt anew, with the newest versions
@@ -21,7 +22,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 # Without byte code seven ranks would compile torch's Python sources at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long lint format constraints clean
+.PHONY: demo test test-long gpu-check lint format constraints clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-worker
@@ -32,6 +33,9 @@ test: lint
 
 test-long: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m long
+
+gpu-check: $(VENV)/installed-worker
+	$(BIN)/python deploy/gpu_check.py $(if $(MODEL),--model $(MODEL))
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
