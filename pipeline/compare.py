@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,21 +123,33 @@ def render_with_diffusers(
     pipeline = StableVideoDiffusionPipeline.from_pretrained(model, dtype=dtype_for(torch.device(device)))
     pipeline = pipeline.to(device)
     pipeline.set_progress_bar_config(disable=True)
-    frames = pipeline(
-        image,
-        height=parameters.height,
-        width=parameters.width,
-        num_frames=parameters.num_frames,
-        num_inference_steps=parameters.steps,
-        min_guidance_scale=parameters.min_guidance_scale,
-        max_guidance_scale=parameters.max_guidance_scale,
-        fps=parameters.fps,
-        motion_bucket_id=parameters.motion_bucket_id,
-        noise_aug_strength=parameters.noise_aug_strength,
-        decode_chunk_size=parameters.decode_chunk_size,
-        generator=torch.Generator("cpu").manual_seed(parameters.seed),
-    ).frames[0]
+    frames = call_diffusers(pipeline, image, parameters)[0]
     return np.stack([np.asarray(frame) for frame in frames])
+
+
+def call_diffusers(pipeline: Any, image: Image.Image, parameters: VideoParameters, **more: Any) -> Any:
+    """Call a StableVideoDiffusionPipeline as its users do; gives the frames of each video.
+
+    Args:
+        pipeline: the pipeline.
+        image: a photo of the video's size.
+        parameters: of the video.
+        more: other arguments of the pipeline, or in place of those that the parameters give.
+    """
+    arguments = {
+        "height": parameters.height,
+        "width": parameters.width,
+        "num_frames": parameters.num_frames,
+        "num_inference_steps": parameters.steps,
+        "min_guidance_scale": parameters.min_guidance_scale,
+        "max_guidance_scale": parameters.max_guidance_scale,
+        "fps": parameters.fps,
+        "motion_bucket_id": parameters.motion_bucket_id,
+        "noise_aug_strength": parameters.noise_aug_strength,
+        "decode_chunk_size": parameters.decode_chunk_size,
+        "generator": torch.Generator("cpu").manual_seed(parameters.seed),
+    }
+    return pipeline(image, **(arguments | more)).frames
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

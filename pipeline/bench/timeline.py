@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from svdq.pipeline.bench.bench import RankLog
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.drawing import headless_pyplot
 
 #: Seconds of steady state that are drawn, in times of one video through the pipeline.
 _NUM_PASSES = 3
@@ -16,17 +16,11 @@ def plot_timeline(logs: Sequence[RankLog], path: Path, title: str) -> None:
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise InputError("--plot needs matplotlib, which is not installed; pip install matplotlib.") from error
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = headless_pyplot()
     start_s = min(start for log in logs for _, _, start, _ in log.spans)
     first_s = min(time_s for log in logs for time_s in log.finished_s) - start_s
     until_s = _NUM_PASSES * first_s
-    colours = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    colours = pyplot.get_cmap("tab20").colors
     figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(logs) + 1.6))
     jobs: dict[str, int] = {}
     for rank, log in enumerate(logs):

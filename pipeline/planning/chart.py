@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from svdq.pipeline.drawing import headless_pyplot
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.planning.capacity import Model
 from svdq.pipeline.planning.plan import Plan
@@ -18,13 +19,7 @@ def draw_plan(model: Model, plan: Plan, path: Path) -> None:
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise InputError("--plot needs matplotlib, which is not installed; pip install matplotlib.") from error
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = headless_pyplot()
     figure, (pace_axes, night_axes) = pyplot.subplots(1, 2, figsize=(12, 4.5))
     replica = model.way(1)
     sizes = [*model.group_sizes]

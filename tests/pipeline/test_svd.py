@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from svdq.pipeline import compare
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.models.model import Part, open_model
 from svdq.pipeline.models.svd import SvdModel
@@ -48,20 +49,7 @@ def reference(tiny_model):
     pipeline.set_progress_bar_config(disable=True)
 
     def render(photo, values, decode_chunk_size):
-        frames = pipeline(
-            photo,
-            height=values.height,
-            width=values.width,
-            num_frames=values.frames,
-            num_inference_steps=values.steps,
-            min_guidance_scale=values.min_guidance_scale,
-            max_guidance_scale=values.max_guidance_scale,
-            fps=values.fps,
-            motion_bucket_id=values.motion_bucket_id,
-            noise_aug_strength=values.noise_aug_strength,
-            decode_chunk_size=decode_chunk_size,
-            generator=torch.Generator("cpu").manual_seed(values.seed),
-        ).frames[0]
+        frames = compare.call_diffusers(pipeline, photo, values, decode_chunk_size=decode_chunk_size)[0]
         return np.stack([np.asarray(frame) for frame in frames])
 
     return render

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from svdq.pipeline import compare
 from svdq.pipeline.models.model import Part
 from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.parameters import VideoParameters
@@ -45,21 +46,9 @@ class Both:
 
     def call(self, values: VideoParameters, output_type: str, decode_chunk_size: int | None = None):
         """What diffusers makes, called as its users do."""
-        return self.theirs(
-            self.photo,
-            height=values.height,
-            width=values.width,
-            num_frames=values.frames,
-            num_inference_steps=values.steps,
-            min_guidance_scale=values.min_guidance_scale,
-            max_guidance_scale=values.max_guidance_scale,
-            fps=values.fps,
-            motion_bucket_id=values.motion_bucket_id,
-            noise_aug_strength=values.noise_aug_strength,
-            decode_chunk_size=decode_chunk_size,
-            generator=torch.Generator("cpu").manual_seed(values.seed),
-            output_type=output_type,
-        ).frames
+        return compare.call_diffusers(
+            self.theirs, self.photo, values, decode_chunk_size=decode_chunk_size, output_type=output_type
+        )
 
     def render(self, values: VideoParameters):
         """What we make: the tensors with final latents. Every other step is done by another rank's denoiser."""

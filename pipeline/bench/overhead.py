@@ -1,4 +1,4 @@
-"""What our loop costs over diffusers' own at one rank: `python -m svdq.pipeline.models.overhead --model DIR`.
+"""What our loop costs over diffusers' own at one rank: `python -m svdq.pipeline.bench.overhead --model DIR`.
 
 Both make the same videos in one process and one thread, in turns, so that what else the machine does falls on both.
 Counted is the processor time of each step but the first; ours goes through the stage loop of a real rank, theirs
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from svdq.pipeline.compare import call_diffusers
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.group import Links, Place, build_stage
 from svdq.pipeline.local import exit_when_lost
@@ -98,20 +99,7 @@ class _Pairs:
             return {}
 
         values = self._parameters
-        frames = self._pipeline(
-            self._photo,
-            height=values.height,
-            width=values.width,
-            num_frames=values.num_frames,
-            num_inference_steps=values.steps,
-            min_guidance_scale=values.min_guidance_scale,
-            max_guidance_scale=values.max_guidance_scale,
-            fps=values.fps,
-            motion_bucket_id=values.motion_bucket_id,
-            noise_aug_strength=values.noise_aug_strength,
-            generator=torch.Generator("cpu").manual_seed(values.seed),
-            callback_on_step_end=after_step,
-        ).frames[0]
+        frames = call_diffusers(self._pipeline, self._photo, values, callback_on_step_end=after_step)[0]
         self._expected = np.stack([np.asarray(frame) for frame in frames])
         self.theirs_s += (end - start for start, end in itertools.pairwise(marks))
 
@@ -158,7 +146,7 @@ def _no_unet(sample: torch.Tensor, *arguments: Any, **named: Any) -> tuple[torch
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and return an exit code."""
-    parser = argparse.ArgumentParser(prog="python -m svdq.pipeline.models.overhead", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m svdq.pipeline.bench.overhead", description=__doc__)
     parser.add_argument("--model", required=True, help="folder of a StableVideoDiffusionPipeline")
     parser.add_argument("--shape", default="64x64x2", help="WIDTHxHEIGHTxFRAMES")
     parser.add_argument("--steps", type=int, default=25)
