@@ -26,7 +26,7 @@ def commands(group: click.Group, prefix: str) -> Iterator[str]:
         command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from commands(command, f"{prefix} {name}")
-        else:
+        if not isinstance(command, click.Group) or command.invoke_without_command:
             yield f"{prefix} {name}"
 
 

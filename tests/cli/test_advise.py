@@ -8,8 +8,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from svdq.cli.advise import advise
-from svdq.cli.main import run
+from svdq.cli.main import cli, run
 from svdq.producer.status.ranks import IntakeStatus, ShapeCosts, Trouble
 from tests.cli.test_plan import bench_json
 from tests.producer.status.test_ranks import rank, save
@@ -18,7 +17,7 @@ COSTS = ShapeCosts(frames=2, width=64, height=64, guided=True, step_s=(0.5, 0.5)
 
 
 def advised(*arguments: object) -> list[dict[str, Any]]:
-    result = CliRunner().invoke(advise, [*map(str, arguments), "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["advise", *map(str, arguments), "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -36,7 +35,7 @@ def test_the_trace_of_a_group_that_decodes(svdq: Any, tmp_path: Path) -> None:
     assert found["ranks"][1]["decode"] > 0.7
     assert found["idle"][0].startswith("Rank 0 idles")
     assert found["idle"][0].endswith("because the last rank is at its decode all the time.")
-    text = CliRunner().invoke(advise, [str(trace)]).stdout
+    text = CliRunner().invoke(cli, ["advise", str(trace)]).stdout
     assert "What would help most: Use 2 replicas" in text
 
 

@@ -8,8 +8,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
-from svdq.cli.main import run
-from svdq.cli.plan import plan
+from svdq.cli.main import cli, run
 from svdq.producer.status.ranks import IntakeStatus, ShapeCosts
 from tests.producer.status.test_ranks import rank, save
 
@@ -18,7 +17,7 @@ LARGE = ShapeCosts(frames=25, width=1024, height=576, guided=True, step_s=(1.0, 
 
 
 def planned(*arguments: object) -> dict[str, Any]:
-    result = CliRunner().invoke(plan, [*map(str, arguments), "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["plan", *map(str, arguments), "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
     return found
@@ -48,7 +47,7 @@ def bench_json(path: Path, **changes: object) -> Path:
 
 def test_the_reference_table_is_printed() -> None:
     arguments = ["--videos", "50", "--one-gpu-s", "31.96", "--fill-s", "35.30", "--pace-s", "4.39", "--gpus", "7"]
-    result = CliRunner().invoke(plan, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
     rows = [line.split() for line in result.stdout.splitlines()]
     for row in (
         ["1", "31.96", "35.30", "0.91"],
@@ -64,7 +63,7 @@ def test_the_reference_table_is_printed() -> None:
 def test_a_deadline_a_price_and_a_picture(tmp_path: Path) -> None:
     arguments = ["--videos", "500", "--deadline", "1h", "--step-ms", "764", "--encode-ms", "140", "--decode-ms", "3383"]
     arguments += ["--gpu-hour-price", "2.5", "--watts", "700", "--plot", str(tmp_path / "plan.png")]
-    result = CliRunner().invoke(plan, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
     assert "4 GPUs are enough for 500 videos in 60 min" in result.stdout
     assert "One pipeline of 4 does it; replicas have to be 4." in result.stdout
     assert "A group is worth having up to 7 ranks: beyond it the last rank only decodes." in result.stdout

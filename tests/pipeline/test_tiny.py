@@ -5,7 +5,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from svdq.cli.model import model
+from svdq.cli.main import cli
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.tiny import MARKER, SCHEDULER_CONFIG, is_untrained, write_tiny_model
 
@@ -62,7 +62,7 @@ def test_only_its_own_folder_is_written_again(tmp_path):
 
 def test_command(tmp_path):
     folder = tmp_path / "new" / "tiny"
-    result = CliRunner().invoke(model, ["tiny", str(folder)], catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["model", "tiny", str(folder)], catch_exceptions=False)
     assert result.exit_code == 0
     assert str(folder) in result.output
     assert "untrained: shows noise" in result.output
