@@ -40,6 +40,7 @@ This was the preview (no diffusion model): the queue, the ranks and the denoisin
 camera move over the photo. For diffusion, on a machine with GPUs:
 
   export SVDQ_MODEL=stabilityai/stable-video-diffusion-img2vid-xt   # or a folder with such a model
+  .venv/bin/svdq model pull $SVDQ_MODEL                             # once, several gigabytes
   .venv/bin/svdq worker                                             # a rank for every GPU
   .venv/bin/svdq submit photo.jpg --wait                            # in a second terminal
 """
