@@ -10,11 +10,13 @@ from PIL import Image
 
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.transport.ports import Report, Request
+from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
+from svdq.worker.jobs.rq_worker import LEASE_S
 from svdq.worker.redis_link import connect
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=9)
@@ -25,18 +27,19 @@ Open = Callable[..., Intake]
 
 @pytest.fixture
 def open_intake(house) -> Iterator[Open]:
-    opened: list[Intake] = []
+    opened: list[tuple[Intake, redis.Redis]] = []
 
-    def start(**options: object) -> Intake:
-        link = connect(ensure_server(house.settings.home))
+    def start(link: redis.Redis | None = None, **options: object) -> Intake:
+        link = link or connect(ensure_server(house.settings.home))
         intake = Intake(link, Storage(house.settings.storage), MODEL, IntakeOptions(**options))
-        opened.append(intake)
+        opened.append((intake, link))
         intake.start()
         return intake
 
     yield start
-    for intake in opened:
+    for intake, link in opened:
         intake.close(put_back=True)
+        link.connection_pool.disconnect()
 
 
 def take(intake: Intake) -> Request:
@@ -195,6 +198,62 @@ def test_an_end_is_written_when_redis_is_back(house, open_intake: Open, until) -
     assert house.view(second).error == "It broke."
     third = house.submit()
     assert take(intake).job_id == third
+
+
+class LossyRedis(redis.Redis):
+    """A Redis that goes away once, after it has done something and before it could say so."""
+
+    #: What the command has in it; each job begins with a pop, and then its execution.
+    lost = "lmove"
+
+    def eval(self, script: str, *arguments: object) -> object:
+        answer = super().eval(script, *arguments)
+        if answer:
+            self.lose(script)
+        return answer
+
+    def pipeline(self, *arguments: object, **options: object) -> redis.client.Pipeline:
+        pipeline = super().pipeline(*arguments, **options)
+        execute = pipeline.execute
+
+        def execute_and_lose(*arguments: object, **options: object) -> object:
+            commands = str(pipeline.command_stack)
+            answers = execute(*arguments, **options)
+            self.lose(commands)
+            return answers
+
+        pipeline.execute = execute_and_lose
+        return pipeline
+
+    def lose(self, commands: str) -> None:
+        if self.lost and self.lost in commands:
+            self.lost = ""
+            raise redis.ConnectionError("Connection closed by server.")
+
+
+class BeginLosingRedis(LossyRedis):
+    lost = "'ZADD', 'rq:wip:"
+
+
+@pytest.mark.parametrize("kind", [LossyRedis, BeginLosingRedis])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_job_whose_name_was_lost_on_its_way_is_taken_all_the_same(
+    house, open_intake: Open, kind: type[LossyRedis], number: int
+) -> None:
+    """It would wait for its lease, or a minute for RQ's maintenance, which spends a retry; a burst would end before."""
+    job_ids = [house.submit() for _ in range(number)]
+    lossy = kind.from_url(ensure_server(house.settings.home))
+    intake = open_intake(lossy, burst=True)
+    began = time.monotonic()
+    requests = [take(intake) for _ in job_ids]
+    assert time.monotonic() - began < LEASE_S
+    assert not lossy.lost
+    assert sorted(request.job_id for request in requests) == sorted(job_ids)
+    for request in requests:
+        intake.ended(finished(request))
+    assert intake.take() is None
+    assert {house.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in job_ids} == {b"3"}
+    assert not house.connection.exists(keys.POPPED)
 
 
 def test_the_result_of_a_job_that_was_taken_away_is_dropped(

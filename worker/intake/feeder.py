@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -65,6 +66,7 @@ class Feeder:
         options: IntakeOptions,
         archive: Archive | None,
         wake: threading.Event,
+        take_back_unknown: Callable[[], None],
     ) -> None:
         """Make it.
 
@@ -75,6 +77,7 @@ class Feeder:
             options: how jobs are taken.
             archive: where checkpoints are found; None where there are none.
             wake: set when there is something to do.
+            take_back_unknown: queues again what Redis has given us and could not say.
         """
         self._worker = worker
         self._reporter = reporter
@@ -82,6 +85,7 @@ class Feeder:
         self._options = options
         self._archive = archive
         self._wake = wake
+        self._take_back_unknown = take_back_unknown
         #: What the stage takes next; None when no more will come.
         self.ready: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         #: Set when no more jobs are to be taken.
@@ -111,7 +115,7 @@ class Feeder:
             elif (flight := self._worker.pop()) is not None:
                 self._reporter.flights[flight.rq_job.id] = flight
                 self._next = (flight, self._prepared(flight))
-            elif self._options.burst and not self._reporter.flights and not self._waits_for_due():
+            elif self._options.burst and not self._reporter.flights and not self._more_will_come():
                 self.draining.set()
             self._tell_pause()
         if self._next is not None:
@@ -131,12 +135,13 @@ class Feeder:
         self._preparer.stop()
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def _waits_for_due(self) -> bool:
-        """Whether a burst goes on because the scheduler is about to queue a job; says what is left when not."""
+    def _more_will_come(self) -> bool:
+        """Whether a burst goes on because a job is about to be queued; says what is left when not."""
+        self._take_back_unknown()
         due, later = self._worker.num_scheduled()
         if due and self._options.has_scheduler:
             return True
-        # The scheduler may have queued the last that was due between the look at the queue and this one.
+        # Taken back just now, or queued by the scheduler as the last that was due.
         if not self._worker.paused and self._worker.peek() is not None:
             return True
         if due or later:

@@ -71,7 +71,9 @@ class Intake:
         self._reporter = Reporter(self._worker, on_ended=self._forget)
         self._wake = threading.Event()
         self._preparer = Preparer(storage, model, options.max_pixels, archive)
-        self._feeder = Feeder(self._worker, self._reporter, self._preparer, options, archive, self._wake)
+        self._feeder = Feeder(
+            self._worker, self._reporter, self._preparer, options, archive, self._wake, self._take_back_unknown
+        )
         #: How many requests the stage has taken, or waits for, and how many it wants by now: both written by it alone.
         self._num_taken = self._num_wanted = 0
         #: Jobs that RQ's stop command names.
@@ -196,10 +198,15 @@ class Intake:
         if closing:
             return
         self._feeder.fill(self._num_wanted)
-        if time.monotonic() >= self._maintain_at and self._outage.steady_s >= GRACE_S:
-            self._recovery.expired()
-            self._worker.maintain()
+        if time.monotonic() >= self._maintain_at:
+            self._take_back_unknown()
+            if self._outage.steady_s >= GRACE_S:
+                self._recovery.expired()
+                self._worker.maintain()
             self._maintain_at = time.monotonic() + MAINTENANCE_S
+
+    def _take_back_unknown(self) -> None:
+        self._recovery.unknown({flight.execution.id for flight in self._reporter.flights.values()})
 
     def _forget(self, flight: Flight, finished: bool) -> None:
         """Remove the checkpoints of a job that has ended."""

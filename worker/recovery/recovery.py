@@ -6,7 +6,7 @@ has ended its rank too often. RQ's own maintenance, which spends everyone's retr
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -99,6 +99,18 @@ class Recovery:
             self._set_aside_queued(blame.job_id)
         self._forget_pauses()
 
+    def unknown(self, held: Collection[str]) -> None:
+        """Take back what is this worker's for Redis, which went away before it could say so; call between pops.
+
+        Args:
+            held: ids of the executions that the worker knows of.
+        """
+        for queue in self._worker.queues:
+            popped = self._give_back_popped(queue, self._worker.name.__eq__)
+            ours = [item for item in self._taken(queue, handover.FOREVER) if item.worker == self._worker.name]
+            unknown = [item for item in ours if item.execution.id not in held]
+            self._tell(queue, popped + self._give_back(queue, unknown, handover.FOREVER))
+
     def expired(self) -> None:
         """Take back what any group has let go of: executions whose lease has run out, and what it had popped."""
         now = current_timestamp()
@@ -109,7 +121,7 @@ class Recovery:
     def _tell(self, queue: rq.Queue, job_ids: list[str]) -> None:
         self.num_taken_back += len(job_ids)
         if job_ids:
-            logger.info("Took back for %s what a dead group had: %s.", queue.name, ", ".join(reversed(job_ids)))
+            logger.info("Took back for %s what no group has any more: %s.", queue.name, ", ".join(reversed(job_ids)))
 
     # Jobs that were begun.
 
