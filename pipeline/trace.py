@@ -28,6 +28,14 @@ class Span:
     thread: str
 
 
+def num_steps(name: str) -> int:
+    """Count the steps in a span named `steps 4-7`; 0 for other spans."""
+    if not name.startswith("steps "):
+        return 0
+    first, _, last = name.removeprefix("steps ").partition("-")
+    return int(last) - int(first) + 1
+
+
 class _OpenSpan:
     """A class of its own, since it stands in the step loop: a generator's context manager takes three times as long."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.folder_check import WEIGHTS, find_problems, variants
 from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.model_index import is_untrained
 from svdq.pipeline.models.pull import size_text
 from svdq.producer.doctor import Finding, failure
 
@@ -46,7 +47,7 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
             advice="they do for GPUs; to render on a CPU, get the full ones too",
         )
     size = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
-    notice = ", untrained: shows noise" if (folder / "UNTRAINED.md").is_file() else ""
+    notice = ", untrained: shows noise" if is_untrained(folder) else ""
     yield Finding(
         subject=SUBJECT, level="ok", text=f"{name}, a whole StableVideoDiffusionPipeline, {size_text(size)}{notice}"
     )

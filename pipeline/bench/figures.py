@@ -8,6 +8,7 @@ from svdq.pipeline.bench.bench import RankLog
 from svdq.pipeline.bench.measure import busy_share, replicas_state, steady_state
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.partition import Costs, fair_time_s
+from svdq.pipeline.trace import num_steps
 
 #: Names of spans in which a rank computes; others (write) run beside the loop.
 _COMPUTING = ("encode", "steps ", "decode")
@@ -125,7 +126,7 @@ def make_run(
             for log in logs
         ],
         steps_per_rank=[
-            sum(_num_steps(name) for name, _, a, _ in log.spans)
+            sum(num_steps(name) for name, _, a, _ in log.spans)
             / len(finished_s)
             * (ranks if through == "replicas" else 1)
             for log in logs
@@ -137,18 +138,10 @@ def make_run(
     )
 
 
-def _num_steps(name: str) -> int:
-    """Count the steps in a span named `steps 4-7`; 0 for other spans."""
-    if not name.startswith("steps "):
-        return 0
-    first, _, last = name.removeprefix("steps ").partition("-")
-    return int(last) - int(first) + 1
-
-
 def _measured(logs: Sequence[RankLog]) -> Costs:
     """Take the costs of a video from the spans of a run: medians over each rank's, for real models."""
     step_s = [
-        median([(b - a) / _num_steps(name) for name, _, a, b in log.spans if _num_steps(name)] or [0.0]) for log in logs
+        median([(b - a) / num_steps(name) for name, _, a, b in log.spans if num_steps(name)] or [0.0]) for log in logs
     ]
     known = [seconds for seconds in step_s if seconds]
 

@@ -16,6 +16,9 @@ COMPONENTS = {
     "scheduler": "EulerDiscreteScheduler",
 }
 
+#: The file that marks a folder as written here with random weights; it tells people and svdq.
+UNTRAINED = "UNTRAINED.md"
+
 #: What a UNet's config means by what it leaves out: diffusers' defaults, which are SVD-XT's.
 UNET_DEFAULTS: dict[str, Any] = {
     "in_channels": 8,
@@ -130,3 +133,8 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"The model {name} has a {path.name} that is not a JSON object.")
     return content
+
+
+def is_untrained(folder: Path) -> bool:
+    """Whether a folder says that its weights are random."""
+    return (folder / UNTRAINED).is_file()

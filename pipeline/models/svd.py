@@ -16,9 +16,8 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
-from svdq.pipeline.models.model_index import UNET_DEFAULTS
+from svdq.pipeline.models.model_index import UNET_DEFAULTS, is_untrained
 from svdq.pipeline.models.svd_folder import SvdFolder
-from svdq.pipeline.models.tiny import is_untrained
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model_index import UNTRAINED, is_untrained
 from svdq.pipeline.models.svd_folder import be_quiet
-
-#: The file that marks a folder as this module's work; it tells people, and svdq, that the weights are random.
-MARKER = "UNTRAINED.md"
 
 _MARKER_TEXT = """# An untrained model
 
@@ -71,7 +69,6 @@ def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any
     """
     _claim(folder)
     be_quiet()
-    # Imported on demand: `is_untrained` is asked without waiting for diffusers.
     from diffusers import AutoencoderKLTemporalDecoder, EulerDiscreteScheduler, StableVideoDiffusionPipeline
     from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
 
@@ -132,11 +129,6 @@ def _tiny_unet() -> Any:
     return unet
 
 
-def is_untrained(folder: Path) -> bool:
-    """Whether `folder` was made by `write_tiny_model`."""
-    return (folder / MARKER).is_file()
-
-
 def _claim(folder: Path) -> None:
     """Make the folder, unless it holds something that is not ours."""
     try:
@@ -144,7 +136,7 @@ def _claim(folder: Path) -> None:
             raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
         folder.mkdir(parents=True, exist_ok=True)
         # The marker comes first, so that a folder that was left half written may be written again.
-        (folder / MARKER).write_text(_MARKER_TEXT, encoding="utf-8")
+        (folder / UNTRAINED).write_text(_MARKER_TEXT, encoding="utf-8")
     except OSError as error:
         raise InputError(f"The tiny model cannot be written to {folder} ({error.strerror}).") from error
 

@@ -63,14 +63,6 @@ class RankTime:
         return sum(self.waits.get(cause, 0.0) for cause in causes)
 
 
-def steps_of(span: Span) -> int:
-    """Count the steps in a span named `steps 4-7`; 0 for other spans."""
-    if not span.name.startswith("steps "):
-        return 0
-    first, _, last = span.name.removeprefix("steps ").partition("-")
-    return int(last) - int(first) + 1
-
-
 def occupancy(spans: Sequence[Sequence[Span]]) -> tuple[RankTime, ...]:
     """Say what each rank did between the first work on a video and the end of the last.
 

@@ -113,7 +113,7 @@ def make_plan(model: Model, question: Question) -> Plan:
         question=question,
         gpus=gpus,
         way=way.name,
-        rows=tuple(_row(one, question) for one in {(one.groups, one.ranks): one for one in ways}.values()),
+        rows=tuple(_row(row, question) for row in {(row.groups, row.ranks): row for row in ways}.values()),
         runs=tuple((size, one.time_s(size), way.time_s(size)) for size in sorted({*RUN_SIZES, question.videos})),
         break_even=break_even(way.first_s, way.pace_s / way.groups, one.first_s, one.pace_s),
         fewest_one_group=_fewest_in_one(model, question),

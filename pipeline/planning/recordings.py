@@ -11,8 +11,8 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.partition import Costs, fair_time_s
 from svdq.pipeline.planning.capacity import VideoCosts
-from svdq.pipeline.planning.occupancy import Cause, RankTime, handing_over, occupancy, steps_of
-from svdq.pipeline.trace import Span
+from svdq.pipeline.planning.occupancy import Cause, RankTime, handing_over, occupancy
+from svdq.pipeline.trace import Span, num_steps
 
 #: Fair times within this of each other are the same: those of a JSON went through divisions.
 _EVEN_WITHIN = 0.01
@@ -73,13 +73,15 @@ def from_spans(spans: Sequence[Sequence[Span]], source: str) -> Profile:
     finished_s = sorted(span.end_s for span in spans[-1] if span.name == "decode") if spans else []
     if not finished_s:
         raise InputError(f"{source} has no video that was decoded in it; record a run of a few videos.")
-    step_s = [[(span.end_s - span.start_s) / steps_of(span) for span in of if steps_of(span)] for of in spans]
+    step_s = [
+        [(span.end_s - span.start_s) / num_steps(span.name) for span in of if num_steps(span.name)] for of in spans
+    ]
     known = [median(times) for times in step_s if times]
     if not known:
         raise InputError(f"{source} has no denoising step in it; record a run of a few videos.")
     steps: dict[str, int] = defaultdict(int)
     for span in (span for of in spans for span in of):
-        steps[span.job_id] += steps_of(span)
+        steps[span.job_id] += num_steps(span.name)
     transfer_s, overhead_s = handing_over(spans)
     return Profile(
         source=source,

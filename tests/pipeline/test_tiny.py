@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from svdq.cli.main import cli
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.tiny import MARKER, SCHEDULER_CONFIG, is_untrained, write_tiny_model
+from svdq.pipeline.models.model_index import UNTRAINED, is_untrained
+from svdq.pipeline.models.tiny import SCHEDULER_CONFIG, write_tiny_model
 
 
 def digests(folder):
@@ -67,4 +68,4 @@ def test_command(tmp_path):
     assert str(folder) in result.output
     assert "untrained: shows noise" in result.output
     assert is_untrained(folder)
-    assert "noise" in (folder / MARKER).read_text()
+    assert "noise" in (folder / UNTRAINED).read_text()

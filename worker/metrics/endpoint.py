@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which Redis counts as away: Prometheus itself gives up after ten.
 ANSWER_TIMEOUT_S = 2.0
-#: The port that we suggest; the examples in deploy/ use it.
-DEFAULT_PORT = 9464
 
 
 class MetricsEndpoint:

@@ -61,8 +61,9 @@ def read(connection: redis.Redis) -> Readings:
 
 
 def _oldest_s(connection: redis.Redis, now: float) -> dict[str, float]:
+    ours = queues(connection)
     with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues(connection):
+        for queue in ours:
             pipeline.lrange(queue.key, 0, FRONT - 1)
         fronts = pipeline.execute()
         for job_id in [job_id for front in fronts for job_id in front]:
@@ -70,7 +71,7 @@ def _oldest_s(connection: redis.Redis, now: float) -> dict[str, float]:
         # What is no job is an error in its place, and keeps no other from being looked at.
         moments = iter(pipeline.execute(raise_on_error=False))
     found = {}
-    for queue, front in zip(queues(connection), fronts, strict=True):
+    for queue, front in zip(ours, fronts, strict=True):
         ages_s = [_age_s(next(moments), now) for _ in front]
         found[queue.name] = max(ages_s, default=0.0)
     return found
