@@ -10,6 +10,7 @@ from rq.intermediate_queue import IntermediateQueue
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
+from svdq.producer import keys
 from svdq.producer.queue import fetch, queues
 from svdq.producer.status.status import JobView, view_many
 from tests.faults.arena import Arena
@@ -49,7 +50,10 @@ def verify(arena: Arena) -> Verdict:
             verdict.lost.append(f"{job_id} failed without saying {expected.reason!r}: {view.error}")
         if places[job_id] != {PLACE_OF.get(view.status, "?"): 1}:
             verdict.duplicated.append(f"{job_id} is {view.status} and stands in {dict(places[job_id])}")
-        results = Result.all(fetch(arena.connection, job_id), serializer=JSONSerializer)
+        rq_job = fetch(arena.connection, job_id)
+        if view.status == "finished" and rq_job.retries_left != keys.MAX_RETRIES:
+            verdict.lost.append(f"{job_id} finished, and has {rq_job.retries_left} of {keys.MAX_RETRIES} retries left")
+        results = Result.all(rq_job, serializer=JSONSerializer)
         if sum(result.type is Result.Type.SUCCESSFUL for result in results) != (view.status == "finished"):
             verdict.duplicated.append(f"{job_id} is {view.status} with results {[str(item.type) for item in results]}")
         if view.status == "finished":
