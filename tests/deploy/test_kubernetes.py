@@ -1,7 +1,7 @@
 """deploy/kubernetes against the published schemas of Kubernetes, and against what svdq needs. No cluster is asked.
 
-KEDA's objects have no schema in any package: the job in a ScaledJob is checked as a Job of Kubernetes', and the fields
-around it against the names in KEDA's scaledjob_types.go.
+KEDA's objects have no schema in a Python package: the job in a ScaledJob is checked as a Job of Kubernetes', and the
+fields around it against the names in KEDA's scaledjob_types.go. What KEDA's own schema asks for besides has its test.
 """
 
 import re
@@ -166,6 +166,14 @@ def test_keda_looks_at_the_lists_that_rq_keeps() -> None:
         port = service["spec"]["ports"][0]["port"]
         assert trigger["metadata"]["address"] == f"{service['metadata']['name']}.svdq.svc.cluster.local:{port}"
         assert trigger["authenticationRef"] == {"name": authentication}
+
+
+def test_keda_is_told_what_kubernetes_itself_would_fill_in() -> None:
+    """Found with the schema of the npm package @kubernetes-models/keda 0.4.2."""
+    job = find("bursts", "ScaledJob")["spec"]["jobTargetRef"]
+    ports = [port for container in job["template"]["spec"]["containers"] for port in container["ports"]]
+    assert [port["protocol"] for port in ports] == ["TCP"]
+    assert all("onPodConditions" in rule for rule in job["podFailurePolicy"]["rules"])
 
 
 def test_the_night_has_one_time_zone() -> None:
