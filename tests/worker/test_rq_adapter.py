@@ -179,6 +179,18 @@ def test_failure_is_final_with_our_sentence(connection: redis.Redis, worker: Gro
     assert take(worker)[0].rq_job.id == "a"
 
 
+def test_a_job_that_stands_in_the_queue_twice_is_taken_once(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b")
+    connection.rpush("rq:queue:svdq-default", "a", "b")  # the answer to an enqueue was lost, and it was sent again
+    first, second = take(worker, 2)
+    worker.succeed(second, {"outputs": []})
+    assert worker.pop() is None
+    assert waiting(connection) == []
+    assert set(wip(connection)) == {first.execution.composite_key}
+    assert [status_of(connection, job_id) for job_id in ("a", "b")] == ["started", "finished"]
+    assert not connection.exists("svdq:popped")
+
+
 def test_stop_is_rqs_stop(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
     first, second = take(worker, 2)

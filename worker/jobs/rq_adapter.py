@@ -107,7 +107,14 @@ class GroupWorker(EndingWorker):
         return InertJob.find(job_id, self.connection)
 
     def _admit(self, rq_job: rq.job.Job, queue: rq.Queue) -> Flight | None:
-        if rq_job.get_status(refresh=False) is JobStatus.CANCELED:
+        status = rq_job.get_status(refresh=False)
+        if status not in (JobStatus.QUEUED, None):
+            # Cancelled while it was on its way; or it stood in the queue twice, since a client of Redis that gets no
+            # answer enqueues again.
+            if status is not JobStatus.CANCELED:
+                logger.warning(
+                    "Dropped an entry of job %s from %s: it is %s already.", rq_job.id, queue.name, status.value
+                )
             handover.drop_popped(self.connection, queue, rq_job.id)
             return None
         # As Job.perform does: a job with a time to live must not expire while it runs, nor as soon as it has failed.
