@@ -12,6 +12,7 @@ from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
+from svdq.producer.queue import fetch
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.feeder import IntakeOptions
@@ -29,9 +30,9 @@ Open = Callable[..., Intake]
 def open_intake(house) -> Iterator[Open]:
     opened: list[tuple[Intake, redis.Redis]] = []
 
-    def start(link: redis.Redis | None = None, **options: object) -> Intake:
+    def start(link: redis.Redis | None = None, spool: object = None, **options: object) -> Intake:
         link = link or connect(ensure_server(house.settings.home))
-        intake = Intake(link, Storage(house.settings.storage), MODEL, IntakeOptions(**options))
+        intake = Intake(link, Storage(house.settings.storage), MODEL, IntakeOptions(**options), spool=spool)
         opened.append((intake, link))
         intake.start()
         return intake
@@ -256,22 +257,59 @@ def test_a_job_whose_name_was_lost_on_its_way_is_taken_all_the_same(
     assert not house.connection.exists(keys.POPPED)
 
 
+class EndLosingRedis(LossyRedis):
+    lost = "'DEL', 'rq:execution:"
+
+
+class Forgetter:
+    """Notes whose checkpoints are to go."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[str] = []
+
+    def forget(self, job_id: str) -> None:
+        self.forgotten.append(job_id)
+
+
+@pytest.mark.parametrize("failure", [None, "It broke."])
+def test_an_end_that_redis_has_written_and_could_not_say_so_counts(
+    house, open_intake: Open, until, failure: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = house.submit()
+    spool = Forgetter()
+    lossy = EndLosingRedis.from_url(ensure_server(house.settings.home))
+    intake = open_intake(lossy, spool)
+    request = take(intake)
+    intake.ended(finished(request) if failure is None else Report(job_id=job_id, body={}, result={}, failure=failure))
+    until(lambda: spool.forgotten)
+    assert not lossy.lost
+    assert spool.forgotten == [job_id]
+    assert house.states([job_id]) == ["finished" if failure is None else "failed"]
+    assert (intake.status().finished, intake.status().failed) == ((1, 0) if failure is None else (0, 1))
+    assert len(fetch(house.connection, job_id).results()) == 1
+    assert "taken over" not in caplog.text
+
+
+@pytest.mark.parametrize("status", ["queued", "canceled"])
 def test_the_result_of_a_job_that_was_taken_away_is_dropped(
-    house, open_intake: Open, until, caplog: pytest.LogCaptureFixture
+    house, open_intake: Open, until, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_id, other = house.submit(), house.submit()
-    intake = open_intake()
+    spool = Forgetter()
+    intake = open_intake(spool=spool)
     request = take(intake)
     with house.connection.pipeline() as pipeline:
         pipeline.delete("rq:wip:svdq-default")
-        pipeline.hset(f"rq:job:{job_id}", "status", "queued")
+        pipeline.hset(f"rq:job:{job_id}", "status", status)
         pipeline.execute()
     intake.ended(finished(request))
     request = take(intake)
     intake.ended(finished(request))
     until(lambda: house.view(other).ended)
-    assert house.view(job_id).status == "queued"
+    assert house.view(job_id).status == status
     assert "its result here is dropped" in caplog.text
+    # Whoever has it now goes on from its checkpoints.
+    assert spool.forgotten == ([other] if status == "queued" else [job_id, other])
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import redis
+from rq.job import JobStatus
 
 from svdq.pipeline.transport.ports import Report
 from svdq.worker.health.pace import Pace
@@ -85,8 +86,7 @@ class Reporter:
     def _finish(self, flight: Flight, report: Report) -> None:
         job_id = report.job_id
         if not self._worker.holds(flight):
-            logger.warning("Job %s was cancelled or taken over by another group; its result here is dropped.", job_id)
-            self._worker.forget(flight)
+            self._let_go(flight, report)
         elif _is_dropped(report) and not self._worker.was_cancelled(job_id):
             self._worker.put_back([flight])  # what made a rank believe that it was lost has passed
         elif _is_dropped(report):
@@ -96,19 +96,41 @@ class Reporter:
         elif report.failure is not None:
             logger.error("Job %s failed: %s", job_id, report.failure)
             self._worker.fail(flight, report.failure)
-            self.num_failed += 1
-            self._on_ended(flight, False)
-            # Without a body it has not come to a rank: a bad photo is the fault of its job alone.
-            if report.body and self._streak.bad(job_id, report.failure):
-                self._pause(report.failure)
+            self._failed(flight, report)
         else:
             logger.info("Job %s finished: %s", job_id, ", ".join(report.result["outputs"]))
             self._worker.succeed(flight, dict(report.result))
-            self.num_finished += 1
-            self._on_ended(flight, True)
-            self._streak.good()
-            if report.body:  # without one its files were there already
-                self.pace.finished(time.monotonic())
+            self._finished(flight, report)
+
+    def _let_go(self, flight: Flight, report: Report) -> None:
+        """Leave an execution that is not ours any more: its end is written already, or it was taken away."""
+        job_id = report.job_id
+        status = self._worker.settle(flight)
+        if status is JobStatus.FINISHED:
+            self._finished(flight, report)
+        elif status is JobStatus.FAILED:
+            self._failed(flight, report)
+        elif status is JobStatus.STOPPED:
+            self._on_ended(flight, False)
+        else:
+            logger.warning("Job %s was cancelled or taken over by another group; its result here is dropped.", job_id)
+            if not self._worker.is_wanted(job_id):
+                self._on_ended(flight, False)
+        self._worker.forget(flight)
+
+    def _finished(self, flight: Flight, report: Report) -> None:
+        self.num_finished += 1
+        self._on_ended(flight, True)
+        self._streak.good()
+        if report.body:  # without one its files were there already
+            self.pace.finished(time.monotonic())
+
+    def _failed(self, flight: Flight, report: Report) -> None:
+        self.num_failed += 1
+        self._on_ended(flight, False)
+        # Without a body it has not come to a rank: a bad photo is the fault of its job alone.
+        if report.body and report.failure is not None and self._streak.bad(report.job_id, report.failure):
+            self._pause(report.failure)
 
     def _pause(self, failure: str) -> None:
         reason = f"{LENGTH} different jobs in a row failed in the same way, the last one so: {failure}"

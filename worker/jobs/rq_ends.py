@@ -19,13 +19,19 @@ from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.worker.jobs import handover
 from svdq.worker.jobs.callbacks import Callbacks
-from svdq.worker.jobs.inert_job import callbacks_of
+from svdq.worker.jobs.inert_job import InertJob, callbacks_of
 from svdq.worker.jobs.rq_worker import RqWorker
 
 logger = logging.getLogger(__name__)
 
 #: The reason of a job that was cancelled while a group had it.
 STOPPED = "Stopped by the user."
+#: What is called back at each way of ending.
+_KINDS = {
+    JobStatus.FINISHED: "on_success",
+    JobStatus.FAILED: "on_failure",
+    JobStatus.STOPPED: "on_stopped",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +90,26 @@ class EndingWorker(RqWorker):
             self.execution = None
         self._forget_troubles(rq_job.id)
         self._call_back(rq_job, "on_success")
+
+    def settle(self, flight: Flight) -> JobStatus | None:
+        """Do what follows the end of an execution that Redis has written and could not say so before it went away.
+
+        Returns:
+            How the job has ended; None when it was not ended by this execution.
+        """
+        rq_job = InertJob.find(flight.rq_job.id, self.connection)
+        status = rq_job.get_status(refresh=False) if rq_job is not None else None
+        result = rq_job.latest_result() if rq_job is not None and status in _KINDS else None
+        if result is None or result.worker_name != self.name or result.created_at < flight.execution.created_at:
+            return None
+        self._forget_troubles(flight.rq_job.id)
+        self._call_back(flight.rq_job, _KINDS[status])
+        return status
+
+    def is_wanted(self, job_id: str) -> bool:
+        """Whether a job is there and has not ended."""
+        rq_job = InertJob.find(job_id, self.connection)
+        return rq_job is not None and rq_job.get_status(refresh=False) not in (*_KINDS, JobStatus.CANCELED)
 
     def fail(self, flight: Flight, reason: str) -> None:
         """End a job as failed: for good, since the same seed would fail the same way again.
