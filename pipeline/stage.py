@@ -4,6 +4,7 @@ The world is told and asked through the small protocols of `ports`.
 """
 
 import gc
+import logging
 import threading
 import time
 from dataclasses import replace
@@ -22,6 +23,8 @@ from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Message, sample_body
 from svdq.pipeline.transport.ports import Keeper, Monitor, NoKeeper, Report, Request, Sink, Source
 from svdq.pipeline.transport.transport import Receiver, Sender
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that a rank denoises one sample before it is kept between two steps, besides at every hand-over.
 KEEP_EVERY_S = 30.0
@@ -100,12 +103,21 @@ class Stage:
         return self._stopping.is_set()
 
     def warm_up(self, parameters: VideoParameters) -> None:
-        """Do once what the first sample of a shape would pay for (kernels chosen, memory reserved)."""
+        """Do once what the first sample of a shape would pay for (kernels chosen, memory reserved).
+
+        What fails here fails no rank: the samples try smaller chunks, or say what is wrong.
+        """
         shape = Shape.of(parameters)
-        if shape not in self._warm:
-            self._warm.add(shape)
-            with self._tracer.span("warm-up"):
+        if shape in self._warm:
+            return
+        self._warm.add(shape)
+        with self._tracer.span("warm-up"):
+            try:
                 self._model.warm_up(parameters)
+            except Exception as error:  # noqa: BLE001 - torch raises whatever it likes
+                shape_text = f"{shape.width}x{shape.height}x{shape.frames}"
+                logger.warning("%s", say_why(error, f"while this rank warmed up for {shape_text}"))
+                torch.cuda.empty_cache()
 
     # Receiving: from the source on rank 0, from the neighbour elsewhere.
 

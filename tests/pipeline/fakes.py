@@ -34,6 +34,8 @@ class CountingModel:
 
     def warm_up(self, parameters: VideoParameters) -> None:
         self.warmed.append(parameters)
+        if (parameters.decode_chunk_size or parameters.num_frames) > self.decodable_frames:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
     def encode(self, photo, parameters: VideoParameters) -> dict[str, torch.Tensor]:
         if parameters.seed in self.fail_encode:

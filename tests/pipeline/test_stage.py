@@ -96,6 +96,17 @@ def test_a_decode_without_memory_is_tried_with_smaller_chunks_and_says_so() -> N
     assert int(group.sink.frames["job-1"].max()) == 5, "nothing was denoised twice"
 
 
+def test_a_warm_up_without_memory_ends_no_rank(caplog: pytest.LogCaptureFixture) -> None:
+    model = CountingModel()
+    model.decodable_frames = 3
+    group = Alone(model, [request(1, frames=5)])
+    group.stage.warm_up(request(1, frames=5).parameters)
+    group.stage.run()
+    assert len(model.warmed) == 1
+    assert "Out of GPU memory while this rank warmed up for 64x64x5" in caplog.text
+    assert group.source.reports["job-1"].body["parameters"]["decode_chunk_size"] == 3
+
+
 def test_a_sample_cancelled_in_mid_denoising_stops_at_the_next_step() -> None:
     group = Alone(CountingModel(), [request(1, steps=10), request(2)])
     group.monitor.cancel_at = {"job-1": 3}

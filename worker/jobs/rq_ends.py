@@ -98,11 +98,13 @@ class EndingWorker(RqWorker):
             How the job has ended; None when it was not ended by this execution.
         """
         rq_job = InertJob.find(flight.rq_job.id, self.connection)
-        status = rq_job.get_status(refresh=False) if rq_job is not None else None
-        result = rq_job.latest_result() if rq_job is not None and status in _KINDS else None
-        if result is None or result.worker_name != self.name or result.created_at < flight.execution.created_at:
+        result = rq_job.latest_result() if rq_job is not None else None
+        if rq_job is None or result is None or result.worker_name != self.name:
             return None
-        self._forget_troubles(flight.rq_job.id)
+        status = rq_job.get_status(refresh=False)
+        if status not in _KINDS or result.created_at < flight.execution.created_at:
+            return None
+        self._forget_troubles(rq_job.id)
         self._call_back(flight.rq_job, _KINDS[status])
         return status
 
