@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 @click.option("--groups", type=click.IntRange(min=1), default=1, show_default=True, help="Groups that share the queue.")
 @click.option("--burst", is_flag=True, help="End when the queue is empty, and tell what it came to.")
 @click.option("--no-lock", is_flag=True, help="Start a burst although another one works on the same devices.")
+@click.option(
+    "--nnodes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Hosts of one group; the same command runs on each, and --ranks are those of its own.",
+)
+@click.option(
+    "--rdzv-endpoint", metavar="HOST[:PORT]", help="Where these hosts meet: one of them, and a port there (29400)."
+)
 @click.option("--report", type=click.Path(path_type=Path), help="Write what it came to as .json or .html as well.")
 @click.option("--until", metavar="HH:MM", help="Stop then: no video is begun that would not be done; the rest is kept.")
 @click.option(
@@ -87,6 +97,7 @@ def worker(
     sys.exit(code)
 
 
+      svdq worker --nnodes 2 --rdzv-endpoint render1   a part of a group over two hosts
 @contextlib.contextmanager
 def _logging(log_format: str) -> Iterator[None]:
     """Set up what this process itself writes to stderr for a block, and in JSON what its children do."""

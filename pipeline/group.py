@@ -4,19 +4,19 @@ Samples go from rank to rank down a chain; reports go back from the last rank to
 """
 
 import os
-import socket
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.channel import Channel, Listener, connect
+from svdq.pipeline.transport.channel import Channel
+from svdq.pipeline.transport.meeting import address_among_hosts, meet
 from svdq.pipeline.transport.ports import Keeper, Monitor, Sink, Source
 from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 
@@ -76,44 +76,59 @@ class Links:
     returns: Channel | None = None
     #: ... and here on rank 0.
     reports: Channel | None = None
+    #: On rank 0: what each rank told of itself, rank 0 first.
+    facts: tuple[str, ...] = ()
 
 
-def join(place: Place, device: torch.device, *, init_method: str = "env://") -> Links:
-    """Meet the other ranks and connect to the neighbours.
+def join(place: Place, device: torch.device, *, facts: str = "", init_method: str = "env://") -> Links:
+    """Meet the other ranks and connect to the neighbours; `facts` is what rank 0 is to know of this one.
 
     Tensors go through NCCL when every rank has a GPU of its own. Several ranks on one GPU go through the host, since
     NCCL refuses two ranks on one device.
+
+    Raises:
+        OSError: the other ranks have ended, or the host that keeps their addresses has.
     """
     if place.num_ranks == 1:
-        return Links()
-    store, _, _ = next(iter(rendezvous(init_method, place.rank, place.num_ranks)))
-    # Other users of the store (torchrun itself, NCCL) have keys of their own, and so has each life of the group: the
-    # store outlives a restart, and with it the addresses of ranks that are gone.
-    store = PrefixStore(f"svdq/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        return Links(facts=(facts,))
+    try:
+        store, _, _ = next(iter(rendezvous(init_method, place.rank, place.num_ranks)))
+        met = meet(store, place.rank, place.num_ranks, _address(place, store))
+        # The store outlives a restart of the group: what stands there must be of this life alone.
+        own_store = PrefixStore(f"svdq/{met.word}", store)
+        told = _tell(own_store, place, facts)
+    except dist.DistError as error:
+        raise ConnectionError(f"torchrun's store does not answer: {str(error).partition(chr(10))[0]}") from error
     nccl = device.type == "cuda" and place.local_num_ranks <= torch.cuda.device_count()
     if nccl:
-        dist.init_process_group("nccl", store=store, rank=place.rank, world_size=place.num_ranks, device_id=device)
-    # Who is connected to: every rank but 0 by the one before, rank 0 by the last for its reports.
-    listener = Listener(store, f"rank{place.rank}", _address(place))
+        dist.init_process_group("nccl", store=own_store, rank=place.rank, world_size=place.num_ranks, device_id=device)
     following = (place.rank + 1) % place.num_ranks
     preceding = (place.rank - 1) % place.num_ranks
-    outgoing = Channel(connect(store, f"rank{following}"), device, following if nccl and not place.last else None)
-    incoming = Channel(listener.accept(), device, preceding if nccl and not place.first else None)
+    outgoing = Channel(met.following, device, following if nccl and not place.last else None)
+    incoming = Channel(met.preceding, device, preceding if nccl and not place.first else None)
     return Links(
         upstream=None if place.first else incoming,
         downstream=None if place.last else outgoing,
         returns=outgoing if place.last else None,
         reports=incoming if place.first else None,
+        facts=told,
     )
 
 
-def _address(place: Place) -> str:
-    """Find the address for the other ranks to reach: loopback on one host, else the one that faces the master."""
+def _tell(store: Store, place: Place, facts: str) -> tuple[str, ...]:
+    """Tell rank 0 about this rank; rank 0 waits for what all have told."""
+    store.set(f"facts{place.rank}", facts)
+    ranks = range(place.num_ranks) if place.first else ()
+    return tuple(store.get(f"facts{rank}").decode() for rank in ranks)
+
+
+def _address(place: Place, store: Store) -> str:
+    """Find the address of this host that the other ranks reach: the loopback when none is on another host."""
     if place.local_num_ranks == place.num_ranks:
         return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))  # sends nothing
-        return str(probe.getsockname()[0])
+    elsewhere = (place.rank - place.local_rank + place.local_num_ranks) % place.num_ranks
+    master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    return address_among_hosts(store, place.rank, elsewhere, *master)
 
 
 def build_stage(

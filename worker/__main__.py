@@ -36,6 +36,7 @@ from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
 from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
 from svdq.worker.recovery.fence import Fence
+from svdq.worker.recovery.recovery import count_crash
 from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import Outage, connect, restarter, wait_for
 from svdq.worker.signals import Signals
@@ -111,6 +112,8 @@ def _run(
     storage = Storage(settings.storage)
     parts = Part.of_rank(place.rank, place.num_ranks)
     model = open_model(settings.model, parts, our_device, dtype_for(our_device))
+    if place.local_rank == 0 and not place.first:
+        _count_crash_here(url, breadcrumbs)
     try:
         links = join(place, our_device)
     except OSError as error:
@@ -192,6 +195,15 @@ def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Stor
     if info.name == "preview":
         logger.info("For diffusion set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id.")
     logger.info("Videos go to %s.", storage.location("outputs"))
+
+
+def _count_crash_here(url: str, breadcrumbs: Breadcrumbs) -> None:
+    """Tell rank 0, by way of Redis, what the life before died of on this host; rank 0 sees the records of its own."""
+    blame = read_blame(breadcrumbs.folder, breadcrumbs.life)
+    if blame is not None:
+        connection = connect(url)
+        wait_for(connection, Outage())
+        count_crash(connection, blame)
 
 
 def _lost(reason: str, stopping: threading.Event, breadcrumbs: Breadcrumbs) -> None:

@@ -24,11 +24,12 @@ def group_name(*, on_one_host: bool) -> str:
     """Make the name that all ranks of a group find for themselves, the same after every restart of the group.
 
     Args:
-        on_one_host: whether all its ranks are on this host; then the torchrun that started them names the group.
+        on_one_host: whether all its ranks are on this host; then the torchrun that started them names the group,
+            else its --rdzv-id and the host of rank 0 do.
     """
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
     if run_id is not None and not on_one_host:
-        return f"{run_id}-{os.environ['MASTER_ADDR']}-{os.environ['MASTER_PORT']}"
+        return f"{run_id}-{os.environ['MASTER_ADDR']}"
     # A rank that no torchrun has started is a group by itself.
     pid = os.getpid() if run_id is None else os.getppid()
     return f"{socket.gethostname()}-{pid}-{_place()}"

@@ -61,7 +61,7 @@ class Signals:
             os._exit(0)
         self._stage.stop()
         if self._intake is not None:
-            self._intake.drain()
+            self._intake.stop()
 
     def _drain(self) -> None:
         self._draining = True

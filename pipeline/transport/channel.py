@@ -5,13 +5,11 @@ has announced them, so that no NCCL kernel ever waits for data that is not on it
 host's part does not go through gloo.
 
 A neighbour that dies closes its socket, and the kernel's keep-alive probes notice a host that is gone, within seconds
-and at no cost: an idle channel has no time-out and wakes nobody.
+and at no cost: an idle channel has no time-out and wakes nobody. Only the receiving end notices that, since nobody is
+probed while something is on its way to them; every host has one, for the channels of a group are a ring.
 """
 
 import contextlib
-import hmac
-import json
-import secrets
 import socket
 import struct
 from typing import Final
@@ -19,14 +17,11 @@ from typing import Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
 
 from svdq.pipeline.transport.message import Layout, Message, allocate, byte_views, decode_header, encode_header
 
 #: Length of the header that follows, in bytes.
 _LENGTH: Final = struct.Struct("!I")
-#: Seconds of silence before the kernel asks for a sign of life, seconds between questions, and how many it asks.
-_KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_INTERVAL_S, _KEEP_ALIVE_COUNT = 5, 3, 3
 #: Buffers that one system call takes (IOV_MAX is 1024 on Linux and macOS).
 _MAX_BUFFERS = 256
 
@@ -118,47 +113,3 @@ class Channel:
             if num_received == 0:
                 raise ChannelClosedError("it closed the connection")
             rest = rest[num_received:]
-
-
-class Listener:
-    """Waits for one neighbour to connect; publishes where, and a token that only ranks of this group can read."""
-
-    def __init__(self, store: Store, name: str, address: str) -> None:
-        self._token = secrets.token_hex(16)
-        self._socket = socket.create_server((address, 0))
-        port = self._socket.getsockname()[1]
-        store.set(name, json.dumps({"address": address, "port": port, "token": self._token}))
-
-    def accept(self) -> socket.socket:
-        """Wait for the neighbour; whoever does not know the token is sent away."""
-        with self._socket:
-            while True:
-                connection, _ = self._socket.accept()
-                try:
-                    token = connection.recv(len(self._token), socket.MSG_WAITALL)
-                except OSError:
-                    token = b""
-                if hmac.compare_digest(token, self._token.encode()):
-                    return _configured(connection)
-                connection.close()
-
-
-def connect(store: Store, name: str) -> socket.socket:
-    """Connect to the listener that published itself as `name`; waits until it has."""
-    where = json.loads(store.get(name))
-    connection = socket.create_connection((where["address"], where["port"]))
-    # The wait for the first message has no end.
-    connection.settimeout(None)
-    connection.sendall(where["token"].encode())
-    return _configured(connection)
-
-
-def _configured(connection: socket.socket) -> socket.socket:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # Linux's name, macOS's name
-    if idle is not None:
-        connection.setsockopt(socket.IPPROTO_TCP, idle, _KEEP_ALIVE_IDLE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_INTERVAL_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_COUNT)
-    return connection

@@ -135,6 +135,11 @@ class Intake:
         self._feeder.draining.set()
         self._wake.set()
 
+    def stop(self) -> None:
+        """Let a `take` that waits return, whatever its job is waiting for: the rank stops."""
+        self.drain()
+        self._feeder.ready.put(None)
+
     def close(self, *, put_back: bool) -> None:
         """Report what has ended, give the rest back to the queue if asked to, and leave Redis."""
         if put_back:

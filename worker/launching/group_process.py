@@ -1,10 +1,11 @@
 """One group of ranks as a process: a torchrun, what is asked of it, and its end. Knows no jobs; imports no torch.
 
 torchrun runs in a session of its own, so that Ctrl-C in the terminal reaches the launcher only, and restarts the group
-when a rank dies.
+when a rank dies. Over several hosts it may give up when another one is lost, and is started again here.
 """
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -15,13 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from svdq.producer.settings import Settings
+from svdq.worker.identity import process_is_gone
 from svdq.worker.launching import rundir
+from svdq.worker.launching.hosts import Hosts
 
 if TYPE_CHECKING:
     import psutil
 
+logger = logging.getLogger(__name__)
+
 #: How often torchrun restarts a group before it gives up: a rank that dies once a minute keeps a night going.
 MAX_RESTARTS = 1000
+#: Seconds from the start of a torchrun until another one is started, where a group is over several hosts.
+RESTART_S = 5.0
 #: Seconds that what is left of a group gets to disappear.
 KILL_S = 5.0
 #: Seconds between looks at what is being killed.
@@ -32,31 +39,44 @@ class GroupProcess:
     """A running torchrun."""
 
     def __init__(
-        self, settings: Settings, ranks: int, options: Sequence[str], run_dir: Path, devices: Sequence[int] | None
+        self,
+        settings: Settings,
+        ranks: int,
+        options: Sequence[str],
+        run_dir: Path,
+        devices: Sequence[int] | None,
+        hosts: Hosts | None = None,
     ) -> None:
         """Start it.
 
         Args:
             settings: what the ranks get to see as their settings.
-            ranks: K.
+            ranks: K; of a group over several hosts those of this one.
             options: the ranks' command line.
             run_dir: an existing folder that is this group's alone.
             devices: the GPUs it may see, or None for all.
+            hosts: those of a group over several; None: this one.
         """
         self._run_dir = run_dir
-        #: K.
+        #: K; of a group over several hosts those of this one.
         self.num_ranks = ranks
+        self._hosts = hosts
         self._told: set[tuple[int, signal.Signals]] = set()
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        command += ["--nproc-per-node", str(ranks), "--max-restarts", str(MAX_RESTARTS), "-m", "svdq.worker"]
-        environment = environment_of(settings)
+        #: What it was told last.
+        self._wish: signal.Signals | None = None
+        meeting = hosts.torchrun_options() if hosts else ["--standalone", "--local-addr", "127.0.0.1"]
+        command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--nproc-per-node", str(ranks)]
+        command += ["--max-restarts", str(MAX_RESTARTS), "-m", "svdq.worker", *options, "--run-dir", str(run_dir)]
+        self._command = command
+        self._environment = {**environment_of(settings), **(hosts.environment() if hosts else {})}
         if devices is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+        self._start()
+
+    def _start(self) -> None:
+        self._started_at = time.monotonic()
         self._process = subprocess.Popen(
-            [*command, *options, "--run-dir", str(run_dir)],
-            env=environment,
-            start_new_session=True,
-            preexec_fn=die_with_parent(),
+            self._command, env=self._environment, start_new_session=True, preexec_fn=die_with_parent()
         )
 
     def poll(self) -> int | None:
@@ -70,7 +90,21 @@ class GroupProcess:
             # A model that is not there is not mended by restarts.
             self.kill()
             raise error
-        return self._process.poll()
+        code = self._process.poll()
+        return code if self._hosts is None else self._among_hosts(code)
+
+    def _among_hosts(self, code: int | None) -> int | None:
+        """Bridge what torchrun leaves open when hosts of a group come and go; takes and returns what `poll` gives."""
+        if self._wish is signal.SIGTERM and code is None and all(map(process_is_gone, self.pids().values())):
+            self.kill()  # it would wait for minutes for those of the other hosts to end as well
+            return 0
+        if not code or self._wish is not None:
+            return code
+        if time.monotonic() >= self._started_at + RESTART_S:
+            logger.warning("torchrun ended with code %d: another host is lost. It waits for the hosts anew.", code)
+            self.kill()  # ranks that it may have left
+            self._start()
+        return None
 
     @property
     def is_running(self) -> bool:
@@ -83,6 +117,7 @@ class GroupProcess:
 
     def tell(self, number: signal.Signals) -> None:
         """Send a signal to every rank that listens and has not had it: those of a restart, too."""
+        self._wish = number
         for pid in self.pids().values():
             if (pid, number) not in self._told:
                 self._told.add((pid, number))

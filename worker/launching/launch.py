@@ -32,6 +32,7 @@ from svdq.worker.launching import rundir
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.scheduler_process import SchedulerProcess
 
+from svdq.worker.launching.hosts import read_hosts
 if TYPE_CHECKING:
     from svdq.worker.metrics.endpoint import MetricsEndpoint
 
@@ -55,6 +56,9 @@ class LaunchOptions:
     groups: int = 1
     #: auto, cpu or cuda.
     device: str = "auto"
+    #: Over how many hosts the group is, and HOST:PORT where they meet; this launcher has the ranks of its own.
+    nnodes: int = 1
+    rdzv_endpoint: str | None = None
     #: End when the queue is empty.
     burst: bool = False
     #: Where half-done videos are kept: local, storage or off.
@@ -117,6 +121,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--checkpoints", options.checkpoints]
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
+    hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
     arguments += ["--trace"] if options.trace is not None else []
     arguments += ["--log-format", options.log_format]
     for shape in options.warm:
@@ -134,14 +139,14 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             devices = None
             if options.groups > 1 and gpus:
                 devices = [(number * ranks + rank) % gpus for rank in range(ranks)]
-            groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices))
+            groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices, hosts))
             if endpoint is not None:
                 endpoint.groups.append(groups[-1])
         watch = _Watch(groups, scheduler, until_s)
         code = watch.run()
         if options.trace is not None:
             write_trace(options.trace, rundir.read_traces(run_dirs))
-        return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups)
+        return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups * options.nnodes)
 
 
 def _endpoint(

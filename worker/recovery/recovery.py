@@ -85,18 +85,18 @@ class Recovery:
         """Take back what dead groups of this host had; to be called before the first pop.
 
         Args:
-            blame: the job that the life before of this group died of, if it is known.
+            blame: the job that the life before of this group died of, if it is known here; other hosts count theirs.
         """
         if blame is not None:
-            self._count(blame)
+            count_crash(self._connection, blame)
         for queue in self._worker.queues:
             self._unlock(queue)
             popped = self._give_back_popped(queue, identity.is_gone)
             taken = [item for item in self._taken(queue, handover.FOREVER) if identity.is_gone(item.worker)]
             self._tell(queue, popped + self._give_back(queue, taken, handover.FOREVER))
             self._release_deferred(queue)
-        if blame is not None:
-            self._set_aside_queued(blame.job_id)
+        for job_id in map(as_text, self._connection.hkeys(keys.CRASHES)):
+            self._set_aside_queued(job_id)
         self._forget_pauses()
 
     def unknown(self, held: Collection[str]) -> None:
@@ -150,7 +150,7 @@ class Recovery:
         given = []
         for item in taken:
             job_id = item.execution.job_id
-            crashes = self._crashes(job_id)
+            crashes = _read_crashes(self._connection, job_id)
             if crashes is not None and crashes.too_many(self._max_attempts):
                 # Back in the queue first, from where it is taken in one step: no kill in between loses it.
                 if handover.give_back(self._connection, queue, item.execution, lease_until):
@@ -190,20 +190,9 @@ class Recovery:
 
     # Jobs that end their rank.
 
-    def _crashes(self, job_id: str) -> Crashes | None:
-        text = self._connection.hget(keys.CRASHES, job_id)
-        return Crashes(**json.loads(text)) if text else None
-
-    def _count(self, blame: Blame) -> None:
-        crashes = Crashes.after(self._crashes(blame.job_id), blame)
-        if self._connection.exists(rq.job.Job.key_for(blame.job_id)):
-            self._connection.hset(keys.CRASHES, blame.job_id, json.dumps(asdict(crashes)))
-        what = "made no progress" if blame.stalled else "died"
-        logger.warning("Rank %d %s in step %d of job %s.", blame.rank, what, blame.step + 1, blame.job_id)
-
     def _set_aside_queued(self, job_id: str) -> None:
         """Take a job off the queue that has ended its rank too often, and fail it."""
-        crashes = self._crashes(job_id)
+        crashes = _read_crashes(self._connection, job_id)
         if crashes is None or not crashes.too_many(self._max_attempts):
             return
         for queue in self._worker.queues:
@@ -228,6 +217,20 @@ class Recovery:
         for name in map(as_text, self._connection.hkeys(keys.PAUSES)):
             if identity.is_gone(name):
                 self._connection.hdel(keys.PAUSES, name)
+
+
+def count_crash(connection: redis.Redis, blame: Blame) -> None:
+    """Count that a rank died of a job; on each host of a group, before its ranks meet and so before `at_start`."""
+    crashes = Crashes.after(_read_crashes(connection, blame.job_id), blame)
+    if connection.exists(rq.job.Job.key_for(blame.job_id)):
+        connection.hset(keys.CRASHES, blame.job_id, json.dumps(asdict(crashes)))
+    what = "made no progress" if blame.stalled else "died"
+    logger.warning("Rank %d %s in step %d of job %s.", blame.rank, what, blame.step + 1, blame.job_id)
+
+
+def _read_crashes(connection: redis.Redis, job_id: str) -> Crashes | None:
+    text = connection.hget(keys.CRASHES, job_id)
+    return Crashes(**json.loads(text)) if text else None
 
 
 def _reason(crashes: Crashes) -> str:

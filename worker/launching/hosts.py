@@ -1,0 +1,93 @@
+"""A group over several hosts: what torchrun is told of them. Knows no jobs and imports no torch.
+
+One host keeps torchrun's store, in which all of them meet; every host runs a launcher and a torchrun of its own.
+"""
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.transport.meeting import facing
+from svdq.producer.settings import Settings
+
+#: Port of the store where none is named; torchrun's own.
+DEFAULT_PORT = 29400
+#: Seconds that a host waits for the others before its torchrun gives up and is started again.
+JOIN_S = 24 * 60 * 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """The hosts of one group."""
+
+    #: How many.
+    num: int
+    #: Name or address of the one that keeps the store, as all of them reach it.
+    store_host: str
+    #: The store's port.
+    store_port: int
+    #: Name or address at which the others reach this one.
+    own_address: str
+    #: Whether this host keeps the store; None: torchrun sees that by itself.
+    keeps_store: bool | None
+
+    def torchrun_options(self) -> list[str]:
+        """Say where the hosts meet."""
+        is_host = "" if self.keeps_store is None else f",is_host={int(self.keeps_store)}"
+        return [
+            *("--nnodes", str(self.num), "--rdzv-backend", "c10d", "--local-addr", self.own_address),
+            *("--rdzv-endpoint", f"{self.store_host}:{self.store_port}"),
+            *("--rdzv-id", f"svdq-{self.store_host}-{self.store_port}"),  # names the group, also in `svdq top`
+            *("--rdzv-conf", f"join_timeout={JOIN_S}{is_host}"),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Give what torchrun reads of its environment."""
+        return {
+            # The ranks meet in a store that is made for each start: torchrun's own is lost with the host of rank 0,
+            # and the other hosts would go on looking for it.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            # A host that is lost is told in a line, not in traces of torch's C++ every five seconds.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+
+
+def read_hosts(settings: Settings, num: int, endpoint: str | None, num_groups: int) -> Hosts | None:
+    """Read what `svdq worker` was asked for; None for a group on one host.
+
+    Args:
+        settings: of this host.
+        num: hosts of the group.
+        endpoint: HOST:PORT where they meet.
+        num_groups: groups that are wanted on this host.
+
+    Raises:
+        InputError: it cannot be used.
+        UnavailableError: there is no way to the endpoint from here.
+    """
+    if num == 1:
+        if endpoint is not None:
+            raise InputError("--rdzv-endpoint is for a group over several hosts; say how many with --nnodes.")
+        return None
+    if endpoint is None:
+        raise InputError(f"--nnodes {num} needs --rdzv-endpoint HOST:PORT, the same on every host, where they meet.")
+    if num_groups > 1:
+        raise InputError(f"--nnodes {num} makes one group over {num} hosts; leave out --groups.")
+    if not settings.redis_url:
+        raise InputError(f"--nnodes {num} needs a Redis that all {num} hosts reach; set SVDQ_REDIS_URL or --redis-url.")
+    host, colon, port = endpoint.rpartition(":")
+    if not colon:
+        host, port = endpoint, str(DEFAULT_PORT)
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise InputError(f"--rdzv-endpoint {endpoint!r} is not HOST:PORT, such as render1:{DEFAULT_PORT}.")
+    try:
+        own_address = facing(host.strip("[]"), int(port))
+        store_addresses = {info[4][0] for info in socket.getaddrinfo(host.strip("[]"), int(port))}
+    except OSError as error:
+        raise UnavailableError(f"There is no way to --rdzv-endpoint {endpoint} from here: {error}.") from error
+    keeps_store: bool | None = own_address in store_addresses
+    if ipaddress.ip_address(own_address).is_loopback:
+        # This host keeps the store, under the name by which the others call it; or all are this one, for a trial.
+        own_address, keeps_store = host, None
+    return Hosts(num=num, store_host=host, store_port=int(port), own_address=own_address, keeps_store=keeps_store)
