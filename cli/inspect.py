@@ -36,6 +36,9 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, object]]:
     notice = (model or {}).get("notice")
     rows: list[tuple[str, object]] = [("made by", f"svdq {record['svdq']}"), ("job", record.get("job_id", "?"))]
     rows.append(("model", f"{(model or {}).get('name', '?')}{f', {notice}' if notice else ''}"))
+    compute = (model or {}).get("compute")
+    if isinstance(compute, dict):
+        rows += [(f"compute {name}", _words(value)) for name, value in compute.items()]
     rows += [(name, _words(value)) for name, value in record["job"].items()]
     for title in ("seconds", "versions"):
         values = record.get(title)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from svdq.worker.launching.compute_options import compute_options, read
+
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
     from svdq.worker.launching.launch import LaunchOptions
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
 @click.option("--groups", type=click.IntRange(min=1), default=1, show_default=True, help="Groups that share the queue.")
-@click.option("--burst", is_flag=True, help="End when the queue is empty, and tell what it came to.")
-@click.option("--no-lock", is_flag=True, help="Start a burst although another one works on the same devices.")
 @click.option(
     "--nnodes",
     type=click.IntRange(min=1),
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 @click.option(
     "--rdzv-endpoint", metavar="HOST[:PORT]", help="Where these hosts meet: one of them, and a port there (29400)."
 )
+@click.option("--burst", is_flag=True, help="End when the queue is empty, and tell what it came to.")
+@click.option("--no-lock", is_flag=True, help="Start a burst although another one works on the same devices.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write what it came to as .json or .html as well.")
 @click.option("--until", metavar="HH:MM", help="Stop then: no video is begun that would not be done; the rest is kept.")
 @click.option(
@@ -44,6 +46,17 @@ if TYPE_CHECKING:
     help="Where half-done videos are kept, to go on with after a crash or a stop.",
 )
 @click.option("--warm", multiple=True, metavar="WxHxF", help="Shape to be ready for at once, such as 1024x576x25.")
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    help="What a rank's weights and activations may take, such as 24GB; videos that need more are refused "
+    "(SVDQ_MEMORY_LIMIT). Default: what its GPU has.",
+)
+@click.option(
+    "--fit-memory",
+    is_flag=True,
+    help="Change videos that need more in place of refusing them: a smaller decode_chunk_size, then fewer frames.",
+)
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",
@@ -60,6 +73,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How all that goes to stderr is written; json: an object a line.",
 )
+@compute_options
 @click.option("--model", help="preview, or a StableVideoDiffusionPipeline folder or hub id (SVDQ_MODEL).")
 @click.option("--redis-url", help="Redis server (SVDQ_REDIS_URL); default: the embedded one.")
 @click.option("--storage", help="Folder or URL for photos and videos (SVDQ_STORAGE).")
@@ -67,6 +81,7 @@ def worker(
     model: str | None,
     redis_url: str | None,
     storage: str | None,
+    memory_limit: str | None,
     no_lock: bool,
     report: Path | None,
     log_format: str,
@@ -82,22 +97,23 @@ def worker(
       svdq worker                          a rank for every GPU
       svdq worker --ranks 7 --device cpu   seven ranks on the processor
       svdq worker --groups 7 --ranks 1     seven workers of a whole video each
+      svdq worker --nnodes 2 --rdzv-endpoint render1   a part of a group over two hosts
       svdq worker --burst                  render what is queued, then end
       svdq worker --until 06:00            stop in the morning, keep what is half done
       svdq worker --burst --until 06:00 --report night.html
       svdq worker --metrics-port 9464 --log-format json
+      svdq worker --dtype bf16 --fused-qkv --channels-last --compile blocks
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     from svdq.producer.settings import Settings
     from svdq.worker.launching.launch import LaunchOptions
 
-    settings = Settings.load(model=model, redis_url=redis_url, storage=storage)
-    launch_options = LaunchOptions(**options, log_format=log_format)
+    settings = Settings.load(model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit)
+    launch_options = LaunchOptions(compute=read(options), **options, log_format=log_format)
     with _logging(log_format):
         code = _start(settings, launch_options, report, no_lock=no_lock)
     sys.exit(code)
 
 
-      svdq worker --nnodes 2 --rdzv-endpoint render1   a part of a group over two hosts
 @contextlib.contextmanager
 def _logging(log_format: str) -> Iterator[None]:
     """Set up what this process itself writes to stderr for a block, and in JSON what its children do."""
@@ -126,7 +142,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
 
     if report is not None:
         check_target(report, (".json", ".html"))
-    check_model(settings.model, on_gpus=options.device != "cpu" and num_gpus() > 0)
+    check_model(settings.model, on_gpus=options.device != "cpu" and num_gpus() > 0, dtype=options.compute.dtype)
     connect(settings).close()
     if not options.burst or no_lock:
         return _run(settings, options, report)

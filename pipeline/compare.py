@@ -22,6 +22,7 @@ from svdq.pipeline import photo
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Links, Place, build_stage, choose_device
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
+from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
@@ -79,20 +80,29 @@ class _FolderSink:
 
 
 def render(
-    model: str, image: Image.Image, videos: Sequence[VideoParameters], *, num_ranks: int, device: str = "cpu"
+    model: str,
+    image: Image.Image,
+    videos: Sequence[VideoParameters],
+    *,
+    num_ranks: int,
+    device: str = "cpu",
+    options: ComputeOptions = DEFAULTS,
 ) -> list[Frames]:
     """Render videos of one prepared photo with this pipeline, all in flight at once; frames (F, H, W, 3) of each."""
     assert all((video.width, video.height) == image.size for video in videos), "the photo is prepared for another size"
     with tempfile.TemporaryDirectory(prefix="svdq-compare-") as folder:
         image.save(Path(folder, "photo.png"))
         documents = [parameters.model_dump(mode="json") for parameters in videos]
-        spawn_ranks(num_ranks, _rank_main, model, folder, json.dumps(documents), device, device=device)
+        spawn_ranks(num_ranks, _rank_main, model, folder, json.dumps(documents), device, options, device=device)
         return [np.load(Path(folder, f"video-{number}.npy")) for number in range(len(videos))]
 
 
-def _rank_main(place: Place, links: Links, model_name: str, folder: str, documents: str, wanted_device: str) -> None:
-    device = choose_device(wanted_device, place)
-    model = open_model(model_name, Part.of_rank(place.rank, place.num_ranks), device, dtype_for(device))
+def _rank_main(
+    place: Place, links: Links, model_name: str, folder: str, documents: str, wanted: str, options: ComputeOptions
+) -> None:
+    device = choose_device(wanted, place)
+    parts = Part.of_rank(place.rank, place.num_ranks)
+    model = open_model(model_name, parts, device, dtype_of(options, device), options)
     image = Image.open(Path(folder, "photo.png"))
     requests = [
         Request(job_id=f"video-{number}", parameters=VideoParameters.model_validate(document), photo=image)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 import platformdirs
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, ByteSize, Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     max_attempts: int = Field(2, ge=1)
     #: Seconds that the first step of its kind may take before its rank counts as stalled and is restarted.
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
+    #: Bytes that a rank's weights and activations may take, such as 24GB; None: what its GPU has, on a CPU no limit.
+    memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
     #: Functions that jobs may name as RQ's callbacks, by their dotted names; in the environment separated by commas.
     callbacks: Annotated[tuple[str, ...], NoDecode] = ()
 

@@ -3,6 +3,7 @@
 `svdq worker` starts torchrun with this module; both ways take the same options and settings.
 """
 
+import json
 import logging
 import os
 import sys
@@ -16,7 +17,10 @@ import torch
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Place, build_stage, choose_device, join
-from svdq.pipeline.models.model import ModelInfo, Part, dtype_for, open_model
+from svdq.pipeline.models.compute import ComputeOptions, dtype_of
+from svdq.pipeline.models.compute_check import check
+from svdq.pipeline.models.memory_room import look
+from svdq.pipeline.models.model import ModelInfo, Part, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import usage_event
 from svdq.producer.queue import server_url
@@ -30,8 +34,10 @@ from svdq.worker.health.vitals import Vitals, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
+from svdq.worker.intake.memory import plan_of, start_estimates
 from svdq.worker.jobs.callbacks import Callbacks
-from svdq.worker.launching import rundir
+from svdq.worker.launching import compiling, rundir
+from svdq.worker.launching.compute_options import check_alike, compute_options, read
 from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
 from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
@@ -57,8 +63,10 @@ FLUSH_S = 10.0
 @click.option("--run-dir", type=click.Path(path_type=Path))
 @click.option("--checkpoints", type=click.Choice(["local", "storage", "off"]), default="local")
 @click.option("--until-s", type=float)
+@click.option("--fit-memory", is_flag=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("--group")
+@compute_options
 def main(run_dir: Path | None, log_format: str, group: str | None, **options: Any) -> None:
     """Be one rank of a group; normally started by `svdq worker`."""
     settings = Settings.load()
@@ -75,7 +83,7 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
     logging.getLogger().addHandler(log)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
-        _run(place, signals, breadcrumbs, settings, url, log, run_dir=run_dir, **options)
+        _run(place, signals, breadcrumbs, settings, url, log, read(options), run_dir=run_dir, **options)
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
@@ -94,6 +102,7 @@ def _run(
     settings: Settings,
     url: str,
     log: JobLogHandler,
+    compute: ComputeOptions,
     *,
     device: str,
     burst: bool,
@@ -102,6 +111,7 @@ def _run(
     run_dir: Path | None,
     checkpoints: str,
     until_s: float | None,
+    fit_memory: bool,
 ) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
@@ -109,24 +119,32 @@ def _run(
     if our_device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
+    if compute.compiled != "off":
+        compiling.prepare(settings.home, place.local_num_ranks)
+    check(compute, our_device)
     storage = Storage(settings.storage)
     parts = Part.of_rank(place.rank, place.num_ranks)
-    model = open_model(settings.model, parts, our_device, dtype_for(our_device))
+    dtype, limit = dtype_of(compute, our_device), settings.memory_limit
+    estimates = start_estimates(settings.model, dtype, our_device, compute, limit) if place.first else None
+    opening_since = time.perf_counter()
+    model = open_model(settings.model, parts, our_device, dtype, compute)
+    load_s = time.perf_counter() - opening_since
     if place.local_rank == 0 and not place.first:
         _count_crash_here(url, breadcrumbs)
     try:
-        links = join(place, our_device)
+        links = join(place, our_device, facts=json.dumps(look(our_device, limit) | {"compute": model.info.compute}))
     except OSError as error:
         # A neighbour has ended in the middle of the meeting: as likely as not all were told to stop.
         _lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
         os._exit(0)
-    vitals = Vitals(describe(place, our_device, model.info.name), our_device)
+    check_alike(links.facts)
+    vitals = Vitals(describe(place, our_device, model.info.name, load_s), our_device)
     tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
     monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, breadcrumbs)
     shelf = open_shelf(checkpoints, settings.home, storage)
     if shelf is not None:
         shelf = TallyingShelf(shelf, vitals.tallies)
-    codec = Codec(model=model.info.name, device=our_device)
+    codec = Codec(model=model.info.name, device=our_device, compute=model.info.compute)
     spool = Spool(shelf, codec) if shelf is not None else None
     outlet = Outlet(storage, model.info, tracer, fence=Fence(connect(url), signals.stopping)) if place.last else None
     intake = None
@@ -138,6 +156,7 @@ def _run(
             has_scheduler=run_dir is not None,
             callbacks=Callbacks(settings),
             max_pixels=settings.max_pixels,
+            memory=plan_of(links.facts, estimates, fit=fit_memory),
             max_attempts=settings.max_attempts,
             until_s=until_s,
             # One computed, one received and one sent by each rank, and those that are being written.
@@ -153,7 +172,12 @@ def _run(
         place=place,
         links=links,
         model=model,
-        monitor=Watchdog(monitor, place.rank, settings.stall_s, on_stall=lambda: _stalled(monitor, breadcrumbs)),
+        monitor=Watchdog(
+            monitor,
+            place.rank,
+            compiling.stall_s(settings.stall_s, compute),
+            on_stall=lambda: _stalled(monitor, breadcrumbs),
+        ),
         tracer=tracer,
         source=intake,
         sink=outlet,
@@ -174,6 +198,8 @@ def _run(
         spool.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
     if intake is not None:
         intake.close(put_back=stage.stopped)
+    if estimates is not None:
+        estimates.close()
     if stage.stopped and outlet is not None:
         outlet.wait(flush_until - time.monotonic())
     monitor.close()

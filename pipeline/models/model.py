@@ -5,7 +5,7 @@ A rank asks for the parts it needs and nothing else is loaded. Knows nothing of 
 
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 from svdq.pipeline.costs import Guess
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
@@ -52,6 +54,8 @@ class ModelInfo:
     notice: str
     #: Frames of a job that does not say how many.
     default_frames: int
+    #: How it computes, as it stands in sidecars and checkpoints: the dtype, and the options that are not the defaults.
+    compute: dict[str, Any] = field(default_factory=dict)
     #: What encode and decode cost before they are measured; by default as on an H100 at 576x1024x25.
     guess: Guess = field(default_factory=lambda: Guess(encode_steps=0.18, decode_steps=4.4))
 
@@ -102,15 +106,30 @@ class VideoModel(Protocol):
 
 def dtype_for(device: torch.device) -> torch.dtype:
     """Give the dtype that models run in: float32 on CPUs, where results equal diffusers' bit by bit; else float16."""
-    return torch.float32 if device.type == "cpu" else torch.float16
+    return dtype_of(DEFAULTS, device)
 
 
-def open_model(name: str, parts: Part, device: torch.device, dtype: torch.dtype) -> VideoModel:
+def open_model(
+    name: str, parts: Part, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
+) -> VideoModel:
     """Open a model: `preview`, `simulated[:key=value,…]`, or a diffusers folder or hub id.
 
+    Args:
+        name: of the model.
+        parts: what is loaded of it.
+        device: where to compute.
+        dtype: of weights and activations; goes before that of the options.
+        options: how its UNet computes.
+
     Raises:
-        InputError: there is no such model, or a part of it is missing.
+        InputError: there is no such model, a part of it is missing, or it has no UNet for the options.
     """
+    is_svd = name != "preview" and name.partition(":")[0] != "simulated"
+    if not is_svd and options != DEFAULTS:
+        raise InputError(
+            f"The model {name} has no UNet, so it cannot be run with {', '.join(sorted(options.changed()))}; "
+            "leave that out, or set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id."
+        )
     # Imported on demand: diffusers takes seconds, and a preview or simulated group needs none of it.
     if name == "preview":
         from svdq.pipeline.models.preview import PreviewModel
@@ -122,4 +141,4 @@ def open_model(name: str, parts: Part, device: torch.device, dtype: torch.dtype)
         return SimulatedModel.from_name(name, parts)
     from svdq.pipeline.models.svd import SvdModel
 
-    return SvdModel(name, parts, device, dtype)
+    return SvdModel(name, parts, device, dtype, options)

@@ -4,9 +4,9 @@ Wherever possible its methods are called rather than written again, so that the 
 name the lines of its `__call__` that the rest repeats. Knows nothing of ranks, and touches no network.
 """
 
+import copy
 import logging
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
+from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, apply
+from svdq.pipeline.models.memory_skeleton import SkeletonFolder
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
 from svdq.pipeline.models.model_index import UNET_DEFAULTS, is_untrained
+from svdq.pipeline.models.svd_denoiser import SvdDenoiser
 from svdq.pipeline.models.svd_folder import SvdFolder
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
@@ -27,40 +30,60 @@ logger = logging.getLogger(__name__)
 class SvdModel:
     """Any StableVideoDiffusionPipeline: a diffusers folder, or a hub id whose files are in the hub's cache."""
 
-    def __init__(self, name: str, parts: Part, device: torch.device, dtype: torch.dtype) -> None:
-        """Load the components that `parts` need.
+    def __init__(
+        self,
+        name: str,
+        parts: Part,
+        device: torch.device,
+        dtype: torch.dtype,
+        options: ComputeOptions = DEFAULTS,
+    ) -> None:
+        """Load the components that `parts` need, in `dtype`, which goes before that of the options.
 
         Raises:
             InputError: there is no such model, or a component is missing, broken or of another class.
         """
         started = time.perf_counter()
-        folder = SvdFolder.find(name, dtype)
+        # On the meta device nothing is computed, and no weights are needed.
+        folder = (SkeletonFolder if device.type == "meta" else SvdFolder).find(name, dtype)
         self._parts = parts
         self._device = device
         self._dtype = dtype
+        self._options = options
         self._pipeline = folder.load_pipeline(parts, dtype, device)
+        if self._pipeline.unet is not None:
+            apply(self._pipeline.unet, options)
+        #: A scheduler for each number of steps, to make those of samples from.
+        self._schedulers: dict[int, Any] = {}
         self._unet_config = UNET_DEFAULTS | folder.config("unet")
+        notices = ["tiny (untrained: shows noise)"] if is_untrained(folder.path) else []
+        notices += [f"approximate ({way})" for way in options.approximate]
         self._info = ModelInfo(
             name=name,
-            notice="tiny (untrained: shows noise)" if is_untrained(folder.path) else "",
+            notice=", ".join(notices),
             default_frames=int(self._unet_config["num_frames"]),
+            compute=options.changed() | {"dtype": str(dtype).removeprefix("torch.")},
         )
-        #: Seconds that opening it took.
-        self.load_s = time.perf_counter() - started
         loaded = ", ".join(str(part.name).lower() for part in parts)
-        logger.info("Loaded %s (%s) in %.1f s.", name, loaded, self.load_s)
+        logger.info("Loaded %s (%s) in %.1f s.", name, loaded, time.perf_counter() - started)
 
     @property
     def info(self) -> ModelInfo:
         """What this model is."""
         return self._info
 
+    @property
+    def pipeline(self) -> Any:
+        """The diffusers pipeline with the components that were asked for."""
+        return self._pipeline
+
     def warm_up(self, parameters: VideoParameters) -> None:
         """Run each part once on a gray photo, so that the first video does not pay for compiling and choosing kernels.
 
-        On a CPU there is nothing to warm up that would be worth a step.
+        On a CPU nothing but compiling is worth a step.
         """
-        if self._device.type == "cpu":
+        on_cpu = self._device.type == "cpu"
+        if on_cpu and self._options.compiled == "off":
             return
         shape = (1, parameters.num_frames, 4, parameters.height // 8, parameters.width // 8)
         tensors: dict[str, Tensor] = {
@@ -69,11 +92,11 @@ class SvdModel:
             "latents": torch.zeros(shape),
         }
         tensors = {name: tensor.to(self._device, self._dtype) for name, tensor in tensors.items()}
-        if Part.ENCODER in self._parts:
+        if Part.ENCODER in self._parts and not on_cpu:
             self.encode(PIL.Image.new("RGB", (parameters.width, parameters.height), "gray"), parameters)
         if Part.DENOISER in self._parts:
             self.denoiser(tensors, parameters).step(tensors["latents"], 0)
-        if Part.DECODER in self._parts:
+        if Part.DECODER in self._parts and not on_cpu:
             self.decode(tensors, parameters, parameters.decode_chunk_size or parameters.num_frames)
 
     @torch.inference_mode()
@@ -123,7 +146,7 @@ class SvdModel:
         }
 
     @torch.inference_mode()
-    def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> "SvdDenoiser":
+    def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> SvdDenoiser:
         """Prepare the denoising of one sample, with a scheduler of its own, from any step on."""
         assert Part.DENOISER in self._parts
         # (3), (4) With guidance the batch is [unconditional: zeros, conditional].
@@ -132,6 +155,9 @@ class SvdModel:
         if parameters.guided:
             image_embedding = torch.cat([torch.zeros_like(image_embedding), image_embedding])
             image_latents = torch.cat([torch.zeros_like(image_latents), image_latents])
+        else:
+            # Made here like all else: what was received is another kind of tensor to the compiler.
+            image_embedding = image_embedding.clone()
         dtype = image_embedding.dtype
         # (5) Stable Video Diffusion was conditioned on fps - 1.
         added_time_ids = self._pipeline._get_add_time_ids(
@@ -147,17 +173,27 @@ class SvdModel:
         guidance_scale = torch.linspace(
             parameters.min_guidance_scale, parameters.max_guidance_scale, parameters.num_frames
         )
-        scheduler = type(self._pipeline.scheduler).from_config(self._pipeline.scheduler.config)
-        scheduler.set_timesteps(parameters.steps, device=self._device)
         return SvdDenoiser(
             unet=self._pipeline.unet,
-            scheduler=scheduler,
+            scheduler=self._scheduler(parameters.steps),
             image_embedding=image_embedding,
             image_latents=image_latents.unsqueeze(1).repeat(1, parameters.num_frames, 1, 1, 1),
             added_time_ids=added_time_ids.to(self._device),
             guidance_scale=guidance_scale.to(self._device, dtype)[None, :, None, None, None],
             guided=parameters.guided,
         )
+
+    def _scheduler(self, steps: int) -> Any:
+        """Make a scheduler that counts by itself; all of one number of steps share their tables, which never change.
+
+        Setting timesteps reads every sigma back from the device, so it is done once.
+        """
+        scheduler = self._schedulers.get(steps)
+        if scheduler is None:
+            scheduler = type(self._pipeline.scheduler).from_config(self._pipeline.scheduler.config)
+            scheduler.set_timesteps(steps, device=self._device)
+            self._schedulers[steps] = scheduler
+        return copy.copy(scheduler)
 
     @torch.inference_mode()
     def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
@@ -175,49 +211,3 @@ class SvdModel:
             )
         images = self._pipeline.video_processor.postprocess_video(frames, output_type="pil")[0]
         return np.stack([np.asarray(image) for image in images])
-
-
-@dataclass(kw_only=True)
-class SvdDenoiser:
-    """The denoising of one sample: (9) of diffusers' `__call__`. B is 2 with guidance and 1 without."""
-
-    #: UNetSpatioTemporalConditionModel, shared by all samples: it keeps no state.
-    unet: Any
-    #: EulerDiscreteScheduler of this sample alone: it counts steps.
-    scheduler: Any
-    #: (B, 1, E)
-    image_embedding: Tensor
-    #: (B, F, 4, H/8, W/8)
-    image_latents: Tensor
-    #: (B, 3): fps - 1, motion_bucket_id, noise_aug_strength.
-    added_time_ids: Tensor
-    #: (1, F, 1, 1, 1)
-    guidance_scale: Tensor
-    #: Whether guidance is on.
-    guided: bool
-
-    @torch.inference_mode()
-    def step(self, latents: Tensor, index: int) -> Tensor:
-        """Do step `index`: latents (1, F, 4, H/8, W/8) in, the same shape and dtype out."""
-        scheduler = self.scheduler
-        if scheduler.step_index != index:
-            # The first step of this range of steps: the scheduler counts on from here.
-            scheduler.set_begin_index(index)
-            scheduler._step_index = None
-        timestep = scheduler.timesteps[index]
-        model_input = torch.cat([latents] * 2) if self.guided else latents
-        model_input = scheduler.scale_model_input(model_input, timestep)
-        # Concatenated over channels: (B, F, 8, H/8, W/8)
-        model_input = torch.cat([model_input, self.image_latents], dim=2)
-        noise_pred = self.unet(
-            model_input,
-            timestep,
-            encoder_hidden_states=self.image_embedding,
-            added_time_ids=self.added_time_ids,
-            return_dict=False,
-        )[0]
-        if self.guided:
-            unconditional, conditional = noise_pred.chunk(2)
-            noise_pred = unconditional + self.guidance_scale * (conditional - unconditional)
-        previous: Tensor = scheduler.step(noise_pred, timestep, latents, return_dict=False)[0]
-        return previous

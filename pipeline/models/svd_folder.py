@@ -3,6 +3,7 @@
 Weights are read from safetensors only, never from pickles, and nothing here causes network traffic.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +11,7 @@ from typing import Any, Self
 import torch
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute import DTYPES, WEIGHTS
 from svdq.pipeline.models.folder_check import check_folder, variants
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.model import Part
@@ -115,10 +117,8 @@ class SvdFolder:
 
 def acceptable(dtype: torch.dtype) -> tuple[bool, ...]:
     """Give the weights that do for a dtype, the best first: True for half precision ones, False for the full ones."""
-    if dtype == torch.float16:
-        return (True, False)
-    # bfloat16 keeps the range of the full weights; float32 promises diffusers' bits, and nothing may be rounded.
-    return (False, True) if dtype == torch.bfloat16 else (False,)
+    name = str(dtype).removeprefix("torch.")
+    return WEIGHTS[next(short for short, long in DTYPES.items() if long == name)]
 
 
 def be_quiet() -> None:
@@ -129,6 +129,9 @@ def be_quiet() -> None:
     for library in (diffusers.utils.logging, transformers.utils.logging):
         library.set_verbosity_error()
         library.disable_progress_bar()
+    # Where torchao is installed, diffusers imports it: it tells of each of its parts for GPUs that does not fit.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _first_line(error: Exception) -> str:

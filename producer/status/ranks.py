@@ -105,8 +105,9 @@ class RankStatus(_Record):
     device: str
     #: The GPU's own name, or "".
     device_name: str = ""
-    #: Name of the model.
+    #: Name of the model, and the seconds that opening this rank's part of it took.
     model: str
+    load_s: float = 0.0
     #: Seconds since the epoch: when it was ready, and when it wrote this.
     started_at: float
     at: float

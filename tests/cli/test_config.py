@@ -28,6 +28,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "max_pixels": {"value": 1000, "source": "SVDQ_MAX_PIXELS"},
         "max_attempts": {"value": 5, "source": str(home / "svdq.toml")},
         "stall_s": {"value": 90.0, "source": str(Path("svdq.toml").absolute())},
+        "memory_limit": {"value": None, "source": "default"},
         "callbacks": {"value": [], "source": "default"},
     }
 

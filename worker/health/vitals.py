@@ -137,8 +137,8 @@ class Vitals:
         }
 
 
-def describe(place: Place, device: torch.device, model_name: str) -> RankStatus:
-    """Make the record of this process with all that never changes."""
+def describe(place: Place, device: torch.device, model_name: str, load_s: float = 0.0) -> RankStatus:
+    """Make the record of this process with all that never changes; opening the model took `load_s` seconds."""
     now = time.time()
     return RankStatus(
         group=identity.group_name(on_one_host=place.local_num_ranks == place.num_ranks),
@@ -149,6 +149,7 @@ def describe(place: Place, device: torch.device, model_name: str) -> RankStatus:
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         model=model_name,
+        load_s=round(load_s, 3),
         started_at=now,
         at=now,
         life=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),

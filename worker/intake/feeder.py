@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.models.memory_plan import MemoryPlan
 from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer.queue import read_job
 from svdq.worker.intake.preparing import Prepared, Preparer
@@ -46,6 +47,8 @@ class IntakeOptions:
     max_pixels: int = 100_000_000
     #: Seconds since the epoch at which the group will be stopped: no video is begun that would not be done by then.
     until_s: float | None = None
+    #: Says which videos fit into memory; None lets all through.
+    memory: MemoryPlan | None = None
     #: Times that a job may end its rank before it is set aside.
     max_attempts: int = 2
     #: Jobs in flight at once, at most. What waits between ranks is bounded in bytes, by sockets; small samples would
@@ -218,9 +221,11 @@ class Feeder:
             resume = resumed(resume, int(flight.rq_job.meta.get("step", 0)))
             logger.info("Job %s goes on from step %d of %d.", job_id, resume.step, job.steps)
         ticket = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
+        if prepared.adjusted:
+            ticket["adjusted"] = prepared.adjusted
         return Request(
             job_id=job_id,
-            parameters=self._preparer.parameters(job),
+            parameters=prepared.parameters,
             photo=prepared.photo,
             resume=resume,
             ticket=ticket | execution_ticket(flight.queue.started_job_registry.key, flight.execution.composite_key),

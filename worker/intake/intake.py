@@ -70,7 +70,7 @@ class Intake:
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._reporter = Reporter(self._worker, on_ended=self._forget)
         self._wake = threading.Event()
-        self._preparer = Preparer(storage, model, options.max_pixels, archive)
+        self._preparer = Preparer(storage, model, options.max_pixels, archive, options.memory)
         self._feeder = Feeder(
             self._worker, self._reporter, self._preparer, options, archive, self._wake, self._take_back_unknown
         )

@@ -3,8 +3,9 @@
 Runs in a thread beside everything else, ahead of need. Knows no queue.
 """
 
+import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL.Image import Image
 
 from svdq.pipeline import photo
 from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.models.memory_plan import Admitted, MemoryPlan
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
@@ -22,6 +24,8 @@ from svdq.worker.output.finished import job_as_used, recognise
 from svdq.worker.output.patience import FIRST_DELAY_S, Patience
 from svdq.worker.recovery.checkpoints import Archive
 
+logger = logging.getLogger(__name__)
+
 #: Seconds for which a photo may be refused by a storage that can be used otherwise, before its job fails: an object
 #: store is back by then, and one photo that nobody may read does not hold up the rest for the night.
 PHOTO_PATIENCE_S = 300.0
@@ -29,7 +33,7 @@ PHOTO_PATIENCE_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What there is of a job: one of the three."""
+    """What there is of a job: one of the first three, and how its video is made."""
 
     #: The photo at its video's size.
     photo: Image | None = None
@@ -37,6 +41,10 @@ class Prepared:
     resume: Sample | None = None
     #: Its result, when it is finished.
     result: dict[str, Any] | None = None
+    #: All that it leaves open filled in.
+    parameters: VideoParameters
+    #: What was changed to make it fit into memory, in words; "" for nothing.
+    adjusted: str = ""
 
 
 class Preparer:
@@ -48,6 +56,7 @@ class Preparer:
         model: ModelInfo,
         max_pixels: int,
         archive: Archive | None,
+        memory: MemoryPlan | None = None,
         *,
         first_delay_s: float = FIRST_DELAY_S,
         photo_patience_s: float = PHOTO_PATIENCE_S,
@@ -59,6 +68,7 @@ class Preparer:
             model: what videos are made with; says what jobs leave open.
             max_pixels: photos with more are refused.
             archive: where checkpoints are found; None where there are none.
+            memory: says which videos fit; None lets all through.
             first_delay_s: how long to wait when the storage refuses for the first time.
             photo_patience_s: how long a storage that can be used otherwise may refuse a photo.
         """
@@ -66,44 +76,39 @@ class Preparer:
         self._model = model
         self._max_pixels = max_pixels
         self._archive = archive
+        self._memory = memory
         self._photo_patience_s = photo_patience_s
         self._patience = Patience("No video is begun", first_delay_s=first_delay_s)
         #: The job that is insisted on, and the one that nobody wants any more.
         self._insisting = self._unwanted = ""
 
-    def parameters(self, job: Job) -> VideoParameters:
-        """Fill in what a job leaves open."""
-        parameters = job.parameters
-        if parameters.frames is None:
-            parameters = parameters.model_copy(update={"frames": self._model.default_frames})
-        if parameters.decode_chunk_size is None:
-            parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
-        return parameters
-
     def prepare(self, job_id: str, job: Job) -> Prepared:
         """Look for files, checkpoint and photo, in this order; waits while the storage cannot be used.
 
         Raises:
-            SvdqError: the photo cannot be used.
+            SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnwantedError: `abandon` was called.
             GaveUpError: `stop` was called.
         """
         self._insisting, self._unwanted = job_id, ""
-        refusals = _Refusals(self._photo_patience_s)
+        admitted = self._admit(job)
+        find = partial(self._find, job_id, job, admitted.parameters, _Refusals(self._photo_patience_s))
         try:
-            found = self._patience.insist(partial(self._find, job_id, job, refusals), lambda: self._unwanted != job_id)
+            found = self._patience.insist(find, lambda: self._unwanted != job_id)
         except UnavailableError as error:
             raise SvdqError(str(error)) from error  # no patience mends it
-        return self._decoded(found, job)
+        return replace(self._decoded(found, job, admitted.parameters), adjusted=admitted.adjusted)
 
     def prepare_ahead(self, job_id: str, job: Job) -> Prepared:
         """Do the same for a job that may never be taken: once.
 
         Raises:
-            SvdqError: the photo cannot be used.
+            SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
-        return self._decoded(self._find(job_id, job, _Refusals(self._photo_patience_s)), job)
+        admitted = self._admit(job)
+        found = self._find(job_id, job, admitted.parameters, _Refusals(self._photo_patience_s))
+        return replace(self._decoded(found, job, admitted.parameters), adjusted=admitted.adjusted)
 
     @property
     def trouble(self) -> Trouble | None:
@@ -120,21 +125,41 @@ class Preparer:
         """Wait for the storage no longer; from any thread."""
         self._patience.stop()
 
-    def _find(self, job_id: str, job: Job, refusals: "_Refusals") -> Prepared | bytes:
+    def _admit(self, job: Job) -> Admitted:
+        """Fill in what a job leaves open, and see to it that its video fits into memory.
+
+        Raises:
+            SvdqError: it does not fit.
+        """
+        parameters = job.parameters
+        if parameters.frames is None:
+            parameters = parameters.model_copy(update={"frames": self._model.default_frames})
+        if self._memory is not None:
+            try:
+                return self._memory.admit(parameters)
+            except UnavailableError as error:
+                if not self._patience.stopped:
+                    logger.warning("%s From now on nobody looks whether videos fit into memory.", error)
+                self._memory = None
+        if parameters.decode_chunk_size is None:
+            parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
+        return Admitted(parameters=parameters)
+
+    def _find(self, job_id: str, job: Job, parameters: VideoParameters, refusals: "_Refusals") -> Prepared | bytes:
         """Look once for all that is in the storage; a photo comes as its file's bytes."""
-        parameters = self.parameters(job)
         result = recognise(self._storage, self._model, job_as_used(parameters, job.model_dump()), job_id)
         if result is not None:
-            return Prepared(result=result)
+            return Prepared(result=result, parameters=parameters)
         resume = self._archive.furthest(job_id, parameters) if self._archive is not None else None
         if resume is not None:
-            return Prepared(resume=resume)
+            return Prepared(resume=resume, parameters=parameters)
         return self._read(job.image, refusals)
 
-    def _decoded(self, found: Prepared | bytes, job: Job) -> Prepared:
+    def _decoded(self, found: Prepared | bytes, job: Job, parameters: VideoParameters) -> Prepared:
         if isinstance(found, Prepared):
             return found
-        return Prepared(photo=photo.prepare(photo.load(found, self._max_pixels), job.width, job.height, job.fit))
+        image = photo.prepare(photo.load(found, self._max_pixels), job.width, job.height, job.fit)
+        return Prepared(photo=image, parameters=parameters)
 
     def _read(self, key: str, refusals: "_Refusals") -> bytes:
         try:

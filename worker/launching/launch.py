@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute import DEFAULTS, WEIGHTS, ComputeOptions
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.parameters import VideoParameters
@@ -29,10 +30,11 @@ from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
+from svdq.worker.launching.compute_options import as_arguments
 from svdq.worker.launching.group_process import GroupProcess
+from svdq.worker.launching.hosts import read_hosts
 from svdq.worker.launching.scheduler_process import SchedulerProcess
 
-from svdq.worker.launching.hosts import read_hosts
 if TYPE_CHECKING:
     from svdq.worker.metrics.endpoint import MetricsEndpoint
 
@@ -54,11 +56,11 @@ class LaunchOptions:
     ranks: int | None = None
     #: Number of groups that share the queue.
     groups: int = 1
-    #: auto, cpu or cuda.
-    device: str = "auto"
     #: Over how many hosts the group is, and HOST:PORT where they meet; this launcher has the ranks of its own.
     nnodes: int = 1
     rdzv_endpoint: str | None = None
+    #: auto, cpu or cuda.
+    device: str = "auto"
     #: End when the queue is empty.
     burst: bool = False
     #: Where half-done videos are kept: local, storage or off.
@@ -72,8 +74,12 @@ class LaunchOptions:
     #: Port and address of this machine where metrics are served; None: they are not.
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
+    #: Change videos that do not fit into memory, in place of refusing them.
+    fit_memory: bool = False
     #: How the ranks log: text or json.
     log_format: str = "text"
+    #: How the UNet computes, the same on all ranks.
+    compute: ComputeOptions = DEFAULTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +121,16 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
     for shape in options.warm:
         VideoParameters.of_shape(shape)
+    hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
     # GPUs are shared out among the groups.
     ranks = options.ranks or (max(1, gpus // options.groups) if gpus else DEFAULT_CPU_RANKS)
     arguments = ["--device", options.device]
     arguments += ["--checkpoints", options.checkpoints]
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
-    hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
     arguments += ["--trace"] if options.trace is not None else []
-    arguments += ["--log-format", options.log_format]
+    arguments += ["--fit-memory"] if options.fit_memory else []
+    arguments += ["--log-format", options.log_format, *as_arguments(options.compute)]
     for shape in options.warm:
         arguments += ["--warm", shape]
     with (
@@ -235,16 +242,17 @@ class _Watch:
         self._kill_at = self._kill_at or time.monotonic() + STOP_S
 
 
-def check_model(name: str, *, on_gpus: bool | None = None) -> None:
+def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> None:
     """Check before seven ranks start that a model is on this machine and whole, as far as that is seen without torch.
 
     Args:
         name: as in SVDQ_MODEL.
         on_gpus: whether the ranks compute on GPUs, for which half precision weights do; None when it is not known.
+        dtype: what they are told to compute in, as in `ComputeOptions`.
 
     Raises:
         InputError: it is not.
     """
     if name != "preview" and name.partition(":")[0] != "simulated":
-        half = None if on_gpus is None else (True, False) if on_gpus else (False,)
+        half = WEIGHTS.get(dtype, None if on_gpus is None else WEIGHTS["fp16" if on_gpus else "fp32"])
         check_folder(find_folder(name), name, half=half)

@@ -38,7 +38,8 @@ def job_as_used(parameters: VideoParameters, ticket: Mapping[str, Any]) -> Job:
 
 def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Make the result of a job, as Redis keeps it, from its account."""
-    return {"outputs": document["outputs"], "used": document["job"], "notice": document["model"]["notice"]}
+    notices = (document["model"]["notice"], document.get("adjusted"))
+    return {"outputs": document["outputs"], "used": document["job"], "notice": ", ".join(filter(None, notices))}
 
 
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:

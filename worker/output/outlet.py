@@ -143,10 +143,13 @@ class Outlet:
             "svdq": self._versions["svdq"],
             "job_id": sample.job_id,
             "job": job.model_dump(mode="json"),
-            "model": {"name": self._model.name, "notice": self._model.notice},
+            "model": {"name": self._model.name, "notice": self._model.notice}
+            | ({"compute": self._model.compute} if self._model.compute else {}),
             "versions": self._versions,
             "outputs": [self._storage.location(key) for key in keys.values()],
         }
+        if "adjusted" in sample.ticket:
+            document["adjusted"] = sample.ticket["adjusted"]
         # Videos are passed on: where they lay on this machine is nobody else's business.
         comment = json.dumps({name: value for name, value in document.items() if name != "outputs"}, ensure_ascii=False)
         with self._storage.staging() as staging:

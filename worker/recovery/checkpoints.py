@@ -1,8 +1,8 @@
 """Keeps videos that are half done, so that a job that is taken again goes on where it was. Knows no Redis.
 
 A checkpoint is what travels between ranks, in a safetensors file: the tensors as they are, and in its metadata the
-JSON of `message.sample_body` with the model and the kind of device, both of which decide the bits. It is written
-beside the stage loop, by a thread that never has more than a few samples to hold.
+JSON of `message.sample_body` with the model, the kind of device and how it computes, all of which decide the bits. It
+is written beside the stage loop, by a thread that never has more than a few samples to hold.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import safetensors.torch
@@ -46,18 +46,22 @@ class Codec:
     model: str
     #: Where tensors are wanted.
     device: torch.device
+    #: How the model computes: `ModelInfo.compute`.
+    compute: dict[str, Any] = field(default_factory=dict)
 
     def encode(self, sample: Sample) -> bytes:
         """Write a sample; its tensors are copied to the host."""
-        document = {"model": self.model, "device": self.device.type, "sample": sample_body(sample)}
+        how = {"model": self.model, "device": self.device.type, "compute": self.compute}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sample.tensors.items()}
-        return safetensors.torch.save(tensors, {"svdq": json.dumps(document, allow_nan=False)})
+        return safetensors.torch.save(
+            tensors, {"svdq": json.dumps(how | {"sample": sample_body(sample)}, allow_nan=False)}
+        )
 
     def decode(self, data: bytes, job_id: str, parameters: VideoParameters) -> Sample:
         """Read a sample of a job.
 
         Raises:
-            ValueError: it is not one, or was made by another model, with other parameters or on another device.
+            ValueError: it is not one, or was made by another model, with other parameters or in another way.
         """
         try:
             length = int.from_bytes(data[:8], "little")
@@ -69,9 +73,15 @@ class Codec:
         made_with = (document["model"], document["device"], sample.job_id, sample.parameters)
         if made_with != (self.model, self.device.type, job_id, parameters):
             raise ValueError("it was made by another model, with other parameters or on another kind of device")
+        if (before := document.get("compute")) != self.compute:
+            raise ValueError(f"it was computed with {_words(before)}, and now it is {_words(self.compute)}")
         if sample.ended or "latents" not in sample.tensors or not 0 <= sample.step <= parameters.steps:
             raise ValueError("it holds nothing to go on with")
         return sample
+
+
+def _words(compute: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (compute or {}).items()) or "no options"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,214 @@
+"""How a rank computes: the options that make a UNet faster or smaller, and what each does to it. Knows no videos.
+
+All but the approximate ones change a result by rounding only. Nothing is imported here that takes time: the command
+line reads its names from this module, so torch is imported where it is used.
+"""
+
+import functools
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from svdq.pipeline.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+#: Types to compute in, by the names of options; torch's name of each.
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+#: Weights that do for each, the best first: True for half precision ones, False for the full ones. bfloat16 keeps the
+#: range of the full weights; float32 promises diffusers' bits, and nothing may be rounded.
+WEIGHTS = {"fp32": (False,), "fp16": (True, False), "bf16": (False, True)}
+#: Back ends of scaled dot-product attention; torch's name of each.
+ATTENTION = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+#: What can be compiled.
+COMPILED = ("off", "blocks", "whole")
+#: The ways that change results by more than rounding.
+APPROXIMATE = ("int8",)
+#: The blocks that a UNet repeats, compiled one by one: much quicker than the whole, for nearly the same gain.
+BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock")
+#: What compiles: torch's inductor, which writes C++ for processors and Triton for GPUs.
+BACKEND: Any = "inductor"
+#: Compiled forms that torch keeps of one function: shapes of videos times kinds of a block, with room to spare.
+MAX_COMPILED = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions:
+    """How a UNet computes. The defaults are diffusers' own."""
+
+    #: Type of weights and activations: auto (float32 on processors, float16 on GPUs), fp32, fp16 or bf16.
+    dtype: str = "auto"
+    #: Back end of scaled dot-product attention: auto (torch chooses), flash, efficient, cudnn or math.
+    attention: str = "auto"
+    #: Weights of convolutions with the channels last in memory.
+    channels_last: bool = False
+    #: Query, key and value of an attention from one matrix product.
+    fused_qkv: bool = False
+    #: Feed-forward layers a frame at a time: less memory, more time.
+    forward_chunking: bool = False
+    #: What torch.compile compiles: off, blocks or whole.
+    compiled: str = "off"
+    #: Ways that change results by more than rounding, of APPROXIMATE.
+    approximate: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("dtype", self.dtype, ("auto", *DTYPES)),
+            ("attention", self.attention, ("auto", *ATTENTION)),
+            ("compiled", self.compiled, COMPILED),
+            *(("approximate", value, APPROXIMATE) for value in self.approximate),
+        ):
+            if value not in allowed:
+                raise InputError(f"There is no {name} {value!r}; choose one of {', '.join(allowed)}.")
+
+    def changed(self) -> dict[str, Any]:
+        """Give the options that differ from the defaults, by name, as they stand in JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value != getattr(type(self), name)
+        }
+
+
+#: diffusers' own way.
+DEFAULTS = ComputeOptions()
+#: What `svdq bench unet` measures, by name; diffusers as it is comes first, since all others are compared with it.
+VARIANTS = {
+    "eager": DEFAULTS,
+    "channels-last": ComputeOptions(channels_last=True),
+    "fused-qkv": ComputeOptions(fused_qkv=True),
+    "forward-chunking": ComputeOptions(forward_chunking=True),
+    **{name: ComputeOptions(attention=name) for name in ATTENTION},
+    "compiled-blocks": ComputeOptions(compiled="blocks"),
+    "compiled": ComputeOptions(compiled="whole"),
+    "together": ComputeOptions(channels_last=True, fused_qkv=True, compiled="blocks"),
+    **{name: ComputeOptions(approximate=(name,)) for name in APPROXIMATE},
+}
+
+
+def dtype_of(options: ComputeOptions, device: "torch.device") -> "torch.dtype":
+    """Give the dtype to compute in; auto is float32 on processors, where results equal diffusers', else float16."""
+    import torch
+
+    name = options.dtype
+    if name == "auto":
+        name = "fp32" if device.type == "cpu" else "fp16"
+    dtype: torch.dtype = getattr(torch, DTYPES[name])
+    return dtype
+
+
+def apply(unet: Any, options: ComputeOptions) -> Any:
+    """Change a UNet, which has its dtype and device already, to compute as the options say, and return it.
+
+    Raises:
+        InputError: a package is missing.
+    """
+    if options.fused_qkv:
+        _fuse_qkv(unet)
+    if "int8" in options.approximate:
+        _to_int8(unet)
+    if options.channels_last:
+        _channels_last(unet)
+    if options.forward_chunking:
+        # Spatial blocks a frame at a time; temporal ones go along the frames whatever is asked for.
+        unet.enable_forward_chunking(chunk_size=1, dim=0)
+    if options.compiled != "off":
+        _compile(unet, options.compiled)
+    if options.attention != "auto":
+        _attend_by(unet, options.attention)
+    return unet
+
+
+def weight_bytes(unet: Any) -> int:
+    """Count the bytes of all weights, quantised ones as they are stored."""
+    total = 0
+    for weight in unet.parameters():
+        # A quantised weight calls itself float, and is made of several tensors.
+        parts = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
+        total += sum(getattr(weight, part).nbytes for part in parts) if parts else weight.nbytes
+    return total
+
+
+def _fuse_qkv(unet: Any) -> None:
+    """Fuse projections; diffusers' `fuse_qkv_projections` passes over this UNet's kind of attention."""
+    from diffusers.models.attention_processor import Attention, FusedAttnProcessor2_0
+
+    attentions: list[Any] = [module for module in unet.modules() if isinstance(module, Attention)]
+    for attention in attentions:
+        attention.fuse_projections(fuse=True)
+        # What is fused is there twice now.
+        attention.to_k = attention.to_v = None
+        if not attention.is_cross_attention:
+            attention.to_q = None
+    unet.set_attn_processor(FusedAttnProcessor2_0())
+
+
+def _to_int8(unet: Any) -> None:
+    """Keep the weights of linear layers as int8, with a scale for each row; what is computed keeps its dtype."""
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    except ImportError as error:
+        raise InputError("--approximate int8 needs the package torchao; pip install 'svdq[approximate]'.") from error
+    quantize_(unet, Int8WeightOnlyConfig())
+
+
+def _channels_last(unet: Any) -> None:
+    import torch
+
+    for module in unet.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.weight.data = module.weight.data.to(memory_format=torch.channels_last)
+        elif isinstance(module, torch.nn.Conv3d):
+            module.weight.data = module.weight.data.to(memory_format=torch.channels_last_3d)
+
+
+def _compile(unet: Any, what: str) -> None:
+    """Have the blocks or the whole compiled when they are first used with a shape, and for each further shape anew."""
+    import torch
+    import torch._dynamo.config as dynamo_config
+    import torch._inductor.config as inductor_config
+
+    # All blocks of a class share torch's count of shapes; at 8, its default, the second size of video would fail.
+    dynamo_config.recompile_limit = MAX_COMPILED
+    dynamo_config.accumulated_recompile_limit = MAX_COMPILED
+    # Kernels chosen by timing them would differ between ranks, and with them the last bits. Older torch cannot.
+    if hasattr(inductor_config, "deterministic"):
+        inductor_config.deterministic = True
+    how = {"fullgraph": True, "dynamic": False, "backend": BACKEND}
+    if what == "whole":
+        unet.forward = torch.compile(unet.forward, **how)
+        return
+    for module in unet.modules():
+        if type(module).__name__ in BLOCKS:
+            module.compile(**how)
+
+
+def attention_backends(name: str) -> list[Any]:
+    """Give torch's back ends for the name of one, the first to be preferred.
+
+    cuDNN refuses a single key, and the image embedding is one: that attention is left to plain products.
+    """
+    from torch.nn.attention import SDPBackend
+
+    names = (ATTENTION[name], "MATH") if name == "cudnn" else (ATTENTION[name],)
+    return [getattr(SDPBackend, each) for each in names]
+
+
+def _attend_by(unet: Any, name: str) -> None:
+    """Let no other back end do attention while this UNet computes."""
+    from torch.nn.attention import sdpa_kernel
+
+    backends, forward = attention_backends(name), unet.forward
+
+    @functools.wraps(forward)
+    def attending(*args: Any, **kwargs: Any) -> Any:
+        with sdpa_kernel(backends, set_priority=True):
+            return forward(*args, **kwargs)
+
+    unet.forward = attending

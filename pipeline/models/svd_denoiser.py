@@ -1,0 +1,57 @@
+"""The denoising loop of StableVideoDiffusionPipeline for one sample, a step at a time. Knows no weights and no files.
+
+Nothing in a step reads a value back from the device: a GPU never waits for the host. diffusers' scheduler keeps its
+sigmas on the host for that, and counts steps itself once it was told the first.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(kw_only=True)
+class SvdDenoiser:
+    """The denoising of one sample: (9) of diffusers' `__call__`. B is 2 with guidance and 1 without."""
+
+    #: UNetSpatioTemporalConditionModel, shared by all samples: it keeps no state.
+    unet: Any
+    #: EulerDiscreteScheduler of this sample alone: it counts steps.
+    scheduler: Any
+    #: (B, 1, E)
+    image_embedding: Tensor
+    #: (B, F, 4, H/8, W/8)
+    image_latents: Tensor
+    #: (B, 3): fps - 1, motion_bucket_id, noise_aug_strength.
+    added_time_ids: Tensor
+    #: (1, F, 1, 1, 1)
+    guidance_scale: Tensor
+    #: Whether guidance is on.
+    guided: bool
+
+    @torch.inference_mode()
+    def step(self, latents: Tensor, index: int) -> Tensor:
+        """Do step `index`: latents (1, F, 4, H/8, W/8) in, the same shape and dtype out."""
+        scheduler = self.scheduler
+        if scheduler.step_index != index:
+            # The first step of this range of steps: the scheduler counts on from here.
+            scheduler.set_begin_index(index)
+            scheduler._step_index = None
+        timestep = scheduler.timesteps[index]
+        model_input = torch.cat([latents] * 2) if self.guided else latents
+        model_input = scheduler.scale_model_input(model_input, timestep)
+        # Concatenated over channels: (B, F, 8, H/8, W/8)
+        model_input = torch.cat([model_input, self.image_latents], dim=2)
+        noise_pred = self.unet(
+            model_input,
+            timestep,
+            encoder_hidden_states=self.image_embedding,
+            added_time_ids=self.added_time_ids,
+            return_dict=False,
+        )[0]
+        if self.guided:
+            unconditional, conditional = noise_pred.chunk(2)
+            noise_pred = unconditional + self.guidance_scale * (conditional - unconditional)
+        previous: Tensor = scheduler.step(noise_pred, timestep, latents, return_dict=False)[0]
+        return previous

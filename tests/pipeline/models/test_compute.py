@@ -1,0 +1,250 @@
+"""The options of computing: what each changes in the result, that ranks agree, and that compiling serves all videos."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from svdq.pipeline import compare
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models import compute
+from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.model import Part, open_model
+from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.photo import prepare
+
+CPU = torch.device("cpu")
+PARAMETERS = VideoParameters(seed=3, steps=2, frames=2, width=64, height=64)
+#: Options that change a result by rounding only and need nothing that a processor lacks.
+EXACT = ComputeOptions(channels_last=True, fused_qkv=True, forward_chunking=True, attention="math")
+
+
+@pytest.fixture(scope="module")
+def photo(photo_bytes):
+    return prepare(photo_bytes, 64, 64)
+
+
+@pytest.fixture(scope="module")
+def tensors(tiny_model, photo):
+    """What rank 0 sends on for two photos and two seeds."""
+    model = SvdModel(str(tiny_model), Part.ENCODER, CPU, torch.float32)
+    photos = [photo, photo.rotate(90)]
+    return [model.encode(each, PARAMETERS.model_copy(update={"seed": n})) for n, each in enumerate(photos)]
+
+
+def denoise(model, tensors, parameters=PARAMETERS):
+    """Do all steps of one video, on tensors as they come from a neighbour: made outside of inference mode."""
+    tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    denoiser = model.denoiser(tensors, parameters)
+    latents = tensors["latents"]
+    with torch.inference_mode():
+        for index in range(parameters.steps):
+            latents = denoiser.step(latents, index)
+    return latents
+
+
+def open_with(folder, options=compute.DEFAULTS, dtype=torch.float32):
+    return SvdModel(str(folder), Part.DENOISER, CPU, dtype, options)
+
+
+@pytest.fixture(scope="module")
+def eager(tiny_model, tensors):
+    model = open_with(tiny_model)
+    return [denoise(model, each) for each in tensors]
+
+
+def difference(latents, expected):
+    return float((latents.float() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ComputeOptions(channels_last=True),
+        ComputeOptions(fused_qkv=True),
+        ComputeOptions(forward_chunking=True),
+        ComputeOptions(attention="flash"),
+        ComputeOptions(attention="math"),
+    ],
+    ids=lambda options: next(iter(options.changed())),
+)
+def test_exact_options_change_no_more_than_rounding(tiny_model, tensors, eager, options) -> None:
+    assert difference(denoise(open_with(tiny_model, options), tensors[0]), eager[0]) < 1e-4
+
+
+def test_one_token_is_attended_to_without_cudnn_which_refuses_it(tiny_model, tensors, eager) -> None:
+    # A processor has no cuDNN, so all is left to plain products here.
+    latents = [denoise(open_with(tiny_model, ComputeOptions(attention=name)), tensors[0]) for name in ("cudnn", "math")]
+    assert torch.equal(*latents)
+
+
+@pytest.mark.parametrize(("name", "most"), [("fp16", 0.02), ("bf16", 0.2)])
+def test_half_precision_is_near_and_written_down(tiny_model, tensors, eager, name, most) -> None:
+    options = ComputeOptions(dtype=name)
+    dtype = compute.dtype_of(options, CPU)
+    model = open_with(tiny_model, options, dtype)
+    latents = denoise(model, {key: tensor.to(dtype) for key, tensor in tensors[0].items()})
+    assert latents.dtype == dtype
+    assert 0 < difference(latents, eager[0]) < most
+    assert model.info.compute == {"dtype": compute.DTYPES[name]}
+
+
+def test_fused_projections_are_really_used_and_take_no_more_memory(tiny_model) -> None:
+    plain, fused = (open_with(tiny_model, options).pipeline.unet for options in (compute.DEFAULTS, EXACT))
+    names = {name.rsplit(".", 2)[-2] for name, _ in fused.named_parameters() if ".attn" in name}
+    assert {"to_qkv", "to_kv"} <= names
+    assert names.isdisjoint({"to_k", "to_v"})
+    assert compute.weight_bytes(fused) == compute.weight_bytes(plain)
+
+
+def test_frames_do_not_depend_on_the_ranks_whatever_the_options(tiny_model, photo) -> None:
+    options = replace(EXACT, approximate=("int8",) if find_spec("torchao") else ())
+    videos = [PARAMETERS, PARAMETERS.model_copy(update={"seed": 4, "steps": 3, "max_guidance_scale": 1.0})]
+    shared = compare.render(str(tiny_model), photo, videos, num_ranks=2, options=options)
+    alone = SvdModel(str(tiny_model), Part.of_rank(0, 1), CPU, torch.float32, options)
+    for frames, video in zip(shared, videos, strict=True):
+        made = alone.encode(photo, video)
+        made["latents"] = denoise(alone, made, video)
+        assert frames.std() > 5
+        np.testing.assert_array_equal(frames, alone.decode(made, video, video.num_frames))
+
+
+@pytest.fixture
+def compiled_graphs(monkeypatch):
+    """What was compiled; by a compiler that leaves each graph as it is."""
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(compute, "BACKEND", backend)
+    torch.compiler.reset()
+    yield graphs
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("compiled", ["blocks", pytest.param("whole", marks=pytest.mark.long)])
+def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(
+    tiny_model, tensors, eager, compiled_graphs, compiled
+) -> None:
+    model = open_with(tiny_model, ComputeOptions(compiled=compiled))
+    model.warm_up(PARAMETERS)
+    num_graphs = len(compiled_graphs)
+    assert num_graphs >= 1
+    found = [denoise(model, each) for each in tensors]
+    assert max(map(difference, found, eager)) < 1e-4
+    # As they are between two steps, and as a channels-last network leaves them.
+    strided = {**tensors[0], "latents": tensors[0]["latents"].transpose(2, 4).contiguous().transpose(2, 4)}
+    assert torch.equal(denoise(model, strided), found[0])
+    assert len(compiled_graphs) == num_graphs
+
+    # Another shape: with blocks that is more than the eight forms that torch would keep of one function.
+    longer = PARAMETERS.model_copy(update={"frames": 3})
+    latents = tensors[0]["latents"][:, :1].repeat(1, 3, 1, 1, 1)
+    assert denoise(model, {**tensors[0], "latents": latents}, longer).shape[1] == 3
+    assert len(compiled_graphs) == 2 * num_graphs
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
+def test_compiled_blocks_give_the_same_up_to_rounding_and_start_from_what_was_kept(
+    tiny_model, tensors, eager, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    model = open_with(tiny_model, ComputeOptions(compiled="blocks"))
+    for each, expected in zip(tensors, eager, strict=True):
+        assert difference(denoise(model, each), expected) < 1e-4
+    assert any(path.suffix in {".so", ".cpp"} for path in tmp_path.rglob("*"))
+
+
+class Reads(TorchDispatchMode):
+    """Notes what has to wait for a device: copies from the host or to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            devices = {each.device.type for each in (*args, result) if isinstance(each, torch.Tensor)}
+            if len(devices) > 1:
+                self.found.append(str(func))
+        return result
+
+
+def test_a_step_never_waits_for_the_device(tiny_model) -> None:
+    """On the meta device, which has no contents: whatever reads a value back raises."""
+    model = open_with(tiny_model)
+    meta = torch.device("meta")
+    shape = (1, 2, 4, 8, 8)
+    made = {"image_embedding": torch.zeros(1, 1, 32), "image_latents": torch.zeros(1, 4, 8, 8)}
+    made["image_embedding"] = torch.zeros(1, 1, model.pipeline.unet.config.cross_attention_dim)
+    for guided in (True, False):
+        parameters = PARAMETERS if guided else PARAMETERS.model_copy(update={"max_guidance_scale": 1.0})
+        denoiser = model.denoiser(made, parameters)
+        denoiser.unet = model.pipeline.unet.to(meta)
+        for name in ("image_embedding", "image_latents", "added_time_ids", "guidance_scale"):
+            setattr(denoiser, name, getattr(denoiser, name).to(meta))
+        denoiser.scheduler.timesteps = denoiser.scheduler.timesteps.to(meta)
+        latents = torch.zeros(shape, device=meta)
+        with Reads() as reads:
+            for index in range(parameters.steps):
+                latents = denoiser.step(latents, index)
+        assert latents.device == meta
+        assert latents.shape == shape
+        assert reads.found == []
+        # It would be seen: with its sigmas on the device diffusers' scheduler compares them there.
+        denoiser.scheduler.sigmas = denoiser.scheduler.sigmas.to(meta)
+        with pytest.raises(RuntimeError, match="meta"):
+            denoiser.step(latents, 0)
+
+
+def test_samples_share_tables_but_no_counter(tiny_model, tensors) -> None:
+    model = open_with(tiny_model)
+    first, second = (model.denoiser(tensors[0], PARAMETERS).scheduler for _ in range(2))
+    assert first.timesteps is second.timesteps  # set once: that reads them back from the device
+    first.set_begin_index(1)
+    assert (first.begin_index, second.begin_index) == (1, None)
+
+
+def test_int8_is_near_and_says_so(tiny_model, tensors, eager) -> None:
+    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
+    options = ComputeOptions(approximate=("int8",))
+    model = open_with(tiny_model, options)
+    assert 1e-4 < difference(denoise(model, tensors[0]), eager[0]) < 0.1
+    assert "approximate (int8)" in model.info.notice
+    assert model.info.compute["approximate"] == ["int8"]
+    assert compute.weight_bytes(model.pipeline.unet) < 0.7 * compute.weight_bytes(open_with(tiny_model).pipeline.unet)
+
+
+def test_int8_without_its_package_is_one_sentence(tiny_model, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(InputError, match=r"^--approximate int8 needs the package torchao; .*svdq\[approximate\]"):
+        open_with(tiny_model, ComputeOptions(approximate=("int8",)))
+
+
+def test_models_without_a_unet_take_no_options() -> None:
+    for name in ("preview", "simulated:step_ms=1"):
+        with pytest.raises(InputError, match="has no UNet, so it cannot be run with compiled, fused_qkv"):
+            open_model(name, Part.DENOISER, CPU, torch.float32, ComputeOptions(fused_qkv=True, compiled="blocks"))
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(InputError, match="There is no dtype 'fp8'; choose one of auto, fp32, fp16, bf16"):
+        ComputeOptions(dtype="fp8")
+    with pytest.raises(InputError, match="There is no approximate 'magic'"):
+        ComputeOptions(approximate=("int8", "magic"))
+
+
+def test_the_names_need_no_torch() -> None:
+    code = "import sys, svdq.pipeline.models.compute; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,138 @@
+"""The options of computing from the command line to each rank, into sidecars, and out of checkpoints again."""
+
+import json
+import logging
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute import APPROXIMATE, ATTENTION, COMPILED, DTYPES, ComputeOptions
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Sample
+from svdq.producer.results.provenance import read_provenance
+from svdq.worker.launching import compiling
+from svdq.worker.launching.compute_options import as_arguments, check_alike, compute_options, read
+from svdq.worker.recovery.checkpoints import Archive, Codec
+from svdq.worker.recovery.shelf import FolderShelf
+
+EVERY_WAY = [
+    ComputeOptions(),
+    *(ComputeOptions(dtype=name) for name in DTYPES),
+    *(ComputeOptions(attention=name) for name in ATTENTION),
+    *(ComputeOptions(compiled=name) for name in COMPILED),
+    *(ComputeOptions(approximate=(name,)) for name in APPROXIMATE),
+    ComputeOptions(channels_last=True, fused_qkv=True, forward_chunking=True, dtype="bf16", approximate=APPROXIMATE),
+]
+
+
+@pytest.mark.parametrize("options", EVERY_WAY, ids=lambda options: " ".join(options.changed()) or "defaults")
+def test_a_rank_reads_what_the_launcher_was_told(options: ComputeOptions) -> None:
+    found = []
+
+    @click.command()
+    @compute_options
+    def rank(**arguments: object) -> None:
+        found.append(read(arguments))
+        assert arguments == {}
+
+    done = CliRunner().invoke(rank, as_arguments(options), catch_exceptions=False)
+    assert (done.exit_code, found) == (0, [options])
+
+
+def test_hosts_that_were_told_different_things_are_one_sentence() -> None:
+    alike = [json.dumps({"compute": {"dtype": "float16"}, "free": free}) for free in (5, 6)]
+    check_alike([])
+    check_alike(alike)
+    with pytest.raises(InputError, match=r'rank 0: {"dtype": "float16"}, rank 2: {"dtype": "bfloat16"}.* every host'):
+        check_alike([*alike, json.dumps({"compute": {"dtype": "bfloat16"}})])
+
+
+PARAMETERS = VideoParameters(seed=3, steps=9, frames=2, width=64, height=64)
+SAMPLE = Sample(
+    job_id="job",
+    parameters=PARAMETERS,
+    boundaries=(0, 4, 9),
+    step=4,
+    tensors={"latents": torch.ones(1, 2, 4, 8, 8)},
+)
+
+
+def codec(options: ComputeOptions) -> Codec:
+    return Codec(model="m", device=torch.device("cpu"), compute=options.changed() | {"dtype": "float32"})
+
+
+def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(tmp_path: Path, caplog) -> None:
+    before = codec(ComputeOptions(attention="flash", approximate=("int8",)))
+    shelf = FolderShelf(tmp_path)
+    shelf.open("job")
+    shelf.write("job", 4, before.encode(SAMPLE))
+    found = Archive(shelf=shelf, codec=before).furthest("job", PARAMETERS)
+    assert found is not None
+    assert found.step == 4
+
+    for other in (ComputeOptions(), ComputeOptions(attention="math", approximate=("int8",))):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert Archive(shelf=shelf, codec=codec(other)).furthest("job", PARAMETERS) is None
+        assert "of no use: it was computed with attention flash, approximate ['int8'], dtype float32" in caplog.text
+
+
+def test_a_checkpoint_that_does_not_say_how_is_not_taken_up(tmp_path: Path) -> None:
+    data = codec(ComputeOptions()).encode(SAMPLE)
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    document = json.loads(header["__metadata__"]["svdq"])
+    del document["compute"]
+    header["__metadata__"]["svdq"] = json.dumps(document)
+    text = json.dumps(header).encode()
+    with pytest.raises(ValueError, match="it was computed with no options"):
+        codec(ComputeOptions()).decode(len(text).to_bytes(8, "little") + text + data[8 + length :], "job", PARAMETERS)
+
+
+def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, monkeypatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "to be put back")
+        monkeypatch.delenv(name)
+    compiling.prepare(tmp_path, 7)
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    assert cache_dir() == str(tmp_path / "compiled")
+    assert (tmp_path / "compiled").stat().st_mode & 0o777 == 0o700
+    assert compiling.stall_s(5.0, ComputeOptions()) == 5.0
+    assert compiling.stall_s(5.0, ComputeOptions(compiled="blocks")) == compiling.COMPILE_S
+    assert compiling.stall_s(1e6, ComputeOptions(compiled="whole")) == 1e6
+
+
+def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(house) -> None:
+    group = house.start(2, "--attention", "cudnn", wait=False)
+    assert group.end() == 2
+    sentence = "Error: --attention cudnn does not work in float32 on this processor; use auto or flash or math."
+    assert group.text.splitlines() == [sentence]
+
+
+@pytest.mark.long
+def test_a_video_says_how_it_was_computed(house) -> None:
+    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
+    from svdq.pipeline.models.tiny import write_tiny_model
+
+    model = house.folder / "tiny"
+    write_tiny_model(model)
+    job_id = house.submit(formats=("mp4",))
+    options = ["--dtype", "bf16", "--attention", "math", "--fused-qkv", "--approximate", "int8"]
+    group = house.start(1, "--burst", *options, model=str(model), wait=False)
+    assert group.end() == 0, group.text
+    view = house.view(job_id)
+    notice = "tiny (untrained: shows noise), approximate (int8)"
+    assert (view.status, view.notice) == ("finished", notice)
+    compute = {"dtype": "bfloat16", "attention": "math", "fused_qkv": True, "approximate": ["int8"]}
+    for file in (Path(view.outputs[0]), Path(view.outputs[0]).with_suffix(".json")):
+        assert read_provenance(file)["model"] == {"name": str(model), "notice": notice, "compute": compute}
+    shown = house.run("svdq", "inspect", view.outputs[0]).stdout
+    assert "bfloat16" in shown
+    assert notice in shown
+    assert notice in group.text
+    assert "torchao" not in group.text

@@ -1,0 +1,50 @@
+"""The memory plan of a group, on rank 0: what the ranks have, and who says what videos take. Decides nothing."""
+
+import json
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.memory_plan import MemoryPlan
+from svdq.pipeline.models.memory_process import EstimatorProcess
+from svdq.pipeline.models.memory_room import rooms_of
+from svdq.pipeline.models.memory_words import size_text
+
+logger = logging.getLogger(__name__)
+
+
+def start_estimates(
+    model: str, dtype: torch.dtype, device: torch.device, compute: ComputeOptions, limit: int | None
+) -> EstimatorProcess | None:
+    """Begin to estimate, beside the loading of the model, where memory is limited and the model takes any to speak of.
+
+    Args:
+        model: as in SVDQ_MODEL.
+        dtype: what it computes in.
+        device: of rank 0.
+        compute: how it computes.
+        limit: bytes that the user grants each rank; None: what its GPU has.
+    """
+    is_svd = model != "preview" and model.partition(":")[0] != "simulated"
+    if not is_svd or (limit is None and device.type != "cuda"):
+        return None
+    return EstimatorProcess(model, dtype, device.type, compute)
+
+
+def plan_of(facts: Sequence[str], estimates: EstimatorProcess | None, *, fit: bool) -> MemoryPlan | None:
+    """Make the plan of a group whose ranks have met; None where nothing is limited.
+
+    Args:
+        facts: what the ranks told, as `memory_room.look` found it, in JSON.
+        estimates: what the model takes.
+        fit: change videos that do not fit, in place of refusing them.
+    """
+    rooms = rooms_of([json.loads(fact) for fact in facts])
+    if estimates is None or not rooms:
+        return None
+    what = "changed to fit" if fit else "refused"
+    smallest = min(room.capacity for room in rooms)
+    logger.info("Ranks have at least %s of memory; videos that need more are %s.", size_text(smallest), what)
+    return MemoryPlan(len(facts), rooms, estimates, fit=fit)
