@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from svdq.cli.bench_ends import bench_ends
+from svdq.cli.bench_precision import bench_precision
 from svdq.cli.bench_unet import bench_unet
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ def bench(
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --compare replicas               against a whole video a rank
       svdq bench unet --size 1024x576 --frames 25 one step of the real UNet, with each option
+      svdq bench ends                             its encode and decode, against a step
+      svdq bench precision                        all three in each type and size, against a second GPU
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     if context.invoked_subcommand is not None:
         return
@@ -90,6 +94,8 @@ def bench(
 
 
 bench.add_command(bench_unet)
+bench.add_command(bench_ends)
+bench.add_command(bench_precision)
 
 
 def _table(runs: "Sequence[Run]") -> list[str]:

@@ -1,20 +1,18 @@
 """`svdq bench unet`: words around the measurements of one denoising step."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.bench_ends import computing_on, video_of, write_json
 from svdq.cli.parameters import read_size
+from svdq.pipeline.models.compute import DTYPES, VARIANTS
 
 if TYPE_CHECKING:
     from svdq.pipeline.bench.unet import UnetFigures
 
-#: The options of `svdq.pipeline.bench.unet`, here so that `--help` needs no torch; a test holds them equal.
-OPTIONS = ("eager", "channels-last", "fused-qkv", "forward-chunking", "compiled-blocks", "compiled")
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EXAMPLES = """\b
 Examples:
   svdq bench unet                                     the published SVD-XT at 1024x576, 25 frames, on this device
@@ -38,7 +36,7 @@ Examples:
 @click.option(
     "--option",
     "options",
-    type=click.Choice(OPTIONS),
+    type=click.Choice(list(VARIANTS)),
     multiple=True,
     help="What to measure besides eager; repeatable [default: all].",
 )
@@ -62,23 +60,13 @@ def bench_unet(
 
     Eager is diffusers as it is; every option is compared with it, in time and in the result.
     """
-    import platform
-
-    import torch
-
     from svdq.cli.words import table
     from svdq.pipeline.bench.unet import UnetShape, measure_unet
-    from svdq.pipeline.group import Place, choose_device
 
-    if size[0] % 64 or size[1] % 64:
-        raise click.UsageError(f"--size {size[0]}x{size[1]} is not allowed: both must be multiples of 64.")
-    torch_device = choose_device(device, Place(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1))
-    on_gpu = torch_device.type == "cuda"
-    names = dtypes or (("fp16",) if on_gpu else ("fp32",))
-    shape = UnetShape(frames=frames, width=size[0], height=size[1], guided=not no_guidance)
-    processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    where = torch.cuda.get_device_name(torch_device) if on_gpu else processor
-    click.echo(f"{where}, torch {torch.__version__}, {size[0]}x{size[1]}, {frames} frames, random weights", err=True)
+    video = video_of(size, frames, repeats)
+    torch_device, where, types = computing_on(device, dtypes)
+    shape = UnetShape(frames=frames, width=video.width, height=video.height, guided=not no_guidance)
+    click.echo(f"{where}, {size[0]}x{size[1]}, {frames} frames, random weights", err=True)
     head: list[object] = ["option", "dtype", "step (s)", "spread", "first (s)", "speedup", "TFLOP/s", "of a product"]
     rows: list[list[object]] = [[*head, "GiB", "difference"]]
     found = []
@@ -86,8 +74,8 @@ def bench_unet(
         shape,
         model=model,
         device=torch_device,
-        dtypes=tuple(getattr(torch, DTYPES[name]) for name in names),
-        options=options or OPTIONS,
+        dtypes=types,
+        options=options or tuple(VARIANTS),
         repeats=repeats,
     ):
         found.append(asdict(figures))
@@ -98,8 +86,7 @@ def bench_unet(
     for line in table(rows):
         click.echo(line)
     if json_path is not None:
-        document: dict[str, Any] = {"device": where, "torch": torch.__version__, "shape": asdict(shape), "unet": found}
-        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_json(json_path, {"device": where, "shape": asdict(shape), "unet": found})
 
 
 def _row(figures: "UnetFigures") -> list[object]:

@@ -1,143 +1,216 @@
 """What only a machine with a GPU can tell: `make gpu-check`, or `python deploy/gpu_check.py --model DIR`.
 
-Runs the commands that it prints, one after the other, and writes what they said to a Markdown file. Several ranks share
-a GPU where there are fewer GPUs than ranks; their tensors go through the host then.
+Runs the commands that it prints, one after the other, and writes what they said to a Markdown file, with what is wanted
+beside what was measured. A section that fails says so, and the others go on. Several ranks share a GPU where there are
+fewer GPUs than ranks; their tensors go through the host then. Knows nothing that the commands do not tell it.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+from gpu_check_report import Report
 
 PHOTO = Path(__file__).parent.parent / "docs" / "demo" / "photo.jpg"
-#: What ranks that share a card have to reach of one rank's pace.
-SHARED_PACE = 0.9
+#: What ranks that share a card have to reach of one rank's pace, and ranks with a card each of their number.
+WANTED_PACE = 0.9
+#: How much longer than in diffusers' loop a step may take, and how much faster the best exact option has to make it.
+WANTED_STEP, WANTED_SPEEDUP = 1.02, 1.3
+#: How much more memory than the UNet's weights and a step's activations a middle rank may take.
+WANTED_MEMORY = 1.05
+#: Bytes of a GPU's memory that each process takes besides its tensors.
+_CONTEXT_BYTES = 700 * 2**20
 
 
-class Report:
-    """The Markdown file, written as checks end, so that a check which hangs loses no other."""
+class Check:
+    """The sections, in the order in which they need each other's figures."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.failures: list[str] = []
+    def __init__(self, report: Report, model: str, folder: Path, options: argparse.Namespace) -> None:
+        self._report = report
+        self._model = model
+        self._folder = folder
+        self._options = options
+        self._on_gpu = options.device == "cuda"
+        self._dtypes = [f"--dtype={name}" for name in (("fp16", "bf16") if self._on_gpu else ("fp32",))]
+        self._common = ["--model", model, "--device", options.device]
+        self._shape = ["--size", options.size, "--frames", options.frames]
+        self._parts: list[dict[str, Any]] = []
 
-    def add(self, text: str) -> None:
-        """Add a paragraph, also on the terminal."""
-        print(f"{text}\n", flush=True)  # noqa: T201
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"{text}\n\n")
+    def parity(self) -> None:
+        """Compare with diffusers in each type, and one rank with several."""
+        options = self._options
+        found = self._measured(
+            *("svdq.pipeline.bench.precision_parity", *self._common, *self._dtypes, "--image", PHOTO),
+            *("--shape", f"{options.parity_size}x{options.parity_frames}", "--ranks", options.ranks),
+            *("--timed-shape", f"{options.size}x{options.frames}", "--steps", options.steps),
+        )
+        for dtype, difference in found["differences"].items():
+            exact = dtype == "fp32" and not self._on_gpu
+            wanted = "0" if exact else "little: 0 where both run the same kernels"
+            what = f"Largest pixel difference to diffusers in {dtype}, of 255"
+            self._report.judge(what, str(difference), wanted, difference == 0 if exact else None)
+        for dtype, difference in found["ranks"].items():
+            what = f"Largest pixel difference between one rank and {options.ranks} in {dtype}"
+            self._report.judge(what, str(difference), "0", difference == 0)
+        for dtype, step_ms in found["step_ms"].items():
+            ratio = step_ms["svdq"] / step_ms["diffusers"]
+            what = f"A step of one rank over one of diffusers' loop in {dtype}"
+            self._report.judge(what, f"{ratio:.3f}", f"at most {WANTED_STEP}", ratio <= WANTED_STEP)
 
-    def run(self, title: str, *arguments: object, wanted: str = "") -> bool:
-        """Run a module of svdq's and add what it printed; a failure is kept and the next check goes on."""
-        command = [sys.executable, "-m", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        output = (done.stdout if done.returncode == 0 else done.stdout + done.stderr).rstrip()
-        shown = " ".join(["python", *command[1:]])
-        self.add(f"## {title}\n\n{wanted}\n\n    {shown}\n\n```\n{output}\n```".replace("\n\n\n\n", "\n\n"))
-        if done.returncode != 0:
-            self.failures.append(f"{title}: exit code {done.returncode}")
-        return done.returncode == 0
+    def step(self) -> None:
+        """Measure a step with each option."""
+        few = [] if self._on_gpu else ["--option", "fused-qkv", "--repeats", 2]
+        found = self._measured("svdq.cli", "bench", "unet", *self._common, *self._shape, *self._dtypes, *few)["unet"]
+        exact = [one for one in found if not one["failure"] and not _is_approximate(one["option"])]
+        if not exact:
+            raise RuntimeError("no option could be measured")
+        best = max((one for one in exact if one["dtype"] == exact[0]["dtype"]), key=lambda one: one["speedup"])
+        what = f"Fastest exact option against eager in {best['dtype']} ({best['option']})"
+        wanted = f"at least {WANTED_SPEEDUP} times as fast"
+        self._report.judge(
+            what, f"{best['speedup']:.2f}", wanted, best["speedup"] >= WANTED_SPEEDUP if self._on_gpu else None
+        )
+
+    def ends(self) -> None:
+        """Measure encode and decode against a step."""
+        chunks = [f"--decode-chunk-size={size}" for size in (1, 8, self._options.frames)]
+        found = self._measured("svdq.cli", "bench", "ends", *self._common, *self._shape, *self._dtypes, *chunks)
+        self._parts = [one for one in found["parts"] if not one["failure"]]
+        for one in self._parts:
+            if one["worth_steps"] is not None and one["part"] != "step":
+                chunk = f", {one['decode_chunk_size']} at a time," if one["decode_chunk_size"] else ""
+                expected = {"encode": "0.18", "decode": "4.4"}[one["part"]]
+                what = f"The {one['part']}{chunk} in {one['dtype']}, in steps"
+                self._report.judge(what, f"{one['worth_steps']:.3g}", f"about {expected}, as on an H100", None)
+
+    def precision(self) -> None:
+        """Sweep types and sizes."""
+        options = self._options
+        self._report.run(
+            *("svdq.cli", "bench", "precision", *self._common, "--sizes", options.sizes, "--frames", options.frames),
+            *(() if self._on_gpu else ("--dtype", "fp32", "--dtype", "fp16", "--repeats", 1)),
+        )
+
+    def sharing(self) -> None:
+        """Measure one rank and several, on one card or on as many as there are, and the memory of each."""
+        options, report = self._options, self._report
+        step = next((one for one in self._parts if one["part"] == "step"), None)
+        ranks, gpus = options.ranks, 0
+        if self._on_gpu:
+            ranks, gpus = _ranks_that_fit(options.ranks, step)
+            if ranks < options.ranks:
+                report.add(f"The memory holds {ranks} ranks at a time, so there are that many, not {options.ranks}.")
+        one, many = self._measured(
+            *("svdq.cli", "bench", *self._common, *self._shape, "--steps", options.steps, "--ranks", f"1,{ranks}"),
+            *("--samples", options.samples),
+        )["runs"]
+        share = one["per_sample_mean_s"] / many["per_sample_mean_s"]
+        wanted = WANTED_PACE * (ranks if gpus >= ranks else 1)
+        where = "with a card each" if gpus >= ranks else "which share a card"
+        report.judge(
+            f"Videos an hour of {ranks} ranks {where} over those of one",
+            f"{share:.2f}",
+            f"at least {wanted:.1f}",
+            share >= wanted if self._on_gpu else None,
+        )
+        if many["gpu_mb"]:
+            self._memory(many["gpu_mb"], step)
+
+    def _memory(self, gpu_mb: list[float], step: dict[str, Any] | None) -> None:
+        rows = "\n".join(f"| {rank} | {mib:,.0f} |" for rank, mib in enumerate(gpu_mb))
+        self._report.add(f"| rank | most GPU memory of its tensors, MiB |\n|---|---|\n{rows}")
+        if step is None or len(gpu_mb) < 3:
+            self._report.add("No middle rank, or no step measured alone: its memory is compared with nothing.")
+            return
+        middle, alone = gpu_mb[len(gpu_mb) // 2], (step["weight_bytes"] + step["peak_bytes"]) / 2**20
+        wanted = f"the UNet's weights and a step's activations alone, {alone:,.0f}, within 5%"
+        self._report.judge("Memory of a middle rank, MiB", f"{middle:,.0f}", wanted, middle <= WANTED_MEMORY * alone)
+
+    def _measured(self, *arguments: object) -> Any:
+        """Run a module that writes JSON, and give that."""
+        path = self._folder / "figures.json"
+        path.unlink(missing_ok=True)
+        try:
+            self._report.run(*arguments, "--json", path)
+        except RuntimeError:
+            if not path.exists():
+                raise
+            # What it found is judged below, the exit code said no more.
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check; exit code 1 when a check failed, 2 without a GPU."""
+    """Check; exit code 1 when a section failed or a figure is not as wanted, 2 without a GPU."""
     import torch
 
     options = _parse(arguments)
-    on_gpu = options.device == "cuda"
-    if on_gpu and not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         print("Error: torch finds no GPU here; run this on a machine that has one.", file=sys.stderr)  # noqa: T201
         return 2
     options.report.unlink(missing_ok=True)
-    report = Report(options.report)
-    where = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}" if on_gpu else "No GPU, only a trial"
-    report.add(f"# GPU check, {date.today()}\n\n{where}; torch {torch.__version__}.")
+    report = Report(options.report, timeout_s=options.timeout_s)
+    report.add(f"# GPU check, {date.today()}\n\n{_where(options.device)}")
     with tempfile.TemporaryDirectory(prefix="svdq-gpu-check-") as folder:
         model = options.model or _random_model(report, Path(folder, "full-size"))
-        _parity(report, model, options)
-        shape = ["--size", options.size, "--frames", options.frames]
-        dtypes = ["--dtype", "fp16", "--dtype", "bf16"] if on_gpu else ["--model", model, "--option", "fused-qkv"]
-        report.run("One step", "svdq.cli", "bench", "unet", "--device", options.device, *shape, *dtypes)
-        _sharing(report, model, options, Path(folder, "bench.json"))
-    report.add("All checks passed." if not report.failures else "Failed: " + "; ".join(report.failures) + ".")
-    return 1 if report.failures else 0
+        check = Check(report, model, Path(folder), options)
+        report.section("Against diffusers, and one rank against several", check.parity)
+        report.section("One step with each option", check.step)
+        report.section("Encode and decode", check.ends)
+        report.section("Types and sizes", check.precision)
+        report.section("A pipeline of ranks, and the memory of each", check.sharing)
+    return report.finish()
+
+
+def _where(device: str) -> str:
+    """Say on what all this is measured."""
+    import torch
+
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("svdq", "torch", "diffusers", "transformers"))
+    if device == "cpu":
+        return f"No GPU, only a trial of the script; {libraries}."
+    card = torch.cuda.get_device_properties(0)
+    return (
+        f"{torch.cuda.device_count()} x {card.name} of {card.total_memory / 2**30:.0f} GiB; {libraries}; CUDA "
+        f"{torch.version.cuda}; TF32 in float32's convolutions: {torch.backends.cudnn.allow_tf32}, in its matrix "
+        f"products: {torch.backends.cuda.matmul.allow_tf32}."
+    )
 
 
 def _random_model(report: Report, folder: Path) -> str:
-    from svdq.pipeline.models.full_size import write_full_size_model
+    import torch
 
-    write_full_size_model(folder)
-    report.add("No `--model` was given: the UNet has its published size and random weights; it makes noise.")
+    from svdq.pipeline.models.full_size import COMPONENTS, write_full_size_model
+
+    write_full_size_model(folder, torch.float16, components=COMPONENTS)
+    report.add(
+        "No `--model` was given: UNet, VAE and image encoder have their published sizes and random weights, and what "
+        "they make is noise. Time and memory do not depend on that."
+    )
     return str(folder)
 
 
-def _parity(report: Report, model: str, options: argparse.Namespace) -> None:
-    """Compare with diffusers, then one rank with seven."""
-    flags = [
-        "--model",
-        model,
-        "--image",
-        PHOTO,
-        "--device",
-        options.device,
-        "--size",
-        options.parity_size,
-        "--frames",
-        14,
-    ]
-    for ranks in (1, options.ranks):
-        report.run(
-            f"Against diffusers, ranks: {ranks}",
-            *("svdq.pipeline.compare", *flags, "--steps", 10, "--ranks", ranks, "--tolerance", 255),
-            wanted="The largest difference of any pixel, of 255; the same for any number of ranks.",
-        )
-    title = f"One rank against {options.ranks}"
-    difference = _ranks_differ_by(model, options)
-    report.add(f"## {title}\n\nLargest pixel difference {difference}; wanted: 0.")
-    if difference:
-        report.failures.append(f"{title}: largest pixel difference {difference}")
+def _ranks_that_fit(wanted: int, step: dict[str, Any] | None) -> tuple[int, int]:
+    """Give how many ranks the cards hold at a time, two at least, and how many cards there are."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if step is None or gpus >= wanted:
+        return wanted, gpus
+    free = min(torch.cuda.mem_get_info(number)[0] for number in range(gpus))
+    each = step["weight_bytes"] + step["peak_bytes"] + _CONTEXT_BYTES
+    return max(2, min(wanted, gpus * int(free // each))), gpus
 
 
-def _ranks_differ_by(model: str, options: argparse.Namespace) -> int:
-    import numpy as np
+def _is_approximate(option: str) -> bool:
+    from svdq.pipeline.models.compute import VARIANTS
 
-    from svdq.pipeline import compare, photo
-    from svdq.pipeline.parameters import VideoParameters
-
-    width, height = map(int, options.parity_size.split("x"))
-    image = photo.prepare(photo.load(PHOTO.read_bytes(), 10**9), width, height, "crop")
-    videos = [VideoParameters(seed=seed, steps=10, frames=14, width=width, height=height) for seed in (1, 2)]
-    alone, shared = (
-        compare.render(model, image, videos, num_ranks=ranks, device=options.device) for ranks in (1, options.ranks)
-    )
-    return max(
-        int(np.abs(one.astype(np.int16) - other.astype(np.int16)).max())
-        for one, other in zip(alone, shared, strict=True)
-    )
-
-
-def _sharing(report: Report, model: str, options: argparse.Namespace, json_path: Path) -> None:
-    """Measure one rank and seven, on one card or on as many as there are; memory beside it."""
-    ran = report.run(
-        f"Ranks: 1 and {options.ranks}",
-        *("svdq.cli", "bench", "--model", model, "--device", options.device, "--ranks", f"1,{options.ranks}"),
-        *("--size", options.size, "--frames", options.frames, "--samples", options.samples, "--json", json_path),
-    )
-    if not ran:
-        return
-    one, many = json.loads(json_path.read_text(encoding="utf-8"))["runs"]
-    share = one["per_sample_mean_s"] / many["per_sample_mean_s"]
-    memory = "\n".join(f"| {rank} | {gpu_mb:,.0f} |" for rank, gpu_mb in enumerate(many["gpu_mb"]))
-    report.add(
-        f"{options.ranks} ranks finish {share:.2f} times as many videos an hour as one; wanted, where they share a "
-        f"card: {SHARED_PACE}.\n\n| rank | most GPU memory of its tensors, MiB |\n|---|---|\n{memory}"
-    )
-    if share < SHARED_PACE:
-        report.failures.append(f"{options.ranks} ranks have {share:.2f} of one rank's pace")
+    return bool(VARIANTS[option].approximate)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -147,8 +220,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=7)
     parser.add_argument("--size", default="1024x576", help="WIDTHxHEIGHT of what is measured")
     parser.add_argument("--frames", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=25, help="denoising steps of a video")
     parser.add_argument("--samples", type=int, default=30, help="videos of a measured run")
+    parser.add_argument("--sizes", default="576x320,768x448,1024x576", help="of the sweep over types and sizes")
     parser.add_argument("--parity-size", default="256x256", help="WIDTHxHEIGHT of what is compared")
+    parser.add_argument("--parity-frames", type=int, default=14)
+    parser.add_argument("--timeout-s", type=float, default=3600, help="seconds that one command may take")
     parser.add_argument("--report", type=Path, default=Path("gpu-check.md"))
     return parser.parse_args(arguments)
 

@@ -8,22 +8,23 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from svdq.pipeline.models import compute_check
+from svdq.pipeline.models.compute import DTYPES, VARIANTS, apply, weight_bytes
+from svdq.pipeline.models.full_size import UNET_CONFIG
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.model_index import read_json
 from svdq.pipeline.models.svd_folder import be_quiet
 
 #: Rows and columns of the matrices whose product gives a device's rate.
 _MATRIX = {"cuda": 8192, "cpu": 1024}
-#: The blocks that a UNet repeats, compiled one by one: much quicker than the whole, for nearly the same gain.
-_BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,52 +68,6 @@ class UnetFigures:
     difference: float = 0.0
 
 
-def _eager(unet: Any) -> Any:
-    return unet
-
-
-def _channels_last(unet: Any) -> Any:
-    for module in unet.modules():
-        if isinstance(module, torch.nn.Conv2d):
-            module.weight.data = module.weight.data.to(memory_format=torch.channels_last)
-        elif isinstance(module, torch.nn.Conv3d):
-            module.weight.data = module.weight.data.to(memory_format=torch.channels_last_3d)
-    return unet
-
-
-def _fused_qkv(unet: Any) -> Any:
-    unet.fuse_qkv_projections()
-    return unet
-
-
-def _forward_chunking(unet: Any) -> Any:
-    unet.enable_forward_chunking(chunk_size=1, dim=1)
-    return unet
-
-
-def _compiled_blocks(unet: Any) -> Any:
-    for module in unet.modules():
-        if type(module).__name__ in _BLOCKS:
-            module.compile(fullgraph=True, dynamic=False)
-    return unet
-
-
-def _compiled(unet: Any) -> Any:
-    unet.compile(fullgraph=True, dynamic=False)
-    return unet
-
-
-#: What can be measured, by name. Eager is diffusers as it is, and the first: all others are compared with it.
-OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "eager": _eager,
-    "channels-last": _channels_last,
-    "fused-qkv": _fused_qkv,
-    "forward-chunking": _forward_chunking,
-    "compiled-blocks": _compiled_blocks,
-    "compiled": _compiled,
-}
-
-
 def measure_unet(
     shape: UnetShape,
     *,
@@ -129,13 +84,13 @@ def measure_unet(
         model: a folder or hub id whose UNet's config is taken; None for the published one of SVD-XT.
         device: where to compute.
         dtypes: of weights and activations.
-        options: of `OPTIONS`.
+        options: of `VARIANTS`.
         repeats: measured steps of each option.
 
     Raises:
         InputError: there is no such model.
     """
-    config = read_json(find_folder(model) / "unet" / "config.json", model) if model else {}
+    config = read_json(find_folder(model) / "unet" / "config.json", model) if model else UNET_CONFIG
     num_flops = _count_flops(config, shape)
     for dtype in dtypes:
         rate = matrix_rate(device, dtype)
@@ -181,8 +136,9 @@ def _measure(
     """Measure one option; gives the fields of `UnetFigures` that need no other option, and a step's result."""
     torch.compiler.reset()
     gc.collect()
-    unet = OPTIONS[option](_make_unet(config, device, dtype))
-    weight_bytes = sum(weight.numel() * weight.element_size() for weight in unet.parameters())
+    name = next(short for short, long in DTYPES.items() if long == str(dtype).removeprefix("torch."))
+    compute_check.check(replace(VARIANTS[option], dtype=name), device)
+    unet = apply(_make_unet(config, device, dtype), VARIANTS[option])
     inputs = _inputs(unet, shape, device, dtype)
     with torch.inference_mode():
         started = time.perf_counter()
@@ -207,7 +163,7 @@ def _measure(
         "step_s": statistics.median(steps_s),
         "steps_s": tuple(steps_s),
         "first_s": first_s,
-        "weight_bytes": weight_bytes,
+        "weight_bytes": weight_bytes(unet),
         "activation_bytes": peak,
     }
     return figures, result.float().cpu()

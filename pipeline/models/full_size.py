@@ -1,59 +1,124 @@
-"""A model folder with Stable Video Diffusion XT's UNet in full size and random weights: memory and speed, no pictures.
+"""A model folder with Stable Video Diffusion XT's components in full size and random weights, for measuring.
 
-The other components are the tiny model's, with CLIP's projection as wide as the UNet's cross attention. Made for
-measuring what the published weights would cost, on machines that have none. Knows nothing of the pipeline that uses it.
+Time and memory do not depend on weights, so machines without the published ones can tell what those would cost. What
+it makes is noise. Components that are not asked for are the tiny model's. Knows nothing of the pipeline that uses it.
 """
 
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from svdq.pipeline.models.model_index import UNET_DEFAULTS
 from svdq.pipeline.models.svd_folder import be_quiet
 from svdq.pipeline.models.tiny import write_model
 
-#: The UNet's settings as published with stable-video-diffusion-img2vid-xt.
-UNET_CONFIG: dict[str, Any] = {
+#: The components' settings as published with stable-video-diffusion-img2vid-xt.
+UNET_CONFIG: dict[str, Any] = UNET_DEFAULTS | {
     "sample_size": 96,
-    "in_channels": 8,
-    "out_channels": 4,
-    "block_out_channels": (320, 640, 1280, 1280),
     "layers_per_block": 2,
-    "cross_attention_dim": 1024,
-    "num_attention_heads": (5, 10, 20, 20),
-    "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 768,
-    "num_frames": 25,
+    "num_attention_heads": [5, 10, 20, 20],
 }
+VAE_CONFIG: dict[str, Any] = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "latent_channels": 4,
+    "block_out_channels": [128, 256, 512, 512],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "layers_per_block": 2,
+    "sample_size": 768,
+    "scaling_factor": 0.18215,
+    "force_upcast": True,
+}
+#: CLIP's ViT-H/14.
+IMAGE_ENCODER_CONFIG: dict[str, Any] = {
+    "hidden_act": "gelu",
+    "hidden_size": 1280,
+    "image_size": 224,
+    "intermediate_size": 5120,
+    "layer_norm_eps": 1e-05,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "num_hidden_layers": 32,
+    "patch_size": 14,
+    "projection_dim": 1024,
+}
+#: What has weights: 3.0, 0.2 and 1.3 GB in half precision.
+COMPONENTS = ("unet", "vae", "image_encoder")
+#: What stands in for the UNet where only the others are measured.
+_SMALL_UNET = {"block_out_channels": [32] * 4, "num_attention_heads": [1] * 4, "layers_per_block": 1}
 
 
-def write_full_size_model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write the model into `folder`, about 3 GB in half precision; the same bits every time.
+def write_full_size_model(
+    folder: Path, dtype: torch.dtype = torch.bfloat16, *, components: Collection[str] = ("unet",)
+) -> None:
+    """Write the model into `folder`; the same bits every time.
+
+    Args:
+        folder: where to; empty, new or written by this function before.
+        dtype: of the weights in the files.
+        components: those of `COMPONENTS` that get their full size.
 
     Raises:
         InputError: the folder holds something else, or cannot be written.
     """
     be_quiet()
-    write_model(folder, embedding_dim=UNET_CONFIG["cross_attention_dim"], make_unet=lambda: full_size_unet(dtype))
+    config = UNET_CONFIG if "unet" in components else UNET_CONFIG | _SMALL_UNET
+    write_model(
+        folder,
+        embedding_dim=IMAGE_ENCODER_CONFIG["projection_dim"],
+        make_unet=lambda: full_size_unet(dtype, config=config),
+    )
+    if "vae" in components:
+        full_size_vae(dtype).save_pretrained(folder / "vae")
+    if "image_encoder" in components:
+        full_size_image_encoder(dtype).save_pretrained(folder / "image_encoder")
 
 
-def full_size_unet(dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
-    """Make the UNet with weights that keep what passes through them at the spread of a trained model's.
-
-    Made without weights first, so that it never takes more memory than what is returned.
-    """
+def full_size_unet(
+    dtype: torch.dtype, device: torch.device | str = "cpu", *, config: dict[str, Any] = UNET_CONFIG
+) -> Any:
+    """Make the UNet: 1.5 billion parameters."""
     from diffusers import UNetSpatioTemporalConditionModel
 
-    with torch.device("meta"):
-        unet: Any = UNetSpatioTemporalConditionModel(**UNET_CONFIG)
-    unet = unet.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    return _make(lambda: UNetSpatioTemporalConditionModel(**config), dtype, device)
+
+
+def full_size_vae(dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
+    """Make the VAE with its temporal decoder: 98 million parameters."""
+    from diffusers import AutoencoderKLTemporalDecoder
+
+    return _make(lambda: AutoencoderKLTemporalDecoder(**VAE_CONFIG), dtype, device)
+
+
+def full_size_image_encoder(dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
+    """Make CLIP's image encoder with its projection: 632 million parameters."""
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    return _make(lambda: CLIPVisionModelWithProjection(CLIPVisionConfig(**IMAGE_ENCODER_CONFIG)), dtype, device)
+
+
+def _make(make: Callable[[], Any], dtype: torch.dtype, device: torch.device | str) -> Any:
+    """Make a model whose weights keep what passes through them at the spread of a trained model's.
+
+    It is made without weights first. They are then drawn one by one in float32 and rounded, so that models of different
+    dtypes have the same weights, and that hardly more memory is ever taken than by what is returned.
+    """
+    import accelerate  # type: ignore[import-untyped]
+
+    with accelerate.init_empty_weights():
+        model = make()
     generator = torch.Generator(device).manual_seed(0)
-    for name, parameter in unet.named_parameters():
+    for name, parameter in list(model.named_parameters()):
+        value = torch.empty(parameter.shape, dtype=torch.float32, device=device)
         if name.endswith("mix_factor"):
-            parameter.fill_(0.5)
-        elif parameter.ndim < 2:
+            value.fill_(0.5)
+        elif value.ndim < 2:
             # Biases, and what norms multiply by.
-            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+            value.fill_(1.0 if name.endswith("weight") else 0.0)
         else:
-            parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
-    return unet
+            value.normal_(std=value[0].numel() ** -0.5, generator=generator)
+        accelerate.utils.set_module_tensor_to_device(model, name, device, value=value, dtype=dtype)
+    # Not `model.to(dtype)`: there may be indices among what is no parameter.
+    return model.eval().requires_grad_(False)

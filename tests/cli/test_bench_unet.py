@@ -5,27 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from svdq.cli import bench_unet
 from svdq.cli.main import run
 from svdq.pipeline.models.tiny import write_tiny_model
-
-
-def test_options_are_those_that_can_be_measured() -> None:
-    from svdq.pipeline.bench.unet import OPTIONS
-
-    assert tuple(OPTIONS) == bench_unet.OPTIONS
 
 
 def test_exact_options_change_no_more_than_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_model(tmp_path / "tiny")
     code = run([
         "bench", "unet", "--model", str(tmp_path / "tiny"), "--size", "64x64", "--frames", "2", "--repeats", "2",
-        "--device", "cpu", "--option", "fused-qkv", "--option", "channels-last", "--json", str(tmp_path / "unet.json"),
+        "--device", "cpu", "--option", "fused-qkv", "--option", "channels-last",
+        "--option", "cudnn", "--json", str(tmp_path / "unet.json"),
     ])  # fmt: skip
     printed = capsys.readouterr()
     assert code == 0, printed.err
     assert [line.split()[0] for line in printed.out.splitlines()] == ["option", "eager", "fused-qkv", "channels-last"]
-    eager, fused, last = json.loads((tmp_path / "unet.json").read_text())["unet"]
+    eager, fused, last, cudnn = json.loads((tmp_path / "unet.json").read_text())["unet"]
+    assert "--attention cudnn does not work in float32" in cudnn["failure"]
+    assert "cudnn cannot be run in float32: " in printed.err
     assert (eager["option"], eager["dtype"], eager["difference"], eager["speedup"]) == ("eager", "float32", 0, 1)
     assert max(fused["difference"], last["difference"]) < 1e-4
     for figures in (eager, fused, last):

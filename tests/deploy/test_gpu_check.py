@@ -1,0 +1,76 @@
+"""`make gpu-check`: sections that fail, figures that are not as wanted, and what the report says of both."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+@pytest.fixture
+def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(DEPLOY)
+    import gpu_check
+
+    return gpu_check
+
+
+@pytest.fixture
+def report(gpu_check: ModuleType, tmp_path: Path):
+    return gpu_check.Report(tmp_path / "gpu-check.md", timeout_s=30)
+
+
+def test_a_section_that_fails_says_so_and_the_others_go_on(report) -> None:
+    report.section("First", lambda: report.run("svdq.cli", "bench", "--ranks", "none"))
+    report.section("Second", lambda: report.judge("Speed", "2.0", "at least 1.3", True))
+    assert report.finish() == 1
+    text = report.path.read_text()
+    first, second = text.index("## First"), text.index("## Second")
+    assert "python -m svdq.cli bench --ranks none" in text[first:second]
+    assert "'none' is not a list of numbers" in text[first:second]
+    assert "**This section failed**: RuntimeError: exit code 2" in text[first:second]
+    assert "| Speed | 2.0 | at least 1.3 | yes |" in text[second:]
+    assert text.rstrip().endswith("Not as wanted: First (failed).")
+
+
+def test_a_command_that_hangs_is_ended(gpu_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hanging.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
+    report = gpu_check.Report(tmp_path / "gpu-check.md", timeout_s=5)
+    report.section("Hanging", lambda: report.run("hanging"))
+    assert report.finish() == 1
+    assert "It was ended after 5 s.\nbegun" in report.path.read_text()
+
+
+def test_figures_that_are_only_told_fail_nothing(report) -> None:
+    report.judge("Encode", "0.2", "about 0.18", None)
+    report.judge("Pace", "0.95", "at least 0.9", True)
+    assert report.finish() == 0
+    report.judge("Difference", "3", "0", False)
+    assert report.finish() == 1
+    assert report.path.read_text().rstrip().endswith("Not as wanted: Difference.")
+
+
+def test_a_middle_rank_is_held_against_a_step_alone(gpu_check: ModuleType, report, tmp_path: Path) -> None:
+    options = gpu_check._parse(["--device", "cpu"])
+    check = gpu_check.Check(report, "model", tmp_path, options)
+    step = {"part": "step", "weight_bytes": 3000 * 2**20, "peak_bytes": 1000 * 2**20}
+    check._memory([9000.0, 4100.0, 9000.0], step)
+    check._memory([9000.0, 6000.0, 9000.0], step)
+    check._memory([9000.0, 9000.0], step)
+    assert [(one.measured, one.good) for one in report.verdicts] == [("4,100", True), ("6,000", False)]
+    assert "compared with nothing" in report.path.read_text()
+
+
+def test_without_a_gpu_it_says_so(gpu_check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    path = tmp_path / "gpu-check.md"
+    assert gpu_check.main(["--report", str(path)]) == 2
+    assert "no GPU" in capsys.readouterr().err
+    assert not path.exists()
+    assert "gpu_check" in sys.modules
