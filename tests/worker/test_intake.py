@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import torch
 from PIL import Image
 
 from svdq.pipeline.models.model import ModelInfo
@@ -15,9 +16,12 @@ from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import fetch
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
+from svdq.worker.intake import intake as intake_module
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.jobs.rq_worker import LEASE_S
+from svdq.worker.recovery.checkpoints import Archive, Codec
+from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import connect
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=9)
@@ -30,9 +34,12 @@ Open = Callable[..., Intake]
 def open_intake(house) -> Iterator[Open]:
     opened: list[tuple[Intake, redis.Redis]] = []
 
-    def start(link: redis.Redis | None = None, spool: object = None, **options: object) -> Intake:
+    def start(
+        link: redis.Redis | None = None, spool: object = None, archive: Archive | None = None, **options: object
+    ) -> Intake:
         link = link or connect(ensure_server(house.settings.home))
-        intake = Intake(link, Storage(house.settings.storage), MODEL, IntakeOptions(**options), spool=spool)
+        storage = Storage(house.settings.storage)
+        intake = Intake(link, storage, MODEL, IntakeOptions(**options), archive, spool)
         opened.append((intake, link))
         intake.start()
         return intake
@@ -255,6 +262,22 @@ def test_a_job_whose_name_was_lost_on_its_way_is_taken_all_the_same(
     assert intake.take() is None
     assert {house.connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in job_ids} == {b"3"}
     assert not house.connection.exists(keys.POPPED)
+
+
+def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
+    house, open_intake: Open, until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "SWEEP_S", 0.2)
+    shelf = open_shelf("local", house.settings.home, Storage(house.settings.storage))
+    ended, waiting = house.submit(), house.submit()
+    intake = open_intake(archive=Archive(shelf=shelf, codec=Codec(model="fake", device=torch.device("cpu"))))
+    intake.ended(finished(take(intake)))
+    until(lambda: house.view(ended).ended)
+    for job_id in (ended, waiting):
+        shelf.open(job_id)
+        shelf.write(job_id, 5, b"late")
+    until(lambda: not shelf.steps(ended))
+    assert shelf.steps(waiting) == [5]
 
 
 class EndLosingRedis(LossyRedis):

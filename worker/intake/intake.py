@@ -4,6 +4,7 @@ All contact with Redis stands in one bookkeeping thread with its own connection;
 job that is not there yet. Photos are loaded by another thread, ahead of need.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.1
 #: Seconds for which Redis must have answered before leases count as run out: their holders must be heard first.
 GRACE_S = 8.0
+#: Seconds between looks for checkpoints of jobs that have ended: a slow rank may write one after its job's end.
+SWEEP_S = 3600.0
 #: Seconds that a group which is told to stop waits for Redis.
 GIVE_UP_S = 5.0
 
@@ -80,7 +83,7 @@ class Intake:
         self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: Whether the group has shown up in Redis and taken back what its dead predecessors had.
         self._begun = False
-        self._beat_at = self._maintain_at = 0.0
+        self._beat_at = self._maintain_at = self._sweep_at = 0.0
         self._closing = threading.Event()
         #: When to stop waiting for Redis at the end.
         self._give_up_at: float | None = None
@@ -192,6 +195,7 @@ class Intake:
             self._worker.start()
             self._recovery.at_start(self._options.blame)
             self._sweep()
+            self._sweep_at = time.monotonic() + SWEEP_S
             self._begun = True
         # Leases first: nothing below may keep one from being prolonged.
         if time.monotonic() >= self._beat_at:
@@ -209,6 +213,10 @@ class Intake:
                 self._recovery.expired()
                 self._worker.maintain()
             self._maintain_at = time.monotonic() + MAINTENANCE_S
+        if time.monotonic() >= self._sweep_at:
+            # A thread of its own: a bucket takes longer to list than leases can wait.
+            threading.Thread(target=self._sweep_if_redis_answers, name="sweep", daemon=True).start()
+            self._sweep_at = time.monotonic() + SWEEP_S
 
     def _take_back_unknown(self) -> None:
         self._recovery.unknown({flight.execution.id for flight in self._reporter.flights.values()})
@@ -218,6 +226,10 @@ class Intake:
         self._feeder.ended(flight, finished)
         if self._spool is not None:
             self._spool.forget(flight.rq_job.id)
+
+    def _sweep_if_redis_answers(self) -> None:
+        with contextlib.suppress(redis.RedisError):
+            self._sweep()
 
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while nobody was there to remove them."""
