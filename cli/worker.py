@@ -138,7 +138,8 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.producer.queue import connect
     from svdq.producer.results.pages import check_target
     from svdq.worker.launching.burst_lock import burst_lock, devices_of
-    from svdq.worker.launching.launch import check_model, num_gpus
+    from svdq.worker.launching.launch import num_gpus
+    from svdq.worker.launching.model_check import check_model
 
     if report is not None:
         check_target(report, (".json", ".html"))

@@ -14,7 +14,7 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.doctor_model import check_model
-from svdq.worker.launching import launch
+from svdq.worker.launching import model_check
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -214,13 +214,13 @@ def test_what_is_wrong_with_a_model(model: Path, damage: Callable[[Path], object
     assert str(model) in finding.text
     # The worker says the same, before any rank starts.
     with pytest.raises(InputError, match=re.escape(sentence)) as caught:
-        launch.check_model(str(model))
+        model_check.check_model(str(model))
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_under_the_home_that_is_whole_is_taken(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(whole.parent))
-    launch.check_model("~/tiny")
+    model_check.check_model("~/tiny")
     assert [finding.level for finding in check_model("~/tiny")] == ["ok"]
 
 
@@ -238,9 +238,9 @@ def test_doctor_and_worker_end_with_a_sentence(svdq: Cli, model: Path) -> None:
 def test_half_precision_only(model: Path) -> None:
     (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
     assert [finding.level for finding in check_model(str(model))] == ["warn", "ok"]
-    launch.check_model(str(model), on_gpus=True)
+    model_check.check_model(str(model), on_gpus=True)
     with pytest.raises(InputError, match=r"^The unet of .* has half precision weights only"):
-        launch.check_model(str(model), on_gpus=False)
+        model_check.check_model(str(model), on_gpus=False)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.worker.launching import rundir
-from svdq.worker.launching.launch import check_model, num_gpus
+from svdq.worker.launching.launch import num_gpus
+from svdq.worker.launching.model_check import check_model
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere"])

@@ -20,9 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import DEFAULTS, WEIGHTS, ComputeOptions
-from svdq.pipeline.models.folder_check import check_folder
-from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import write_trace
 from svdq.producer.moments import parse_future
@@ -240,19 +238,3 @@ class _Watch:
     def _stop(self) -> None:
         self._wish = signal.SIGTERM
         self._kill_at = self._kill_at or time.monotonic() + STOP_S
-
-
-def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> None:
-    """Check before seven ranks start that a model is on this machine and whole, as far as that is seen without torch.
-
-    Args:
-        name: as in SVDQ_MODEL.
-        on_gpus: whether the ranks compute on GPUs, for which half precision weights do; None when it is not known.
-        dtype: what they are told to compute in, as in `ComputeOptions`.
-
-    Raises:
-        InputError: it is not.
-    """
-    if name != "preview" and name.partition(":")[0] != "simulated":
-        half = WEIGHTS.get(dtype, None if on_gpus is None else WEIGHTS["fp16" if on_gpus else "fp32"])
-        check_folder(find_folder(name), name, half=half)
