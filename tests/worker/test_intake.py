@@ -213,6 +213,7 @@ class LossyRedis(redis.Redis):
 
     #: What the command has in it; each job begins with a pop, and then its execution.
     lost = "lmove"
+    error: type[redis.RedisError] = redis.ConnectionError
 
     def eval(self, script: str, *arguments: object) -> object:
         answer = super().eval(script, *arguments)
@@ -236,7 +237,7 @@ class LossyRedis(redis.Redis):
     def lose(self, commands: str) -> None:
         if self.lost and self.lost in commands:
             self.lost = ""
-            raise redis.ConnectionError("Connection closed by server.")
+            raise self.error("Connection closed by server.")
 
 
 class BeginLosingRedis(LossyRedis):
@@ -284,6 +285,10 @@ class EndLosingRedis(LossyRedis):
     lost = "'DEL', 'rq:execution:"
 
 
+class WatchedEndLosingRedis(EndLosingRedis):
+    error = redis.WatchError  # as redis-py has it for a transaction that watches something
+
+
 class Forgetter:
     """Notes whose checkpoints are to go."""
 
@@ -294,13 +299,20 @@ class Forgetter:
         self.forgotten.append(job_id)
 
 
-@pytest.mark.parametrize("failure", [None, "It broke."])
+@pytest.mark.parametrize(
+    ("kind", "failure"), [(EndLosingRedis, None), (EndLosingRedis, "It broke."), (WatchedEndLosingRedis, None)]
+)
 def test_an_end_that_redis_has_written_and_could_not_say_so_counts(
-    house, open_intake: Open, until, failure: str | None, caplog: pytest.LogCaptureFixture
+    house,
+    open_intake: Open,
+    until,
+    kind: type[LossyRedis],
+    failure: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     job_id = house.submit()
     spool = Forgetter()
-    lossy = EndLosingRedis.from_url(ensure_server(house.settings.home))
+    lossy = kind.from_url(ensure_server(house.settings.home))
     intake = open_intake(lossy, spool)
     request = take(intake)
     intake.ended(finished(request) if failure is None else Report(job_id=job_id, body={}, result={}, failure=failure))

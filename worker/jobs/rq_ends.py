@@ -69,6 +69,9 @@ class EndingWorker(RqWorker):
         """
         super().__init__(connection, on_stop=on_stop, on_shutdown=on_shutdown)
         self._callbacks = callbacks
+        #: The execution whose success is being written, and whether that was tried before.
+        self._succeeding: Flight | None = None
+        self._tried = False
 
     def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
         """End a job as failed that was taken off its queue and not begun."""
@@ -84,12 +87,26 @@ class EndingWorker(RqWorker):
         rq_job._result = result
         rq_job._status = JobStatus.FINISHED
         self.execution = flight.execution
+        self._succeeding, self._tried = flight, False
         try:
             self.handle_job_success(rq_job, flight.queue, flight.queue.started_job_registry)
         finally:
-            self.execution = None
+            self.execution = self._succeeding = None
         self._forget_troubles(rq_job.id)
         self._call_back(rq_job, "on_success")
+
+    def increment_successful_job_count(self, pipeline: Any = None) -> None:
+        """Do RQ's first write of a success, unless the success is written already.
+
+        RQ tries again when what it watches has changed, and takes a connection that was lost for such a change, though
+        Redis may have written all of it. It also forgets its execution after the first try.
+        """
+        flight = self._succeeding
+        if flight is not None:
+            if self._tried and not self.holds(flight):
+                raise redis.ConnectionError("Redis went away while a success was written")
+            self.execution, self._tried = flight.execution, True
+        super().increment_successful_job_count(pipeline)
 
     def settle(self, flight: Flight) -> JobStatus | None:
         """Do what follows the end of an execution that Redis has written and could not say so before it went away.
