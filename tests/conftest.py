@@ -18,6 +18,9 @@ from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 
+# Three test processes at a time share the cores: torch's threads would spin while they wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # How long an example takes is the machine's business.
 hypothesis.settings.register_profile("svdq", deadline=None)
 hypothesis.settings.load_profile("svdq")

@@ -32,7 +32,7 @@ def test_the_trace_of_a_group_that_decodes(svdq: Any, tmp_path: Path) -> None:
     )
     assert found["best"]["factor"] == pytest.approx(40 / 30, rel=0.2)
     assert found["ranks"][0]["decode"] == 0
-    assert found["ranks"][1]["decode"] > 0.7
+    assert found["ranks"][1]["decode"] > found["ranks"][1]["steps"]
     assert found["idle"][0].startswith("Rank 0 idles")
     assert found["idle"][0].endswith("because the last rank is at its decode all the time.")
     text = CliRunner().invoke(cli, ["advise", str(trace)]).stdout

@@ -72,10 +72,11 @@ def test_a_pause_is_rqs_and_shown(house) -> None:
 def test_jobs_in_flight_stop_at_their_next_step(house, until) -> None:
     """By our command, by RQ's stop command, and by RQ's plain cancel, which tells no worker; the others go on."""
     group = house.start(3, model=SIMULATED)
-    jobs = [house.submit(steps=200) for _ in range(3)]
+    jobs = [house.submit(steps=300) for _ in range(3)]
     after = house.submit(steps=4)
     until(lambda: house.states(jobs).count("started") >= 3)
-    assert house.run("svdq", "cancel", jobs[1]).stdout == f"{jobs[1]}  stops at its next step\n"
+    cancelled = house.run("svdq", "cancel", jobs[1])
+    assert cancelled.stdout == f"{jobs[1]}  stops at its next step\n", cancelled.stderr
     rq.command.send_stop_job_command(house.connection, jobs[2], serializer=fetch(house.connection, jobs[2]).serializer)
     fetch(house.connection, jobs[0]).cancel()
 
