@@ -134,10 +134,10 @@ def failure_of(figures: "PartFigures") -> str:
     return f"The {figures.part}{chunk} cannot be measured at {where}: {figures.failure}"
 
 
-def gib(figures: "PartFigures") -> str:
-    """Write the memory of a part: weights, and what is allocated besides where that is known."""
-    memory = f"{figures.weight_bytes / 2**30:.2f}"
-    return memory if figures.peak_bytes is None else f"{memory} + {figures.peak_bytes / 2**30:.2f}"
+def gib(weight_bytes: int, besides_bytes: int | None) -> str:
+    """Write memory in GiB: weights, and what is allocated besides where that is known."""
+    weights = f"{weight_bytes / 2**30:.2f}"
+    return weights if besides_bytes is None else f"{weights} + {besides_bytes / 2**30:.2f}"
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
@@ -154,5 +154,5 @@ def _row(figures: "PartFigures") -> list[object]:
         f"{min(figures.all_s):.4g} to {max(figures.all_s):.4g}",
         f"{figures.first_s:.3g}",
         "" if figures.worth_steps is None else f"{figures.worth_steps:.3g}",
-        gib(figures),
+        gib(figures.weight_bytes, figures.peak_bytes),
     ]

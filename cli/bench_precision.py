@@ -109,6 +109,6 @@ def _row(figures: "PartFigures") -> list[object]:
         figures.decode_chunk_size or "",
         f"{figures.seconds:.4g}",
         f"{min(figures.all_s):.4g} to {max(figures.all_s):.4g}",
-        gib(figures),
+        gib(figures.weight_bytes, figures.peak_bytes),
         "" if figures.difference is None else f"{figures.difference:.1e}",
     ]

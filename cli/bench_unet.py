@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.bench_ends import computing_on, video_of, write_json
+from svdq.cli.bench_ends import computing_on, gib, video_of, write_json
 from svdq.cli.parameters import read_size
 from svdq.pipeline.models.compute import DTYPES, VARIANTS
 
@@ -90,9 +90,6 @@ def bench_unet(
 
 
 def _row(figures: "UnetFigures") -> list[object]:
-    memory = f"{figures.weight_bytes / 2**30:.2f}"
-    if figures.activation_bytes is not None:
-        memory += f" + {figures.activation_bytes / 2**30:.2f}"
     return [
         figures.option,
         figures.dtype,
@@ -102,6 +99,6 @@ def _row(figures: "UnetFigures") -> list[object]:
         f"{figures.speedup:.2f}",
         f"{figures.flops_per_s / 1e12:.3g}",
         f"{figures.matrix_share:.0%}",
-        memory,
+        gib(figures.weight_bytes, figures.activation_bytes),
         f"{figures.difference:.1e}",
     ]

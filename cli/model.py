@@ -34,6 +34,7 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     HF_HOME moves the cache, HF_TOKEN is for models whose licence must be accepted.
     """
     from svdq.pipeline.models import pull as hub
+    from svdq.pipeline.models.size_text import size_text
     from svdq.worker.launching.launch import num_gpus
 
     wanted = variant or ("fp16" if num_gpus() else "full")
@@ -42,14 +43,12 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     note = " (it has no fp16 weights)" if wanted != plan.variant else ""
     click.echo(
         f"{plan.name}: {len(plan.files)} files, {plan.variant} weights{note}; "
-        f"{len(plan.missing)} to fetch, {hub.size_text(plan.bytes_missing)} of {hub.size_text(free)} free."
+        f"{len(plan.missing)} to fetch, {size_text(plan.bytes_missing)} of {size_text(free)} free."
     )
     numbers = {file.path: number for number, file in enumerate(plan.missing, 1)}
     folder = hub.pull(
         plan,
-        lambda file: click.echo(
-            f"{numbers[file.path]}/{len(numbers)}  {file.path}  {hub.size_text(file.size)}", err=True
-        ),
+        lambda file: click.echo(f"{numbers[file.path]}/{len(numbers)}  {file.path}  {size_text(file.size)}", err=True),
     )
     click.echo(f"{folder}\nUse it with SVDQ_MODEL={plan.name}")
 

@@ -7,7 +7,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.folder_check import WEIGHTS, find_problems, variants
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.model_index import is_untrained
-from svdq.pipeline.models.pull import size_text
+from svdq.pipeline.models.size_text import size_text
 from svdq.producer.doctor import Finding, failure
 
 SUBJECT = "model"

@@ -123,7 +123,7 @@ def measure(model: str, parameters: VideoParameters, num_pairs: int, *, with_une
     pipeline = StableVideoDiffusionPipeline.from_pretrained(model, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     if not with_unet:
-        for unet in (pipeline.unet, ours._pipeline.unet):
+        for unet in (pipeline.unet, ours.pipeline.unet):
             unet.forward = _no_unet
     pairs = _Pairs(pipeline, photo, parameters, num_pairs + 1)
     build_stage(

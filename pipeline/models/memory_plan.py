@@ -10,7 +10,8 @@ from operator import le
 from typing import Protocol
 
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.models.memory_words import chunk_of, differences, frames_text, place, shape_text, size_text
+from svdq.pipeline.models.memory_words import chunk_of, differences, frames_text, place, shape_text
+from svdq.pipeline.models.size_text import size_text
 from svdq.pipeline.parameters import SIZE_MULTIPLE, VideoParameters
 
 

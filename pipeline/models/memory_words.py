@@ -40,8 +40,3 @@ def shape_text(parameters: VideoParameters) -> str:
 def frames_text(number: int) -> str:
     """Write a number of frames."""
     return "1 frame" if number == 1 else f"{number} frames"
-
-
-def size_text(num_bytes: int) -> str:
-    """Write a number of bytes for people, with a digit after the point."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -16,6 +16,7 @@ from torch import Tensor
 from svdq.pipeline.costs import Guess
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
+from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
@@ -124,8 +125,7 @@ def open_model(
     Raises:
         InputError: there is no such model, a part of it is missing, or it has no UNet for the options.
     """
-    is_svd = name != "preview" and name.partition(":")[0] != "simulated"
-    if not is_svd and options != DEFAULTS:
+    if not is_svd(name) and options != DEFAULTS:
         raise InputError(
             f"The model {name} has no UNet, so it cannot be run with {', '.join(sorted(options.changed()))}; "
             "leave that out, or set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id."

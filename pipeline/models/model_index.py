@@ -138,3 +138,8 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
 def is_untrained(folder: Path) -> bool:
     """Whether a folder says that its weights are random."""
     return (folder / UNTRAINED).is_file()
+
+
+def is_svd(name: str) -> bool:
+    """Whether a model's name, as in SVDQ_MODEL, is that of a folder or on the hub: not of a model made in code."""
+    return name != "preview" and name.partition(":")[0] != "simulated"

@@ -15,6 +15,7 @@ from svdq.pipeline.models.folder_check import WEIGHTS, file_problem, is_half, we
 from svdq.pipeline.models.hub import cached, split_id
 from svdq.pipeline.models.hub_errors import explained, hub_client
 from svdq.pipeline.models.model_index import COMPONENTS
+from svdq.pipeline.models.size_text import size_text
 
 #: fp16 is what GPUs compute in; full is what processors need.
 Variant = Literal["fp16", "full"]
@@ -134,11 +135,6 @@ def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
     if folder is None or folder.name != plan.commit:
         raise UnavailableError(f"The model {plan.name} was changed on the hub while it was fetched; pull it again.")
     return folder
-
-
-def size_text(num_bytes: int) -> str:
-    """Write a number of bytes for people."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _choose(names: list[str], variant: Variant) -> tuple[list[str], Variant]:

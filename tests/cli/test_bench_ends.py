@@ -1,7 +1,6 @@
 """`svdq bench ends` on the untrained model: encode and decode against a step, and what does not fit."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,6 @@ from svdq.pipeline.models.tiny import write_tiny_model
 
 # diffusers makes an array of a tensor of its scheduler in a way that numpy 2 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Nothing here waits for a second core that others use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class SmallMemory(SvdModel):

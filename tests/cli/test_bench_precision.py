@@ -1,7 +1,6 @@
 """`svdq bench precision`: what follows from figures, and the sweep on the untrained model."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ NOTHING = HandOver(transfer_s=0.0, overhead_s=0.0)
 
 # diffusers makes an array of a tensor of its scheduler in a way that numpy 2 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Nothing here waits for a second core that others use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def case(size: str, dtype: str, *costs: float | None, difference: float | None = None) -> Case:

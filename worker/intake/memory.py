@@ -10,7 +10,8 @@ from svdq.pipeline.models.compute import ComputeOptions
 from svdq.pipeline.models.memory_plan import MemoryPlan
 from svdq.pipeline.models.memory_process import EstimatorProcess
 from svdq.pipeline.models.memory_room import rooms_of
-from svdq.pipeline.models.memory_words import size_text
+from svdq.pipeline.models.model_index import is_svd
+from svdq.pipeline.models.size_text import size_text
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,7 @@ def start_estimates(
         compute: how it computes.
         limit: bytes that the user grants each rank; None: what its GPU has.
     """
-    is_svd = model != "preview" and model.partition(":")[0] != "simulated"
-    if not is_svd or (limit is None and device.type != "cuda"):
+    if not is_svd(model) or (limit is None and device.type != "cuda"):
         return None
     return EstimatorProcess(model, dtype, device.type, compute)
 

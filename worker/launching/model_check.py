@@ -3,6 +3,7 @@
 from svdq.pipeline.models.compute import WEIGHTS
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.model_index import is_svd
 
 
 def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> None:
@@ -16,6 +17,6 @@ def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") 
     Raises:
         InputError: it is not.
     """
-    if name != "preview" and name.partition(":")[0] != "simulated":
+    if is_svd(name):
         half = WEIGHTS.get(dtype, None if on_gpus is None else WEIGHTS["fp16" if on_gpus else "fp32"])
         check_folder(find_folder(name), name, half=half)
