@@ -145,8 +145,8 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             if options.groups > 1 and gpus:
                 devices = [(number * ranks + rank) % gpus for rank in range(ranks)]
             groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices, hosts))
-            if endpoint is not None:
-                endpoint.groups.append(groups[-1])
+        if endpoint is not None:
+            endpoint.tell_of(groups)
         watch = _Watch(groups, scheduler, until_s)
         code = watch.run()
         if options.trace is not None:

@@ -140,9 +140,7 @@ class LauncherCollector(Collector):
         """Pick the ranks that are processes of ours; their groups' names in Redis are nothing the launcher knows."""
         host = socket.gethostname()
         places = {
-            (rank, pid): str(number)
-            for number, group in enumerate(list(self._groups))
-            for rank, pid in group.pids().items()
+            (rank, pid): str(number) for number, group in enumerate(self._groups) for rank, pid in group.pids().items()
         }
         return [
             _Own(group=places[rank.rank, rank.pid], status=rank)
@@ -154,7 +152,7 @@ class LauncherCollector(Collector):
         families.info("svdq_build_info", [], {"version": version("svdq")})
         families.add("svdq_start_time_seconds", [], self._started_at)
         families.add("svdq_redis_up", [], is_redis_up)
-        for number, group in enumerate(list(self._groups)):
+        for number, group in enumerate(self._groups):
             label = [str(number)]
             num_up = sum(not process_is_gone(pid) for pid in group.pids().values()) if group.is_running else 0
             families.add("svdq_group_up", label, group.is_running)

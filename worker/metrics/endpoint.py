@@ -5,6 +5,7 @@ A scrape that hangs, or thousands of them, take time from the launcher, which on
 
 import logging
 import socket
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +27,7 @@ class MetricsEndpoint:
     """The endpoint of one launcher, for the length of a block."""
 
     def __init__(self, address: str, port: int, redis_url: str) -> None:
-        """Begin to answer.
+        """Listen, and answer with an empty page until `tell_of`.
 
         Args:
             address: of this machine, to listen at.
@@ -42,12 +43,10 @@ class MetricsEndpoint:
             socket_connect_timeout=ANSWER_TIMEOUT_S,
             socket_timeout=ANSWER_TIMEOUT_S,
         )
-        #: The launcher's groups; it adds them as it starts them.
-        self.groups: list[OwnGroup] = []
-        registry = CollectorRegistry()
-        registry.register(LauncherCollector(self._connection, self.groups))
+        self._address = address
+        self._registry = CollectorRegistry()
         try:
-            self._server, self._thread = start_http_server(port, address, registry)
+            self._server, self._thread = start_http_server(port, address, self._registry)
         except (OSError, OverflowError) as error:
             self._connection.close()
             reason = getattr(error, "strerror", None) or error
@@ -55,7 +54,11 @@ class MetricsEndpoint:
                 f"Metrics cannot be served at port {port} of {address!r} ({reason}); choose another --metrics-port or "
                 "--metrics-address."
             ) from error
-        host = f"[{address}]" if self._server.address_family is socket.AF_INET6 else address
+
+    def tell_of(self, groups: Sequence[OwnGroup]) -> None:
+        """Answer with the launcher's groups, all of which have been started, and with their queues; say where."""
+        self._registry.register(LauncherCollector(self._connection, groups))
+        host = f"[{self._address}]" if self._server.address_family is socket.AF_INET6 else self._address
         logger.info("Metrics are at http://%s:%d/metrics.", host, self._server.server_port)
 
     def __enter__(self) -> Self:
