@@ -2,7 +2,7 @@
 
 Runs the commands that it prints, one after the other, and writes what they said to a Markdown file, with what is wanted
 beside what was measured. A section that fails says so, and the others go on. Several ranks share a GPU where there are
-fewer GPUs than ranks; their tensors go through the host then. Knows nothing that the commands do not tell it.
+fewer GPUs than ranks; their tensors go through the host then. Measures nothing itself.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check_report import Report
+
+from svdq.pipeline.models.memory_measured import WORKSPACE_BYTES
 
 PHOTO = Path(__file__).parent.parent / "docs" / "demo" / "photo.jpg"
 #: What ranks that share a card have to reach of one rank's pace, and ranks with a card each of their number.
@@ -88,6 +90,18 @@ class Check:
                 expected = {"encode": "0.18", "decode": "4.4"}[one["part"]]
                 what = f"The {one['part']}{chunk} in {one['dtype']}, in steps"
                 self._report.judge(what, f"{one['worth_steps']:.3g}", f"about {expected}, as on an H100", None)
+            if one["peak_bytes"] is not None:
+                self._estimate(one)
+
+    def _estimate(self, one: dict[str, Any]) -> None:
+        chunk = f", {one['decode_chunk_size']} at a time," if one["decode_chunk_size"] else ""
+        taken, estimated = one["peak_bytes"], one["estimated_bytes"]
+        self._report.judge(
+            f"Memory of the {one['part']}{chunk} in {one['dtype']} besides weights, GB",
+            f"{taken / 1e9:.2f}",
+            f"at most the estimated {estimated / 1e9:.2f} and {WORKSPACE_BYTES / 1e9:.2f} to work in",
+            taken <= estimated + WORKSPACE_BYTES,
+        )
 
     def precision(self) -> None:
         """Sweep types and sizes."""

@@ -53,6 +53,8 @@ class Sample:
     stages: tuple[tuple[int, int, float], ...] = ()
     #: Seconds spent besides denoising: `encode`, `decode`.
     seconds: Mapping[str, float] = field(default_factory=dict)
+    #: Bytes that encode, step and decode took besides weights, on the rank where it was the most; GPUs only.
+    memory: Mapping[str, int] = field(default_factory=dict)
     #: Each time it was taken up again, in order.
     resumed: tuple[Resumption, ...] = ()
 
@@ -60,6 +62,13 @@ class Sample:
     def ended(self) -> bool:
         """Whether it travels on only to be reported."""
         return self.cancelled or self.failure is not None
+
+    def taking(self, memory: Mapping[str, int]) -> Self:
+        """Note what a rank has measured of the memory that the sample takes."""
+        if not memory:
+            return self
+        most = {what: max(num_bytes, self.memory.get(what, 0)) for what, num_bytes in memory.items()}
+        return replace(self, memory={**self.memory, **most})
 
     def failed(self, reason: str) -> Self:
         """End the sample with a reason, without its tensors."""

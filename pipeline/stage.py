@@ -220,6 +220,7 @@ class Stage:
     # Passing on: to the neighbour, or from the last rank to the sink.
 
     def _pass_on(self, sample: Sample) -> None:
+        sample = sample.taking(self._model.memory(sample.parameters))
         if self._downstream is not None:
             self._monitor.idle()
             self._downstream.send(Message(kind=Kind.SAMPLE, body=sample_body(sample), tensors=sample.tensors))
@@ -231,6 +232,7 @@ class Stage:
             self._monitor.step(sample, sample.parameters.steps)
             with self._tracer.span("decode", sample.job_id):
                 sample, frames = decode(self._model, sample)
+            sample = sample.taking(self._model.memory(sample.parameters))
             self._monitor.idle()
             if frames is not None:
                 self._sink.deliver(sample, frames, self._report)

@@ -16,6 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.compute import DEFAULTS
+from svdq.pipeline.models.memory import MemoryEstimator
 from svdq.pipeline.models.model import Part
 from svdq.pipeline.models.model_index import UNET_DEFAULTS
 from svdq.pipeline.models.svd import SvdModel
@@ -49,6 +51,8 @@ class PartFigures:
     #: Bytes of what is loaded for this part, and the most that was allocated on the GPU besides; None on a processor.
     weight_bytes: int = 0
     peak_bytes: int | None = None
+    #: Bytes that a worker estimates that to be.
+    estimated_bytes: int = 0
     #: How many steps it takes as long as; None where no step was measured in its type.
     worth_steps: float | None = None
     #: Largest difference of its result to float32's, over that result's largest value; None where that is not known.
@@ -116,6 +120,7 @@ class _Bench:
         self._device = device
         self._dtype = dtype
         self._repeats = repeats
+        self._estimates = MemoryEstimator(name, dtype, device.type, DEFAULTS)
         self._model: SvdModel | None = None
         self._result: Tensor | None = None
         #: Whether memory did not suffice the last time.
@@ -163,7 +168,17 @@ class _Bench:
             "first_s": first_s,
             "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
             "peak_bytes": torch.cuda.max_memory_allocated(self._device) - before if on_gpu else None,
+            "estimated_bytes": self._estimated(video, chunk_size),
         }
+
+    def _estimated(self, video: VideoParameters, chunk_size: int | None) -> int:
+        width, height, frames = video.width, video.height, video.num_frames
+        if self._part is Part.ENCODER:
+            return self._estimates.encode(self._part, width, height)
+        if self._part is Part.DECODER:
+            assert chunk_size is not None
+            return self._estimates.decode(width, height, frames, chunk_size)
+        return self._estimates.step(width, height, frames, video.guided)
 
     def _timed(self, run: Callable[[int], None], number: int) -> float:
         started = time.perf_counter()

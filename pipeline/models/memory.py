@@ -166,11 +166,19 @@ class MemoryEstimator:
         model = self._skeleton(parts & ~Part.DENOISER)
         return self._peak(lambda: model.encode(PIL.Image.new("RGB", (width, height), "gray"), parameters))
 
-    def _step(self, width: int, height: int, frames: int, guided: bool) -> int:
-        """Estimate what a step of denoising takes besides weights, with what stays between steps."""
+    def _step(self, width: int, height: int, frames: int, guided: bool, chunked: bool = False) -> int:
+        """Estimate what a step of denoising takes besides weights, with what stays between steps.
+
+        Args:
+            width: in pixels.
+            height: in pixels.
+            frames: F.
+            guided: whether guidance is on.
+            chunked: with forward chunking, whether the options have it or not.
+        """
         scale = 3.0 if guided else 1.0
         parameters = VideoParameters(width=width, height=height, frames=frames, max_guidance_scale=scale, seed=0)
-        model = self._skeleton(Part.DENOISER)
+        model = self._skeleton(Part.DENOISER, chunked)
         latents = (1, frames, 4, height // 8, width // 8)
 
         def step() -> None:
@@ -192,8 +200,9 @@ class MemoryEstimator:
             lambda: model.decode({"latents": self._empty(*latents)}, parameters, min(decode_chunk_size, frames))
         )
 
-    def _open(self, parts: Part) -> SvdModel:
-        model = SvdModel(self._name, parts, META, self._dtype, self._options)
+    def _open(self, parts: Part, chunked: bool = False) -> SvdModel:
+        options = replace(self._options, forward_chunking=True) if chunked else self._options
+        model = SvdModel(self._name, parts, META, self._dtype, options)
         if parts == Part.DECODER:
             model.pipeline.vae.decode = self._decode_once(model.pipeline.vae.decode)
         return model

@@ -4,12 +4,15 @@ What parts of a video take is asked of estimates, and what there is was told by 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import le
 from typing import Protocol
 
 from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.models.memory_measured import MeasuredMemory
+from svdq.pipeline.models.memory_meter import shape_for
 from svdq.pipeline.models.memory_words import chunk_of, differences, frames_text, place, shape_text
 from svdq.pipeline.models.size_text import size_text
 from svdq.pipeline.parameters import SIZE_MULTIPLE, VideoParameters
@@ -26,8 +29,8 @@ class Estimates(Protocol):
         """Tell what encoding takes besides weights, on a rank with or without the decoder."""
         ...
 
-    def step(self, width: int, height: int, frames: int, guided: bool) -> int:
-        """Tell what a step takes besides weights."""
+    def step(self, width: int, height: int, frames: int, guided: bool, chunked: bool = False) -> int:
+        """Tell what a step takes besides weights; `chunked`: with forward chunking, whether it is on or not."""
         ...
 
     def decode(self, width: int, height: int, frames: int, decode_chunk_size: int) -> int:
@@ -62,7 +65,15 @@ class Admitted:
 class MemoryPlan:
     """What the ranks of a group can hold."""
 
-    def __init__(self, num_ranks: int, rooms: Sequence[Room], estimates: Estimates, *, fit: bool) -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        rooms: Sequence[Room],
+        estimates: Estimates,
+        *,
+        fit: bool,
+        measured: MeasuredMemory | None = None,
+    ) -> None:
         """Make it.
 
         Args:
@@ -70,16 +81,18 @@ class MemoryPlan:
             rooms: the memory of all ranks; a rank that is in none is never too small.
             estimates: what the model takes.
             fit: change videos that do not fit, in place of refusing them.
+            measured: what is known from videos that were made; goes before estimates.
         """
         self._num_ranks = num_ranks
         self._rooms = rooms
         self._estimates = estimates
         self._fit = fit
-        #: What steps were estimated to take, by (guided, width, height, frames).
-        self._steps: dict[tuple[bool, int, int, int], int] = {}
+        self._measured = measured or MeasuredMemory()
+        #: Steps of which it is known what they take: (width, height, frames, B).
+        self._steps: set[tuple[int, ...]] = set()
 
     def admit(self, parameters: VideoParameters) -> Admitted:
-        """Look whether a video fits; the same video always gets the same answer.
+        """Look whether a video fits; the same video gets the same answer until something new is measured.
 
         One that leaves its decode_chunk_size open gets the largest that fits.
 
@@ -102,28 +115,50 @@ class MemoryPlan:
             asked_for = asked_for.model_copy(update={"decode_chunk_size": 1})
         raise DoesNotFitError(self._sentence(asked_for))
 
-    def need(self, rank: int, parameters: VideoParameters | None) -> int:
-        """Tell how many bytes a rank needs for a video: its weights, and the most that it computes in at a time."""
+    def need(self, rank: int, parameters: VideoParameters | None, *, chunked: bool = False) -> int:
+        """Tell how many bytes a rank needs for a video: its weights, and the most that it computes in at a time.
+
+        Args:
+            rank: of the group.
+            parameters: of the video; None: the weights alone.
+            chunked: as it would be if the worker did forward chunking.
+        """
         first, last = rank == 0, rank == self._num_ranks - 1
         weights = self._estimates.weights(first, last)
         if parameters is None:
             return weights
-        width, height, frames = parameters.width, parameters.height, parameters.num_frames
-        peaks = [self._step(width, height, frames, parameters.guided)]
+        shape = shape_for("step", parameters)
+        peaks = [self._chunked_step(shape) if chunked else self._step(shape)]
         if first:
-            peaks.append(self._estimates.encode(last, width, height))
+            encode = partial(self._estimates.encode, last)
+            peaks.append(self._measured.expected("encode", shape_for("encode", parameters), encode))
         if last:
-            peaks.append(self._estimates.decode(width, height, frames, chunk_of(parameters)))
+            shape = shape_for("decode", parameters)
+            peaks.append(self._measured.expected("decode", shape, self._estimates.decode))
         return weights + max(peaks)
 
-    def _step(self, width: int, height: int, frames: int, guided: bool) -> int:
+    def learn(self, parameters: VideoParameters, memory: Mapping[str, int]) -> None:
+        """Take note of what ranks have measured of a video: `Sample.memory`; from any thread."""
+        self._measured.learn(parameters, memory)
+
+    def _step(self, shape: tuple[int, ...]) -> int:
         """Tell what a step takes; or what one of a larger video takes if even that fits: to estimate costs seconds."""
-        for (also_guided, *larger), num_bytes in self._steps.items():
-            if guided <= also_guided and all(map(le, (width, height, frames), larger)) and self._has_room(num_bytes):
+        for larger in self._steps - {shape}:
+            if all(map(le, shape, larger)) and self._has_room(num_bytes := self._step_alone(larger)):
                 return num_bytes
-        found = self._estimates.step(width, height, frames, guided)
-        self._steps[guided, width, height, frames] = found
-        return found
+        self._steps.add(shape)
+        return self._step_alone(shape)
+
+    def _step_alone(self, shape: tuple[int, ...]) -> int:
+        return self._measured.expected(
+            "step", shape, lambda width, height, frames, batch: self._estimates.step(width, height, frames, batch > 1)
+        )
+
+    def _chunked_step(self, shape: tuple[int, ...]) -> int:
+        width, height, frames, batch = shape
+        estimated, chunked = (self._estimates.step(width, height, frames, batch > 1, each) for each in (False, True))
+        # What was measured besides is taken to stay.
+        return chunked + max(0, self._step_alone(shape) - estimated)
 
     def _has_room(self, num_bytes: int) -> bool:
         """Whether all ranks can take as much besides their weights."""
@@ -131,13 +166,13 @@ class MemoryPlan:
             sum(self.need(rank, None) + num_bytes for rank in room.ranks) <= room.capacity for room in self._rooms
         )
 
-    def _needs(self, parameters: VideoParameters | None) -> list[int]:
+    def _needs(self, parameters: VideoParameters | None, *, chunked: bool = False) -> list[int]:
         """Tell how many bytes each room needs to have; without a video those of the weights."""
-        return [sum(self.need(rank, parameters) for rank in room.ranks) for room in self._rooms]
+        return [sum(self.need(rank, parameters, chunked=chunked) for rank in room.ranks) for room in self._rooms]
 
-    def _excess(self, parameters: VideoParameters | None) -> int:
+    def _excess(self, parameters: VideoParameters | None, *, chunked: bool = False) -> int:
         """Tell by how many bytes the room that is shortest falls short; negative where all fits."""
-        needs = self._needs(parameters)
+        needs = self._needs(parameters, chunked=chunked)
         return max(need - room.capacity for need, room in zip(needs, self._rooms, strict=True))
 
     def _fits(self, parameters: VideoParameters) -> bool:
@@ -213,6 +248,8 @@ class MemoryPlan:
             found.append(frames_text(smaller.num_frames))
         if (smaller := self._smaller_size(parameters)) is not None:
             found.append(f"{smaller.width}x{smaller.height}")
+        if self._excess(parameters, chunked=True) <= 0:
+            found.append("all of it with `svdq worker --forward-chunking`")
         if found:
             return f"{found[0]} would fit{''.join(f', or {other}' for other in found[1:])}."
         # Neither alone: what would do together.

@@ -55,9 +55,9 @@ class EstimatorProcess:
         """See there."""
         return self._ask("encode", decoder, width, height)
 
-    def step(self, width: int, height: int, frames: int, guided: bool) -> int:
+    def step(self, width: int, height: int, frames: int, guided: bool, chunked: bool = False) -> int:
         """See there."""
-        return self._ask("step", width, height, frames, guided)
+        return self._ask("step", width, height, frames, guided, chunked)
 
     def decode(self, width: int, height: int, frames: int, decode_chunk_size: int) -> int:
         """See there."""

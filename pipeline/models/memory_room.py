@@ -8,10 +8,10 @@ import torch
 
 from svdq.pipeline.models.memory_plan import Room
 
-#: What a process on a GPU needs besides tensors: cuDNN and cuBLAS work in memory of their own, and what the allocator
-#: has cut into pieces fits no large tensor. A guess; nobody has measured it. CUDA's own context is not in it: that is
-#: gone already when a rank looks at what is free.
-RESERVE_BYTES = 1_500_000_000
+#: What a process on a GPU needs besides tensors: memory that the allocator has cut into pieces fits no large one. A
+#: guess; nobody has measured it. CUDA's own context is not in it: that is gone already when a rank looks at what is
+#: free.
+RESERVE_BYTES = 500_000_000
 
 
 def look(device: torch.device, limit: int | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 A rank asks for the parts it needs and nothing else is loaded. Knows nothing of ranks, transport or files of jobs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any, Protocol
@@ -82,6 +83,10 @@ class VideoModel(Protocol):
 
     def warm_up(self, parameters: VideoParameters) -> None:
         """Do once, with made-up tensors, what the first sample of a shape would pay for."""
+        ...
+
+    def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
+        """Tell the bytes that `encode`, `step` and `decode` took here for a shape, besides weights, where measured."""
         ...
 
     def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:

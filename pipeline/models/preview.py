@@ -6,6 +6,7 @@ would with a perfect model. It needs neither weights nor diffusers, whose import
 """
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -47,6 +48,10 @@ class PreviewModel:
             # Measured on one core at 576x320x25.
             guess=Guess(encode_steps=2.0, decode_steps=1.5),
         )
+
+    def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
+        """Tell nothing: it is not worth measuring."""
+        return {}
 
     def warm_up(self, parameters: VideoParameters) -> None:
         """Do nothing: the first sample pays for nothing that later ones do not."""

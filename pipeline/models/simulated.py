@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,10 @@ class SimulatedModel:
 
     def _start_clock(self) -> None:
         self._clock_s = time.perf_counter()
+
+    def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
+        """Tell nothing: it is not worth measuring."""
+        return {}
 
     def warm_up(self, parameters: VideoParameters) -> None:
         """Sleep for `warm_ms`."""

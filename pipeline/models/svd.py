@@ -7,6 +7,7 @@ name the lines of its `__call__` that the rest repeats. Knows nothing of ranks, 
 import copy
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, apply
+from svdq.pipeline.models.memory_meter import MemoryMeter, shape_for
 from svdq.pipeline.models.memory_skeleton import SkeletonFolder
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
 from svdq.pipeline.models.model_index import UNET_DEFAULTS, is_untrained
@@ -53,6 +55,7 @@ class SvdModel:
         self._pipeline = folder.load_pipeline(parts, dtype, device)
         if self._pipeline.unet is not None:
             apply(self._pipeline.unet, options)
+        self._meter = MemoryMeter.of(device)
         #: A scheduler for each number of steps, to make those of samples from.
         self._schedulers: dict[int, Any] = {}
         self._unet_config = UNET_DEFAULTS | folder.config("unet")
@@ -76,6 +79,10 @@ class SvdModel:
     def pipeline(self) -> Any:
         """The diffusers pipeline with the components that were asked for."""
         return self._pipeline
+
+    def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
+        """Tell what parts took on this rank's GPU for a shape; see `VideoModel`."""
+        return self._meter.measured(parameters)
 
     def warm_up(self, parameters: VideoParameters) -> None:
         """Run each part once on a gray photo, so that the first video does not pay for compiling and choosing kernels.
@@ -110,6 +117,11 @@ class SvdModel:
         assert Part.ENCODER in self._parts
         assert photo is not None
         assert photo.size == (parameters.width, parameters.height)
+        with self._meter.measuring("encode", shape_for("encode", parameters)):
+            return self._encode(photo, parameters)
+
+    def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Do what `encode` says."""
         from diffusers.utils.torch_utils import randn_tensor
 
         pipeline = self._pipeline
@@ -149,6 +161,7 @@ class SvdModel:
     def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> SvdDenoiser:
         """Prepare the denoising of one sample, with a scheduler of its own, from any step on."""
         assert Part.DENOISER in self._parts
+        measured = self._meter.begin("step", shape_for("step", parameters))
         # (3), (4) With guidance the batch is [unconditional: zeros, conditional].
         image_embedding = tensors["image_embedding"]  # (1, 1, E)
         image_latents = tensors["image_latents"]  # (1, 4, H/8, W/8)
@@ -181,6 +194,7 @@ class SvdModel:
             added_time_ids=added_time_ids.to(self._device),
             guidance_scale=guidance_scale.to(self._device, dtype)[None, :, None, None, None],
             guided=parameters.guided,
+            measured=measured,
         )
 
     def _scheduler(self, steps: int) -> Any:
@@ -203,7 +217,9 @@ class SvdModel:
             SampleError: the frames are not numbers.
         """
         assert Part.DECODER in self._parts
-        frames = self._pipeline.decode_latents(tensors["latents"], parameters.num_frames, decode_chunk_size)
+        in_chunks = parameters.model_copy(update={"decode_chunk_size": decode_chunk_size})
+        with self._meter.measuring("decode", shape_for("decode", in_chunks)):
+            frames = self._pipeline.decode_latents(tensors["latents"], parameters.num_frames, decode_chunk_size)
         if not torch.isfinite(frames).all():
             raise SampleError(
                 "The decoded frames are not numbers (NaN or infinity); "

@@ -4,6 +4,7 @@ Nothing in a step reads a value back from the device: a GPU never waits for the 
 sigmas on the host for that, and counts steps itself once it was told the first.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ class SvdDenoiser:
     guidance_scale: Tensor
     #: Whether guidance is on.
     guided: bool
+    #: Called when a step is done: the memory that it took is measured.
+    measured: Callable[[], None] = lambda: None
 
     @torch.inference_mode()
     def step(self, latents: Tensor, index: int) -> Tensor:
@@ -54,4 +57,5 @@ class SvdDenoiser:
             unconditional, conditional = noise_pred.chunk(2)
             noise_pred = unconditional + self.guidance_scale * (conditional - unconditional)
         previous: Tensor = scheduler.step(noise_pred, timestep, latents, return_dict=False)[0]
+        self.measured()
         return previous

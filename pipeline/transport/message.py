@@ -61,6 +61,7 @@ def sample_body(sample: Sample) -> dict[str, Any]:
         "cancelled": sample.cancelled,
         "stages": [list(stage) for stage in sample.stages],
         "seconds": dict(sample.seconds),
+        "memory": dict(sample.memory),
         "resumed": [asdict(resumption) for resumption in sample.resumed],
     }
 
@@ -83,6 +84,7 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
             cancelled=body["cancelled"],
             stages=tuple((rank, num_steps, seconds) for rank, num_steps, seconds in body["stages"]),
             seconds=body["seconds"],
+            memory=body["memory"],
             resumed=tuple(Resumption(**resumption) for resumption in body["resumed"]),
         )
     except (KeyError, TypeError) as error:

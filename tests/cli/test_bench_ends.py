@@ -53,6 +53,8 @@ def test_each_part_is_measured_alone_and_compared_with_a_step(tmp_path: Path, ca
         assert len(one["all_s"]) == 2
         assert min(one["all_s"]) <= one["seconds"] <= max(one["all_s"])
         assert one["peak_bytes"] is None
+        assert one["estimated_bytes"] > 1e6
+    assert decodes[0]["estimated_bytes"] < decodes[1]["estimated_bytes"]
     # Only its part is loaded: the UNet for a step, CLIP and half of the VAE for an encode, the other half for a decode.
     unet, vae, clip = (size_of(tmp_path / "tiny" / name) for name in ("unet", "vae", "image_encoder"))
     assert step["weight_bytes"] == pytest.approx(unet, rel=0.05)

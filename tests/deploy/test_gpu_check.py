@@ -64,6 +64,14 @@ def test_a_middle_rank_is_held_against_a_step_alone(gpu_check: ModuleType, repor
     assert "compared with nothing" in report.path.read_text()
 
 
+def test_what_a_worker_estimates_is_held_against_what_was_taken(gpu_check: ModuleType, report, tmp_path: Path) -> None:
+    check = gpu_check.Check(report, "model", tmp_path, gpu_check._parse(["--device", "cpu"]))
+    decode = {"part": "decode", "dtype": "float16", "decode_chunk_size": 8, "estimated_bytes": 9_720_000_000}
+    check._estimate(decode | {"peak_bytes": 10_000_000_000})
+    check._estimate(decode | {"peak_bytes": 11_000_000_000})
+    assert [(one.measured, one.good) for one in report.verdicts] == [("10.00", True), ("11.00", False)]
+
+
 def test_without_a_gpu_it_says_so(gpu_check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 

@@ -1,6 +1,6 @@
 """Small real classes that stand in for the world around a stage."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,7 +30,12 @@ class CountingModel:
         #: Frames that fit into memory when decoded at once.
         self.decodable_frames = 1000
         self.chunk_sizes: list[int] = []
+        #: Bytes by what takes them.
+        self.taken: dict[str, int] = {}
         self.warmed: list[VideoParameters] = []
+
+    def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
+        return self.taken
 
     def warm_up(self, parameters: VideoParameters) -> None:
         self.warmed.append(parameters)

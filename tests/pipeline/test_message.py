@@ -36,6 +36,7 @@ def samples(draw: st.DrawFn) -> Sample:
         cancelled=draw(st.booleans()),
         stages=tuple(draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9), st.floats(0, 9))))),
         seconds={"encode": draw(st.floats(0, 9))},
+        memory=draw(st.dictionaries(st.sampled_from(["encode", "step", "decode"]), st.integers(0, 2**40))),
         resumed=tuple(
             draw(st.lists(st.builds(Resumption, from_step=st.integers(0, 50), steps_done_again=st.integers(0, 50))))
         ),

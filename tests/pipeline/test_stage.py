@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.sample import Resumption
+from svdq.pipeline.sample import Resumption, Sample
 from tests.pipeline.fakes import Alone, CountingModel, request
 
 
@@ -30,6 +30,24 @@ def test_reports_carry_what_a_job_needs() -> None:
     assert report.body["parameters"]["decode_chunk_size"] == 4
     assert set(report.body["seconds"]) == {"encode", "decode"}
     assert [(rank, steps) for rank, steps, _ in report.body["stages"]] == [(0, 5)]
+
+
+def test_reports_carry_the_most_memory_that_any_rank_has_measured() -> None:
+    model = CountingModel()
+    model.taken = {"encode": 5, "step": 30}
+    asked = request(1)
+    half_done = Sample(
+        job_id="job-1",
+        parameters=asked.parameters,
+        boundaries=(0, 5),
+        step=2,
+        tensors={"latents": torch.full((1, 4, 4, 8, 8), 2.0), "image_latents": torch.ones(1, 4, 8, 8)},
+        memory={"step": 40, "decode": 7},
+    )
+    group = Alone(model, [replace(asked, resume=half_done), request(2)])
+    group.stage.run()
+    assert group.source.reports["job-1"].body["memory"] == {"encode": 5, "step": 40, "decode": 7}
+    assert group.source.reports["job-2"].body["memory"] == {"encode": 5, "step": 30}
 
 
 @pytest.mark.parametrize("where", ["fail_encode", "fail_step", "fail_decode"])

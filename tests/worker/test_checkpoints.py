@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,12 +123,18 @@ def test_what_cannot_be_read_is_passed_over_with_a_line_in_the_log(
         (Codec(model="tiny", device=torch.device("meta")), "job", PARAMETERS),
         (CODEC, "other", PARAMETERS),
         (CODEC, "job", PARAMETERS.model_copy(update={"seed": 4})),
-        (CODEC, "job", PARAMETERS.model_copy(update={"decode_chunk_size": 1})),
     ],
 )
 def test_what_would_give_other_bits_is_refused(codec: Codec, job_id: str, parameters: VideoParameters) -> None:
     with pytest.raises(ValueError, match="another model, with other parameters or on another kind of device"):
         codec.decode(CODEC.encode(sample_at(4)), job_id, parameters)
+
+
+def test_it_is_decoded_in_the_chunks_that_fit_now() -> None:
+    smaller = PARAMETERS.model_copy(update={"decode_chunk_size": 1})
+    assert PARAMETERS.decode_chunk_size != 1
+    found = CODEC.decode(CODEC.encode(sample_at(4)), "job", smaller)
+    assert_same(found, replace(sample_at(4), parameters=smaller))
 
 
 @pytest.mark.parametrize("step", [-1, 10])

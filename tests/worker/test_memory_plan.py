@@ -34,10 +34,10 @@ XT = VideoParameters(seed=1, frames=25, width=1024, height=576, decode_chunk_siz
 
 
 class LikeXt:
-    """Estimates that are in proportion to what SVD-XT takes, and how often they were asked for a step."""
+    """Estimates that are in proportion to what SVD-XT takes, and of how many steps."""
 
     def __init__(self) -> None:
-        self.num_steps = 0
+        self.steps: set[tuple[int, ...]] = set()
 
     def weights(self, encoder: bool, decoder: bool) -> int:
         return int((3.05 + 1.33 * encoder + 0.13 * decoder) * GB)
@@ -45,9 +45,11 @@ class LikeXt:
     def encode(self, decoder: bool, width: int, height: int) -> int:
         return int((1.6 + 0.25 * decoder) * GB * width * height / (1024 * 576))
 
-    def step(self, width: int, height: int, frames: int, guided: bool) -> int:
-        self.num_steps += 1
-        return int(8.3 * GB * width * height / (1024 * 576) * frames / 25 * (1 if guided else 0.5))
+    def step(self, width: int, height: int, frames: int, guided: bool, chunked: bool = False) -> int:
+        self.steps.add((width, height, frames, guided))
+        return int(
+            (4.8 if chunked else 8.3) * GB * width * height / (1024 * 576) * frames / 25 * (1 if guided else 0.5)
+        )
 
     def decode(self, width: int, height: int, frames: int, decode_chunk_size: int) -> int:
         return int(GB * width * height / (1024 * 576) * (1.2 * min(decode_chunk_size, frames) + 0.01 * frames))
@@ -77,12 +79,21 @@ def test_a_refusal_says_where_how_much_and_what_would_fit() -> None:
     # The step is what does not fit: smaller chunks would not help.
     assert refusal(plan(24, 8, 40), XT) == (
         "1024x576 with 25 frames needs about 11.3 GB on rank 1 of this group, which has 8.0 GB: "
-        "14 frames would fit, or 768x448."
+        "14 frames would fit, or 768x448, or all of it with `svdq worker --forward-chunking`."
     )
     assert refusal(plan(12), XT.model_copy(update={"decode_chunk_size": 8})).startswith(
         "1024x576 with 25 frames, decoded 8 at a time, needs about 14.4 GB on this worker's only rank, "
     )
     assert "on the first rank of this group, which has 7.0 GB" in refusal(plan(7, 24, 40), XT)
+
+
+def test_forward_chunking_is_named_where_it_would_do() -> None:
+    """Not where it would not be enough, nor where a decode is what does not fit."""
+    assert "--forward-chunking" in refusal(plan(24, 7.9, 40), XT)
+    assert "--forward-chunking" not in refusal(plan(24, 7.8, 40), XT)
+    assert "--forward-chunking" not in refusal(plan(24, 24, 24), XT)
+    # Nobody insists on chunks that are too large.
+    assert "--forward-chunking" in refusal(plan(24, 24, 8), XT.model_copy(update={"decode_chunk_size": None}))
 
 
 def test_nothing_is_named_that_does_not_fit() -> None:
@@ -127,7 +138,7 @@ def test_every_suggestion_fits_and_the_next_larger_one_does_not(
         return
     advice = refusal(memory, parameters).rpartition(": ")[2]
     also = {"decode_chunk_size": 1} if "with --decode-chunk-size 1" in advice else {}
-    if found := re.search(r"--decode-chunk-size (\d+) would", advice):
+    if found := re.match(r"--decode-chunk-size (\d+) would", advice):
         assert fits(decode_chunk_size=int(found[1]))
         assert not fits(decode_chunk_size=2 * int(found[1]))
     if found := re.search(r"(\d+) frames?", advice):
@@ -182,7 +193,7 @@ def test_a_video_that_leaves_its_chunks_open_gets_the_largest_that_fit() -> None
     assert plan(36, 36, 36).admit(is_open) == Admitted(parameters=XT)
     assert refusal(plan(24, 8, 24), is_open) == (
         "1024x576 with 25 frames, decoded 1 at a time, needs about 11.3 GB on rank 1 of this group, which has 8.0 GB: "
-        "14 frames would fit, or 768x448."
+        "14 frames would fit, or 768x448, or all of it with `svdq worker --forward-chunking`."
     )
 
 
@@ -192,7 +203,7 @@ def test_finding_what_fits_takes_few_estimates() -> None:
     def num_steps(capacity_gb: int, parameters: VideoParameters) -> int:
         estimates = LikeXt()
         refusal(MemoryPlan(1, [Room(capacity=capacity_gb * GB, ranks=(0,))], estimates, fit=False), parameters)
-        return estimates.num_steps
+        return len(estimates.steps)
 
     # The decode alone is too large: that a step of fewer frames fits need not be estimated.
     assert num_steps(24, XT) == 1
@@ -212,7 +223,7 @@ def test_ranks_that_share_a_gpu_share_its_memory() -> None:
         Room(capacity=33 * GB - RESERVE_BYTES, ranks=(1,)),
     ]
     sentence = refusal(MemoryPlan(3, rooms, LikeXt(), fit=False), XT)
-    assert "on the GPU that ranks 0, 2 share, which has 17.0 GB" in sentence
+    assert "on the GPU that ranks 0, 2 share, which has 19.0 GB" in sentence
 
 
 def test_a_limit_counts_for_each_rank_and_processors_have_none() -> None:
@@ -262,6 +273,21 @@ def test_a_job_is_made_to_fit_and_marked(house, open_intake) -> None:
     assert (request.parameters.frames, request.parameters.decode_chunk_size) == (25, 10)
     assert request.ticket["adjusted"] == "adjusted to memory: decode_chunk_size 10 in place of 20"
     assert "adjusted" not in untouched.ticket
+
+
+def test_what_a_video_took_decides_about_the_next(house, open_intake) -> None:
+    shape = {"width": 1024, "height": 576, "frames": 25, "decode_chunk_size": 5}
+    first = house.submit(**shape)
+    intake = open_intake(plan(24, 13))
+    request = intake.take()
+    assert request is not None
+    assert request.job_id == first
+    body = {"parameters": request.parameters.model_dump(mode="json"), "memory": {"step": 10 * GB}, "ticket": {}}
+    intake.ended(Report(job_id=first, body=body, result={}, failure="its disk is full"))
+    second = house.submit(**shape, seed=2)
+    intake.nearly_free()
+    (refused,) = house.wait([second])
+    assert "needs about 13.2 GB on the last rank of this group, which has 13.0 GB: " in refused.error
 
 
 class NoEstimates(LikeXt):

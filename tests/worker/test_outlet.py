@@ -33,6 +33,7 @@ def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png")) -> Sample:
         # `execution` and whatever else is not the job's is nobody's business here.
         ticket={"image": f"inputs/{'a' * 64}.png", "name": name, "formats": formats, "fit": "crop", "execution": ["x"]},
         stages=((0, 4, 0.5),),
+        memory={"step": 9},
         resumed=(Resumption(from_step=2, steps_done_again=1),),
     )
 
@@ -167,6 +168,7 @@ def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder:
     assert recognise(storage, MODEL, job, "id-one") == reports.all[0].result
     sidecar = folder / "outputs/one-id-one.json"
     assert json.loads(sidecar.read_text())["resumed"] == [{"from_step": 2, "steps_done_again": 1}]
+    assert json.loads(sidecar.read_text())["memory_bytes"] == {"step": 9}
 
     # A decode that ran out of memory has used another chunk size than the job asked for.
     assert recognise(storage, MODEL, job.model_copy(update={"decode_chunk_size": 1}), "id-one") is not None

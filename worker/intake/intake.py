@@ -13,6 +13,7 @@ import time
 import redis
 
 from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer.status.ranks import IntakeStatus, Trouble
 from svdq.producer.status.status import view_many
@@ -129,7 +130,10 @@ class Intake:
         return self._preparer.trouble
 
     def ended(self, report: Report) -> None:
-        """Take note of how a sample ended."""
+        """Take note of how a sample ended, and of what it took."""
+        if self._options.memory is not None and report.body.get("memory"):
+            parameters = VideoParameters.model_validate(report.body["parameters"])
+            self._options.memory.learn(parameters, report.body["memory"])
         self._reporter.add(report)
         self._wake.set()
 

@@ -3,13 +3,16 @@
 import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.memory_measured import WORKSPACE_BYTES, MeasuredMemory
 from svdq.pipeline.models.memory_plan import MemoryPlan
 from svdq.pipeline.models.memory_process import EstimatorProcess
 from svdq.pipeline.models.memory_room import rooms_of
+from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.models.size_text import size_text
 
@@ -33,12 +36,27 @@ def start_estimates(
     return EstimatorProcess(model, dtype, device.type, compute)
 
 
-def plan_of(facts: Sequence[str], estimates: EstimatorProcess | None, *, fit: bool) -> MemoryPlan | None:
+def remembered(home: Path, info: ModelInfo, device: torch.device) -> MeasuredMemory:
+    """Take up what groups like this one have measured on this host."""
+    on_gpu = device.type == "cuda"
+    identity = {
+        "model": info.name,
+        "compute": info.compute,
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "torch": torch.__version__,
+    }
+    return MeasuredMemory(WORKSPACE_BYTES if on_gpu else 0, home / "memory", identity)
+
+
+def plan_of(
+    facts: Sequence[str], estimates: EstimatorProcess | None, measured: MeasuredMemory, *, fit: bool
+) -> MemoryPlan | None:
     """Make the plan of a group whose ranks have met; None where nothing is limited.
 
     Args:
         facts: what the ranks told, as `memory_room.look` found it, in JSON.
         estimates: what the model takes.
+        measured: what is known of it.
         fit: change videos that do not fit, in place of refusing them.
     """
     rooms = rooms_of([json.loads(fact) for fact in facts])
@@ -47,4 +65,4 @@ def plan_of(facts: Sequence[str], estimates: EstimatorProcess | None, *, fit: bo
     what = "changed to fit" if fit else "refused"
     smallest = min(room.capacity for room in rooms)
     logger.info("Ranks have at least %s of memory; videos that need more are %s.", size_text(smallest), what)
-    return MemoryPlan(len(facts), rooms, estimates, fit=fit)
+    return MemoryPlan(len(facts), rooms, estimates, fit=fit, measured=measured)

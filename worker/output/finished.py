@@ -43,7 +43,7 @@ def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
-    """Tell when a video was finished, how long it took, on which ranks, and how often it was taken up again."""
+    """Tell when a video was finished, what time and memory it took, on which ranks, and how often it was taken up."""
     seconds = {**sample.seconds, "denoise": sum(denoise_s for _, _, denoise_s in sample.stages), "write": write_s}
     timings: dict[str, Any] = {
         "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -54,6 +54,8 @@ def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
             {"rank": rank, "steps": steps, "seconds": round(denoise_s, 4)} for rank, steps, denoise_s in sample.stages
         ],
     }
+    if sample.memory:
+        timings["memory_bytes"] = dict(sample.memory)
     if sample.resumed:
         timings["resumed"] = [
             {"from_step": resumption.from_step, "steps_done_again": resumption.steps_done_again}

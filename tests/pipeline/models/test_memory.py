@@ -96,7 +96,10 @@ def test_more_takes_more(estimates: MemoryEstimator) -> None:
 def test_the_way_of_computing_counts(tiny_model: Path, estimates: MemoryEstimator) -> None:
     full = estimates.step(128, 128, 4, True)
     assert estimator(tiny_model, torch.bfloat16).step(128, 128, 4, True) < 0.6 * full
-    assert estimator(tiny_model, forward_chunking=True).step(128, 128, 4, True) < full
+    chunked = estimator(tiny_model, forward_chunking=True)
+    assert chunked.step(128, 128, 4, True) == chunked.step(128, 128, 4, True, True) < full
+    assert estimates.step(128, 128, 4, True, True) == chunked.step(128, 128, 4, True)
+    assert estimates.step(128, 128, 4, True) == full
     assert estimator(tiny_model, attention="math").step(256, 256, 4, True) > estimates.step(256, 256, 4, True)
 
 
