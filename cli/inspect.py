@@ -20,31 +20,40 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON.")
 def inspect(file: Path, as_json: bool) -> None:
     """Show how a video was made: an mp4, gif, webp or png, a folder of png frames, or the .json beside them."""
-    from svdq.producer.results.provenance import read_provenance
+    from svdq.producer.results.provenance import notice_of, read_provenance
 
     record = read_provenance(file)
     if as_json:
         click.echo(json.dumps(record))
         return
-    for line in table(_rows(record)):
+    for line in table(_rows(record, notice_of(record))):
         click.echo(line)
     click.echo(f"\nsvdq submit --like {file} PHOTO   makes another with the same parameters and seed")
 
 
-def _rows(record: dict[str, Any]) -> list[tuple[str, object]]:
+def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:
     model = record.get("model") if isinstance(record.get("model"), dict) else {}
-    notice = (model or {}).get("notice")
     rows: list[tuple[str, object]] = [("made by", f"svdq {record['svdq']}"), ("job", record.get("job_id", "?"))]
     rows.append(("model", f"{(model or {}).get('name', '?')}{f', {notice}' if notice else ''}"))
     compute = (model or {}).get("compute")
     if isinstance(compute, dict):
         rows += [(f"compute {name}", _words(value)) for name, value in compute.items()]
     rows += [(name, _words(value)) for name, value in record["job"].items()]
-    for title in ("seconds", "versions"):
-        values = record.get(title)
+    for title, field, words in (
+        ("seconds", "seconds", _words),
+        ("memory", "memory_bytes", _size),
+        ("versions", "versions", _words),
+    ):
+        values = record.get(field)
         if isinstance(values, dict):
-            rows += [(f"{title} {name}", _words(value)) for name, value in values.items()]
+            rows += [(f"{title} {name}", words(value)) for name, value in values.items()]
     return rows
+
+
+def _size(value: object) -> str:
+    from svdq.pipeline.models.size_text import size_text
+
+    return size_text(value) if isinstance(value, int) else _words(value)
 
 
 def _words(value: object) -> str:

@@ -6,6 +6,7 @@ text of every png frame, and the sidecar: `{"svdq": version, "job": {…}, "job_
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ def read_provenance(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or "svdq" not in document or not isinstance(document.get("job"), dict):
         raise _not_ours(path)
     return document
+
+
+def notice_of(document: Mapping[str, Any]) -> str:
+    """Give what is to be said wherever a video is shown, such as "preview (no diffusion model)", or ""."""
+    model = document.get("model")
+    of_model = model.get("notice") if isinstance(model, dict) else None
+    return ", ".join(str(notice) for notice in (of_model, document.get("adjusted")) if notice)
 
 
 def _not_ours(path: Path) -> InputError:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from svdq.producer.moments import as_utc
+from svdq.producer.results.provenance import notice_of
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.storage import Storage
 
@@ -42,9 +43,8 @@ class Result:
 
     @property
     def notice(self) -> str:
-        """What is to be said wherever it is shown, such as "preview (no diffusion model)"."""
-        model = self.document.get("model")
-        return str(model.get("notice") or "") if isinstance(model, dict) else ""
+        """What is to be said wherever it is shown."""
+        return notice_of(self.document)
 
     @property
     def image(self) -> str:

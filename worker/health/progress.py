@@ -38,7 +38,7 @@ def meta_of(sample: Sample, index: int, rank: int, notice: str) -> dict[str, obj
     return {
         "step": index,
         "rank": rank,
-        "notice": notice,
+        "notice": ", ".join(filter(None, (notice, sample.ticket.get("adjusted")))),
         "used": {"frames": parameters.frames, "decode_chunk_size": parameters.decode_chunk_size},
     }
 

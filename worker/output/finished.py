@@ -15,6 +15,7 @@ from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Format, Job
+from svdq.producer.results.provenance import notice_of
 from svdq.producer.storage.storage import Storage
 
 
@@ -38,8 +39,7 @@ def job_as_used(parameters: VideoParameters, ticket: Mapping[str, Any]) -> Job:
 
 def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Make the result of a job, as Redis keeps it, from its account."""
-    notices = (document["model"]["notice"], document.get("adjusted"))
-    return {"outputs": document["outputs"], "used": document["job"], "notice": ", ".join(filter(None, notices))}
+    return {"outputs": document["outputs"], "used": document["job"], "notice": notice_of(document)}
 
 
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
