@@ -68,6 +68,7 @@ class Stage:
         self._keeper = keeper or NoKeeper()
         self._keep_every_s = keep_every_s
         self._partitioner = Partitioner(num_ranks)
+        self._stride = model.info.stride
         self.costs = CostBook(num_ranks, model.info.guess)
         self._warm: set[Shape] = set()
         self._stopping = threading.Event()
@@ -149,7 +150,7 @@ class Stage:
         resume = request.resume
         first_step = resume.step if resume is not None else 0
         # What is left is spread over all ranks, a whole video or the rest of one.
-        boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape))
+        boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape), self._stride)
         if resume is not None:
             sample = replace(resume, boundaries=boundaries, ticket=request.ticket)
             self._monitor.step(sample, first_step)
@@ -176,17 +177,22 @@ class Stage:
         started = time.perf_counter()
         keep_at = started + self._keep_every_s
         index = first = sample.step
+        #: The last step before which the sample can be taken up again, and its latents.
+        resting = (first, sample.tensors["latents"])
         try:
             with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
                 latents = sample.tensors["latents"]
                 for index in range(first, stop):
+                    if index % self._stride == 0:
+                        # A step may compute in place in what the one before gave.
+                        resting = (index, latents if self._stride == 1 else latents.clone())
                     if self.stopped:
-                        self._keeper.keep(self._advanced(sample, index, latents, started))
+                        self._keeper.keep(self._advanced(sample, *resting, started))
                         return sample
                     if self._monitor.cancelled(sample.job_id):
                         return replace(sample, step=index, cancelled=True, tensors={})
-                    if time.perf_counter() >= keep_at:
+                    if time.perf_counter() >= keep_at and resting[0] == index:
                         keep_at += self._keep_every_s
                         # A copy: the next step may compute in place.
                         self._keeper.keep(self._advanced(sample, index, latents.clone(), started))

@@ -28,7 +28,9 @@ ATTENTION = {
 #: What can be compiled.
 COMPILED = ("off", "blocks", "whole")
 #: The ways that change results by more than rounding.
-APPROXIMATE = ("int8",)
+APPROXIMATE = ("int8", "reuse2", "reuse3", "reuse5")
+#: Those of them that compute deep features every so many steps only: see `feature_reuse`.
+REUSE = {"reuse2": 2, "reuse3": 3, "reuse5": 5}
 #: The blocks that a UNet repeats, compiled one by one: much quicker than the whole, for nearly the same gain.
 BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock")
 #: What compiles: torch's inductor, which writes C++ for processors and Triton for GPUs.
@@ -65,6 +67,16 @@ class ComputeOptions:
         ):
             if value not in allowed:
                 raise InputError(f"There is no {name} {value!r}; choose one of {', '.join(allowed)}.")
+        ways = [way for way in self.approximate if way in REUSE]
+        if len(ways) > 1:
+            raise InputError(f"--approximate {' and '.join(ways)} do not go together; choose one of them.")
+        if ways and self.compiled == "whole":
+            raise InputError(f"--approximate {ways[0]} needs a UNet in parts; use --compile blocks with it.")
+
+    @property
+    def every(self) -> int:
+        """Steps from one in which all of the UNet is computed to the next."""
+        return max((REUSE.get(way, 1) for way in self.approximate), default=1)
 
     def changed(self) -> dict[str, Any]:
         """Give the options that differ from the defaults, by name, as they stand in JSON."""
@@ -88,7 +100,7 @@ VARIANTS = {
     "compiled-blocks": ComputeOptions(compiled="blocks"),
     "compiled": ComputeOptions(compiled="whole"),
     "together": ComputeOptions(channels_last=True, fused_qkv=True, compiled="blocks"),
-    **{name: ComputeOptions(approximate=(name,)) for name in APPROXIMATE},
+    "int8": ComputeOptions(approximate=("int8",)),
 }
 
 

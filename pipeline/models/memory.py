@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.compute import REUSE, ComputeOptions
 from svdq.pipeline.models.model import Part
 from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.parameters import VideoParameters
@@ -135,12 +135,13 @@ class MemoryEstimator:
             name: a diffusers folder or hub id, as for `open_model`.
             dtype: what it computes in.
             device_type: cpu or cuda; on a CPU what is prepared on the host counts, too.
-            options: how it computes. Compiled or quantised ones are taken to need what the others do.
+            options: how it computes. A compiled or quantised UNet is taken to need what any other does.
         """
         self._name = name
         self._dtype = dtype
         self._device_types = ("meta", "cpu") if device_type == "cpu" else ("meta",)
-        self._options = replace(options, compiled="off", approximate=())
+        reuse = tuple(way for way in options.approximate if way in REUSE)
+        self._options = replace(options, compiled="off", approximate=reuse)
         #: Peak, shape and dtype of what the VAE makes of a chunk, by the chunk's shape.
         self._decoded: dict[torch.Size, tuple[int, torch.Size, torch.dtype]] = {}
         self.weights = cache(self._weights)

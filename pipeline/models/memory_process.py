@@ -128,7 +128,7 @@ def main(what: str) -> None:
             arguments["name"],
             getattr(torch, arguments["dtype"]),
             arguments["device_type"],
-            ComputeOptions(**options | {"approximate": ()}),
+            ComputeOptions(**options | {"approximate": tuple(options["approximate"])}),
         )
 
         def parts(encoder: bool, decoder: bool) -> Part:

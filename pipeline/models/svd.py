@@ -17,6 +17,7 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, apply
+from svdq.pipeline.models.feature_reuse import FeatureReuse
 from svdq.pipeline.models.memory_meter import MemoryMeter, shape_for
 from svdq.pipeline.models.memory_skeleton import SkeletonFolder
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
@@ -55,6 +56,9 @@ class SvdModel:
         self._pipeline = folder.load_pipeline(parts, dtype, device)
         if self._pipeline.unet is not None:
             apply(self._pipeline.unet, options)
+        self._reuse = (
+            FeatureReuse(self._pipeline.unet, options.every) if Part.DENOISER in parts and options.every > 1 else None
+        )
         self._meter = MemoryMeter.of(device)
         #: A scheduler for each number of steps, to make those of samples from.
         self._schedulers: dict[int, Any] = {}
@@ -65,6 +69,7 @@ class SvdModel:
             name=name,
             notice=", ".join(notices),
             default_frames=int(self._unet_config["num_frames"]),
+            stride=options.every,
             compute=options.changed() | {"dtype": str(dtype).removeprefix("torch.")},
         )
         loaded = ", ".join(str(part.name).lower() for part in parts)
@@ -195,6 +200,7 @@ class SvdModel:
             guidance_scale=guidance_scale.to(self._device, dtype)[None, :, None, None, None],
             guided=parameters.guided,
             measured=measured,
+            reuse=self._reuse,
         )
 
     def _scheduler(self, steps: int) -> Any:

@@ -25,7 +25,9 @@ EVERY_WAY = [
     *(ComputeOptions(attention=name) for name in ATTENTION),
     *(ComputeOptions(compiled=name) for name in COMPILED),
     *(ComputeOptions(approximate=(name,)) for name in APPROXIMATE),
-    ComputeOptions(channels_last=True, fused_qkv=True, forward_chunking=True, dtype="bf16", approximate=APPROXIMATE),
+    ComputeOptions(
+        channels_last=True, fused_qkv=True, forward_chunking=True, dtype="bf16", approximate=("int8", "reuse2")
+    ),
 ]
 
 

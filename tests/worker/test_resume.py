@@ -51,22 +51,34 @@ def kill(group) -> None:
     psutil.wait_procs(family, timeout=60)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
-def test_a_group_that_was_stopped_goes_on_where_it_was(house, until, tiny: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "stride", "options"),
+    [
+        pytest.param(1, 1, (), marks=pytest.mark.long),
+        (3, 1, ()),
+        (2, 5, ("--approximate", "reuse5")),
+    ],
+)
+def test_a_group_that_was_stopped_goes_on_where_it_was(
+    house, until, tiny: str, ranks: int, stride: int, options: tuple[str, ...]
+) -> None:
     job_id, same = submit_twice(house, frames=2, steps=40, width=128, height=64)
-    group = house.start(ranks, model=tiny)
-    until(lambda: house.view(job_id).step >= 3, lambda: group.text)
+    group = house.start(ranks, *options, model=tiny)
+    until(lambda: house.view(job_id).step >= stride + 2, lambda: group.text)
     group.tell(signal.SIGTERM)
     assert group.end() == 0
     assert house.queued() == [job_id, same]
     kept = [int(path.stem) for path in (house.settings.home / "checkpoints" / job_id).iterdir()]
-    assert max(kept) >= 3
+    assert max(kept) >= stride
+    assert max(kept) % stride == 0, "steps that use features again stay with those that computed them"
 
     # With another number of ranks: what is left is spread over those that are there.
-    assert house.start(2, "--burst", model=tiny, wait=False).end() == 0
+    assert house.start(3 if ranks == 2 else 2, "--burst", *options, model=tiny, wait=False).end() == 0
     np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
     sidecar = sidecar_of(house, job_id)
-    assert sidecar["resumed"] == [{"from_step": max(kept), "steps_done_again": 0}]
+    (resumption,) = sidecar["resumed"]
+    assert resumption["from_step"] == max(kept)
+    assert resumption["steps_done_again"] < stride
     assert sum(stage["steps"] for stage in sidecar["stages"]) == 40
     nothing_is_left(house)
 

@@ -46,7 +46,8 @@ _OPTIONS = (
         "--approximate",
         type=click.Choice(APPROXIMATE),
         multiple=True,
-        help="Change results by more than rounding, and mark them; repeatable. int8: weights of linear layers in int8.",
+        help="Change results by more than rounding, and mark them; repeatable. int8: weights of linear layers in int8. "
+        "reuse3: deep layers every third step only.",
     ),
 )
 

@@ -115,6 +115,62 @@ def test_frames_do_not_depend_on_the_ranks_whatever_the_options(tiny_model, phot
         np.testing.assert_array_equal(frames, alone.decode(made, video, video.num_frames))
 
 
+SEVEN = PARAMETERS.model_copy(update={"steps": 7})
+
+
+def test_reuse_computes_deep_layers_every_so_many_steps_and_the_last_layer_in_each(tiny_model, tensors) -> None:
+    model = open_with(tiny_model, ComputeOptions(approximate=("reuse3",)))
+    unet, calls = model.pipeline.unet, []
+    for name in ("down_blocks.0.resnets.0", "mid_block.resnets.0", "up_blocks.0.resnets.0", "up_blocks.1.resnets.1"):
+        unet.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name))
+    last = len(unet.up_blocks) - 1
+    assert last == 1
+    denoise(model, tensors[0], SEVEN)
+    assert {name: calls.count(name) for name in calls} == {
+        "down_blocks.0.resnets.0": 3,
+        "mid_block.resnets.0": 3,
+        "up_blocks.0.resnets.0": 3,
+        "up_blocks.1.resnets.1": 7,
+    }
+    assert model.info.stride == 3
+    assert "approximate (reuse3)" in model.info.notice
+
+
+def test_reuse_leaves_whole_steps_as_they_are_and_moves_more_the_fewer_there_are(tiny_model, tensors) -> None:
+    eager = open_with(tiny_model)
+    expected = denoise(eager, tensors[0], SEVEN)
+    moved = []
+    for way in ("reuse2", "reuse3", "reuse5"):
+        model = open_with(tiny_model, ComputeOptions(approximate=(way,)))
+        first = [each.denoiser(tensors[0], SEVEN).step(tensors[0]["latents"], 0) for each in (model, eager)]
+        assert torch.equal(*first)
+        moved.append(difference(denoise(model, tensors[0], SEVEN), expected))
+    assert 0 < moved[0] < moved[1] < moved[2]
+
+
+def test_reuse_keeps_features_of_videos_apart(tiny_model, tensors) -> None:
+    """Two that take turns, as nobody does today, get what each gets alone."""
+    model = open_with(tiny_model, ComputeOptions(approximate=("reuse3",)))
+    alone = [denoise(model, each, SEVEN) for each in tensors]
+    latents = [each["latents"] for each in tensors]
+    denoisers = [model.denoiser(each, SEVEN) for each in tensors]
+    for index in range(SEVEN.steps):
+        latents = [denoiser.step(each, index) for denoiser, each in zip(denoisers, latents, strict=True)]
+    assert all(map(torch.equal, alone, latents))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_frames_made_with_reuse_do_not_depend_on_the_ranks(tiny_model, photo, num_ranks) -> None:
+    options = ComputeOptions(approximate=("reuse2",))
+    videos = [SEVEN, SEVEN.model_copy(update={"seed": 4, "steps": 6, "max_guidance_scale": 1.0})]
+    shared, alone = (
+        compare.render(str(tiny_model), photo, videos, num_ranks=ranks, options=options) for ranks in (num_ranks, 1)
+    )
+    for frames, others in zip(shared, alone, strict=True):
+        assert frames.std() > 5
+        np.testing.assert_array_equal(frames, others)
+
+
 @pytest.fixture
 def compiled_graphs(monkeypatch):
     """What was compiled; by a compiler that leaves each graph as it is."""
@@ -241,6 +297,10 @@ def test_models_without_a_unet_take_no_options() -> None:
 def test_unknown_words_are_refused() -> None:
     with pytest.raises(InputError, match="There is no dtype 'fp8'; choose one of auto, fp32, fp16, bf16"):
         ComputeOptions(dtype="fp8")
+    with pytest.raises(InputError, match="reuse2 and reuse3 do not go together"):
+        ComputeOptions(approximate=("reuse2", "int8", "reuse3"))
+    with pytest.raises(InputError, match="use --compile blocks"):
+        ComputeOptions(approximate=("reuse2",), compiled="whole")
     with pytest.raises(InputError, match="There is no approximate 'magic'"):
         ComputeOptions(approximate=("int8", "magic"))
 

@@ -100,6 +100,7 @@ def test_the_way_of_computing_counts(tiny_model: Path, estimates: MemoryEstimato
     assert chunked.step(128, 128, 4, True) == chunked.step(128, 128, 4, True, True) < full
     assert estimates.step(128, 128, 4, True, True) == chunked.step(128, 128, 4, True)
     assert estimates.step(128, 128, 4, True) == full
+    assert estimator(tiny_model, approximate=("reuse3",)).step(128, 128, 4, True) > full
     assert estimator(tiny_model, attention="math").step(256, 256, 4, True) > estimates.step(256, 256, 4, True)
 
 
