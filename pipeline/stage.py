@@ -69,7 +69,7 @@ class Stage:
         self._keep_every_s = keep_every_s
         self._partitioner = Partitioner(num_ranks)
         self._stride = model.info.stride
-        self.costs = CostBook(num_ranks, model.info.guess)
+        self.costs = CostBook(num_ranks, model.info.guess, self._stride)
         self._warm: set[Shape] = set()
         self._stopping = threading.Event()
 
