@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,12 +11,15 @@ from svdq.cli.parameters import read_size
 from svdq.pipeline.models.compute import DTYPES, VARIANTS
 
 if TYPE_CHECKING:
+    import torch
+
     from svdq.pipeline.bench.unet import UnetFigures
 
 EXAMPLES = """\b
 Examples:
   svdq bench unet                                     the published SVD-XT at 1024x576, 25 frames, on this device
   svdq bench unet --dtype fp16 --dtype bf16 --json unet.json
+  svdq bench unet --keep                              and have workers compute in the fastest exact way
   svdq bench unet --model tiny/ --size 128x64 --frames 4 --option fused-qkv
 """
 
@@ -44,6 +47,9 @@ Examples:
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
+@click.option(
+    "--keep", is_flag=True, help="Have workers compute in the fastest exact way from now on, on GPUs like this one."
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures.")
 def bench_unet(
     model: str | None,
@@ -54,6 +60,7 @@ def bench_unet(
     options: tuple[str, ...],
     repeats: int,
     device: str,
+    keep: bool,
     json_path: Path | None,
 ) -> None:
     """Measure one denoising step of the real UNet with random weights: its time, its memory, its share of the device.
@@ -65,6 +72,8 @@ def bench_unet(
 
     video = video_of(size, frames, repeats)
     torch_device, where, types = computing_on(device, dtypes)
+    if keep:
+        _check_keepable(torch_device, types)
     shape = UnetShape(frames=frames, width=video.width, height=video.height, guided=not no_guidance)
     click.echo(f"{where}, {size[0]}x{size[1]}, {frames} frames, random weights", err=True)
     head: list[object] = ["option", "dtype", "step (s)", "spread", "first (s)", "speedup", "TFLOP/s", "of a product"]
@@ -87,6 +96,35 @@ def bench_unet(
         click.echo(line)
     if json_path is not None:
         write_json(json_path, {"device": where, "shape": asdict(shape), "unet": found})
+    if keep:
+        _keep(torch_device, [one for one in found if one["dtype"] == "float16"])
+
+
+def _check_keepable(device: "torch.device", dtypes: "tuple[torch.dtype, ...]") -> None:
+    import torch
+
+    if device.type != "cuda":
+        raise click.UsageError("--keep is for GPUs: on a processor frames are diffusers' own, bit by bit, and stay so.")
+    if torch.float16 not in dtypes:
+        raise click.UsageError("--keep needs --dtype fp16, which is what workers compute in; add it.")
+
+
+def _keep(device: "torch.device", figures: list[dict[str, Any]]) -> None:
+    """Have workers of this home compute in the fastest exact way, and say which that is."""
+    import torch
+
+    from svdq.producer.settings import Settings
+    from svdq.worker.launching import kept_options
+
+    home = Settings.load().home
+    kept = kept_options.keep(home, torch.cuda.get_device_name(device), figures)
+    if kept is None:
+        click.echo("Nothing exact is worth it here: workers compute as diffusers does.")
+    else:
+        click.echo(
+            f"Workers of {home} compute with {kept.option} from now on ({kept.speedup:.2f} times as fast), "
+            "unless they are given an option of their own."
+        )
 
 
 def _row(figures: "UnetFigures") -> list[object]:

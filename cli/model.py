@@ -35,7 +35,7 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     """
     from svdq.pipeline.models import pull as hub
     from svdq.pipeline.models.size_text import size_text
-    from svdq.worker.launching.launch import num_gpus
+    from svdq.worker.launching.gpus import num_gpus
 
     wanted = variant or ("fp16" if num_gpus() else "full")
     plan = hub.make_plan(f"{name}@{revision}" if revision else name, wanted)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.worker.launching.compute_options import compute_options, read
+from svdq.pipeline.models.compute import DEFAULTS
+from svdq.worker.launching.compute_options import compute_options, read_said
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -108,7 +109,7 @@ def worker(
     from svdq.worker.launching.launch import LaunchOptions
 
     settings = Settings.load(model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit)
-    launch_options = LaunchOptions(compute=read(options), **options, log_format=log_format)
+    launch_options = LaunchOptions(compute=read_said(options), **options, log_format=log_format)
     with _logging(log_format):
         code = _start(settings, launch_options, report, no_lock=no_lock)
     sys.exit(code)
@@ -120,7 +121,8 @@ def _logging(log_format: str) -> Iterator[None]:
     from svdq.pipeline.errors import SvdqError
     from svdq.worker.health.json_stderr import json_stderr
 
-    logging.getLogger("svdq.worker.metrics").setLevel(logging.INFO)
+    for name in ("metrics", "launching"):
+        logging.getLogger(f"svdq.worker.{name}").setLevel(logging.INFO)
     if log_format == "text":
         logging.basicConfig(format="%(message)s", stream=sys.stderr)
         yield
@@ -138,12 +140,13 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.producer.queue import connect
     from svdq.producer.results.pages import check_target
     from svdq.worker.launching.burst_lock import burst_lock, devices_of
-    from svdq.worker.launching.launch import num_gpus
+    from svdq.worker.launching.gpus import num_gpus
     from svdq.worker.launching.model_check import check_model
 
     if report is not None:
         check_target(report, (".json", ".html"))
-    check_model(settings.model, on_gpus=options.device != "cpu" and num_gpus() > 0, dtype=options.compute.dtype)
+    dtype = (options.compute or DEFAULTS).dtype
+    check_model(settings.model, on_gpus=options.device != "cpu" and num_gpus() > 0, dtype=dtype)
     connect(settings).close()
     if not options.burst or no_lock:
         return _run(settings, options, report)

@@ -9,7 +9,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.worker.launching import rundir
-from svdq.worker.launching.launch import num_gpus
+from svdq.worker.launching.gpus import gpu_names, num_gpus
 from svdq.worker.launching.model_check import check_model
 
 
@@ -62,6 +62,7 @@ def put_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -
 def test_gpus_are_listed_by_nvidias_tool(tmp_path: Path, monkeypatch) -> None:
     put_nvidia_smi(tmp_path, 'echo "GPU 0: RTX A5000 (UUID: a)"; echo "GPU 1: RTX A5000 (UUID: b)"', monkeypatch)
     assert num_gpus() == 2
+    assert gpu_names() == ["RTX A5000", "RTX A5000"]
 
 
 def test_a_tool_that_fails_means_no_gpus(tmp_path: Path, monkeypatch) -> None:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute import APPROXIMATE, ATTENTION, COMPILED, DTYPES, ComputeOptions
@@ -62,6 +63,14 @@ def compute_options(command: Command) -> Command:
 def read(arguments: dict[str, Any]) -> ComputeOptions:
     """Take the options out of a command's arguments."""
     return ComputeOptions(**{field.name: arguments.pop(field.name) for field in fields(ComputeOptions)})
+
+
+def read_said(arguments: dict[str, Any]) -> ComputeOptions | None:
+    """Take the options out of the arguments of the command that runs; None if nobody has said any."""
+    context = click.get_current_context()
+    sources = [context.get_parameter_source(field.name) for field in fields(ComputeOptions)]
+    options = read(arguments)
+    return None if all(source is ParameterSource.DEFAULT for source in sources) else options
 
 
 def as_arguments(options: ComputeOptions) -> list[str]:

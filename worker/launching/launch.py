@@ -6,11 +6,10 @@ means end whatever it costs.
 
 import contextlib
 import importlib.util
+import logging
 import math
-import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions
+from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import write_trace
 from svdq.producer.moments import parse_future
@@ -29,12 +29,16 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
 from svdq.worker.launching.compute_options import as_arguments
+from svdq.worker.launching.gpus import gpu_names, num_gpus
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
+from svdq.worker.launching.kept_options import kept_for
 from svdq.worker.launching.scheduler_process import SchedulerProcess
 
 if TYPE_CHECKING:
     from svdq.worker.metrics.endpoint import MetricsEndpoint
+
+logger = logging.getLogger(__name__)
 
 #: Ranks of a group on a machine without GPUs: as many as the reference machine has.
 DEFAULT_CPU_RANKS = 7
@@ -76,8 +80,8 @@ class LaunchOptions:
     fit_memory: bool = False
     #: How the ranks log: text or json.
     log_format: str = "text"
-    #: How the UNet computes, the same on all ranks.
-    compute: ComputeOptions = DEFAULTS
+    #: How the UNet computes, the same on all ranks; None: as was measured to be fastest here, else diffusers' own way.
+    compute: ComputeOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +94,6 @@ class Ending:
     told_by: Literal["signal", "until", ""]
     #: Ranks of all groups.
     num_ranks: int
-
-
-def num_gpus() -> int:
-    """Count the GPUs that the ranks will see, without importing torch: NVIDIA's tool lists them a line each."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in {"", "-1"}])
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S607
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
 
 
 def launch(settings: Settings, options: LaunchOptions) -> Ending:
@@ -128,7 +120,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
     arguments += ["--fit-memory"] if options.fit_memory else []
-    arguments += ["--log-format", options.log_format, *as_arguments(options.compute)]
+    arguments += ["--log-format", options.log_format, *as_arguments(_compute(settings, options, gpus))]
     for shape in options.warm:
         arguments += ["--warm", shape]
     with (
@@ -152,6 +144,23 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         if options.trace is not None:
             write_trace(options.trace, rundir.read_traces(run_dirs))
         return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups * options.nnodes)
+
+
+def _compute(settings: Settings, options: LaunchOptions, gpus: int) -> ComputeOptions:
+    """Give how the ranks compute."""
+    if options.compute is not None:
+        return options.compute
+    kept = kept_for(settings.home, gpu_names()) if gpus and is_svd(settings.model) else None
+    if kept is None:
+        return DEFAULTS
+    logger.info(
+        "Computing with %s, which `svdq bench unet --keep` found %.2f times as fast as diffusers' own way on this %s; "
+        "--compile off goes back to that.",
+        ", ".join(kept.options.changed()),
+        kept.speedup,
+        kept.device,
+    )
+    return kept.options
 
 
 def _endpoint(
