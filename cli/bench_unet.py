@@ -1,5 +1,6 @@
 """`svdq bench unet`: words around the measurements of one denoising step."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,11 +70,13 @@ def bench_unet(
     """
     from svdq.cli.words import table
     from svdq.pipeline.bench.unet import UnetShape, measure_unet
+    from svdq.producer.settings import Settings
 
     video = video_of(size, frames, repeats)
     torch_device, where, types = computing_on(device, dtypes)
+    home = Settings.load().home
     if keep:
-        _check_keepable(torch_device, types)
+        _check_keepable(home, torch_device, types, model, options)
     shape = UnetShape(frames=frames, width=video.width, height=video.height, guided=not no_guidance)
     click.echo(f"{where}, {size[0]}x{size[1]}, {frames} frames, random weights", err=True)
     head: list[object] = ["option", "dtype", "step (s)", "spread", "first (s)", "speedup", "TFLOP/s", "of a product"]
@@ -97,27 +100,50 @@ def bench_unet(
     if json_path is not None:
         write_json(json_path, {"device": where, "shape": asdict(shape), "unet": found})
     if keep:
-        _keep(torch_device, [one for one in found if one["dtype"] == "float16"])
+        _keep(home, torch_device, [one for one in found if one["dtype"] == "float16"])
 
 
-def _check_keepable(device: "torch.device", dtypes: "tuple[torch.dtype, ...]") -> None:
+def _check_keepable(
+    home: Path, device: "torch.device", dtypes: "tuple[torch.dtype, ...]", model: str | None, options: tuple[str, ...]
+) -> None:
+    """Check, before minutes are spent, that what is measured can be kept.
+
+    Raises:
+        UsageError: it cannot.
+    """
     import torch
+
+    from svdq.worker.launching.gpus import gpu_names
 
     if device.type != "cuda":
         raise click.UsageError("--keep is for GPUs: on a processor frames are diffusers' own, bit by bit, and stay so.")
     if torch.float16 not in dtypes:
         raise click.UsageError("--keep needs --dtype fp16, which is what workers compute in; add it.")
+    if model or options:
+        raise click.UsageError("--keep compares all that the published UNet can do; leave --model and --option out.")
+    name = torch.cuda.get_device_name(device)
+    if set(gpu_names()) != {name}:
+        found = ", ".join(sorted(set(gpu_names()))) or "none"
+        raise click.UsageError(f"--keep is for GPUs of one kind: this is {name}, and nvidia-smi lists {found}.")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        writable = os.access(home, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise click.UsageError(f"--keep cannot write to {home}; set SVDQ_HOME to a folder of yours.")
 
 
-def _keep(device: "torch.device", figures: list[dict[str, Any]]) -> None:
+def _keep(home: Path, device: "torch.device", figures: list[dict[str, Any]]) -> None:
     """Have workers of this home compute in the fastest exact way, and say which that is."""
     import torch
 
-    from svdq.producer.settings import Settings
     from svdq.worker.launching import kept_options
 
-    home = Settings.load().home
-    kept = kept_options.keep(home, torch.cuda.get_device_name(device), figures)
+    if any(one["failure"] for one in figures if one["option"] == "eager"):
+        raise click.ClickException("Nothing was kept: eager could not be measured; try a smaller --size.")
+    kept = kept_options.best_of(torch.cuda.get_device_name(device), figures)
+    kept_options.keep(home, kept)
     if kept is None:
         click.echo("Nothing exact is worth it here: workers compute as diffusers does.")
     else:

@@ -152,7 +152,8 @@ class Stage:
         # What is left is spread over all ranks, a whole video or the rest of one.
         boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape), self._stride)
         if resume is not None:
-            sample = replace(resume, boundaries=boundaries, ticket=request.ticket)
+            # What it took before may have been on another kind of GPU.
+            sample = replace(resume, boundaries=boundaries, ticket=request.ticket, memory={})
             self._monitor.step(sample, first_step)
             return sample
         sample = Sample(
@@ -177,8 +178,8 @@ class Stage:
         started = time.perf_counter()
         keep_at = started + self._keep_every_s
         index = first = sample.step
-        #: The last step before which the sample can be taken up again, and its latents.
-        resting = (first, sample.tensors["latents"])
+        #: The last step before which the sample can be taken up again, its latents, and the seconds until there.
+        resting = (first, sample.tensors["latents"], 0.0)
         try:
             with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
@@ -186,16 +187,20 @@ class Stage:
                 for index in range(first, stop):
                     if index % self._stride == 0:
                         # A step may compute in place in what the one before gave.
-                        resting = (index, latents if self._stride == 1 else latents.clone())
+                        resting = (
+                            index,
+                            latents if self._stride == 1 else latents.clone(),
+                            time.perf_counter() - started,
+                        )
                     if self.stopped:
-                        self._keeper.keep(self._advanced(sample, *resting, started))
+                        self._keeper.keep(self._advanced(sample, *resting))
                         return sample
                     if self._monitor.cancelled(sample.job_id):
                         return replace(sample, step=index, cancelled=True, tensors={})
                     if time.perf_counter() >= keep_at and resting[0] == index:
                         keep_at += self._keep_every_s
                         # A copy: the next step may compute in place.
-                        self._keeper.keep(self._advanced(sample, index, latents.clone(), started))
+                        self._keeper.keep(self._advanced(sample, index, latents.clone(), resting[2]))
                     self._monitor.step(sample, index)
                     if index == stop - 1:
                         self._nearly_free()
@@ -204,19 +209,19 @@ class Stage:
                     return sample.failed(say_where_it_broke(self._model, sample, stop, self._monitor))
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
             return sample.failed(say_why(error, f"in step {index + 1} of {sample.parameters.steps}"))
-        sample = self._advanced(sample, stop, latents, started)
+        sample = self._advanced(sample, stop, latents, time.perf_counter() - started)
         self._keeper.keep(sample)
         return sample
 
-    def _advanced(self, sample: Sample, step: int, latents: Tensor, started: float) -> Sample:
-        """Make the sample as it stands before `step`, of which this rank has done what was missing."""
+    def _advanced(self, sample: Sample, step: int, latents: Tensor, seconds: float) -> Sample:
+        """Make the sample as it stands before `step`, to which this rank has brought it in so many seconds."""
         if step == sample.step:
             return sample
         return replace(
             sample,
             step=step,
             tensors={**sample.tensors, "latents": latents},
-            stages=(*sample.stages, (self.rank, step - sample.step, time.perf_counter() - started)),
+            stages=(*sample.stages, (self.rank, step - sample.step, seconds)),
         )
 
     def _nearly_free(self) -> None:
@@ -226,9 +231,9 @@ class Stage:
     # Passing on: to the neighbour, or from the last rank to the sink.
 
     def _pass_on(self, sample: Sample) -> None:
-        sample = sample.taking(self._model.memory(sample.parameters))
         if self._downstream is not None:
             self._monitor.idle()
+            sample = sample.taking(self._model.memory(sample.parameters))
             self._downstream.send(Message(kind=Kind.SAMPLE, body=sample_body(sample), tensors=sample.tensors))
             return
         assert self._sink is not None

@@ -17,7 +17,7 @@ import torch
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Place, build_stage, choose_device, join
-from svdq.pipeline.models.compute import ComputeOptions, dtype_of
+from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.models.compute_check import check
 from svdq.pipeline.models.memory_room import look
 from svdq.pipeline.models.model import ModelInfo, Part, open_model
@@ -64,6 +64,7 @@ FLUSH_S = 10.0
 @click.option("--checkpoints", type=click.Choice(["local", "storage", "off"]), default="local")
 @click.option("--until-s", type=float)
 @click.option("--fit-memory", is_flag=True)
+@click.option("--kept", is_flag=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("--group")
 @compute_options
@@ -112,6 +113,7 @@ def _run(
     checkpoints: str,
     until_s: float | None,
     fit_memory: bool,
+    kept: bool,
 ) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
@@ -121,7 +123,7 @@ def _run(
         torch.set_num_threads(1)
     if compute.compiled != "off":
         compiling.prepare(settings.home, place.local_num_ranks)
-    check(compute, our_device)
+    compute = _checked(compute, our_device, is_kept=kept)
     storage = Storage(settings.storage)
     parts = Part.of_rank(place.rank, place.num_ranks)
     dtype, limit = dtype_of(compute, our_device), settings.memory_limit
@@ -138,7 +140,7 @@ def _run(
         _lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
         os._exit(0)
     check_alike(links.facts)
-    vitals = Vitals(describe(place, our_device, model.info.name, load_s), our_device)
+    vitals = Vitals(describe(place, our_device, model.info.name, load_s, model.info.notice), our_device)
     tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
     monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, breadcrumbs)
     shelf = open_shelf(checkpoints, settings.home, storage)
@@ -156,7 +158,7 @@ def _run(
             has_scheduler=run_dir is not None,
             callbacks=Callbacks(settings),
             max_pixels=settings.max_pixels,
-            memory=plan_of(links.facts, estimates, remembered(settings.home, model.info, our_device), fit=fit_memory),
+            memory=plan_of(links.facts, estimates, remembered(settings.home, model.info, links.facts), fit=fit_memory),
             max_attempts=settings.max_attempts,
             until_s=until_s,
             # One computed, one received and one sent by each rank, and those that are being written.
@@ -212,6 +214,18 @@ def _run(
     breadcrumbs.innocent()
     if trace and run_dir is not None:
         rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
+
+
+def _checked(compute: ComputeOptions, device: torch.device, *, is_kept: bool) -> ComputeOptions:
+    """Check that the device can compute so; where nobody has asked for it, diffusers' own way does."""
+    try:
+        check(compute, device)
+    except InputError as error:
+        if not is_kept:
+            raise
+        logger.warning("What svdq bench unet --keep found does not work now: %s Computing as diffusers does.", error)
+        return DEFAULTS
+    return compute
 
 
 def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Storage) -> None:

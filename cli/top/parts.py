@@ -59,7 +59,6 @@ def queue_table(queues: "Sequence[QueueView]", detail: Detail, width: int) -> Ta
 def group_title(group: "GroupStatus", jobs: "Sequence[JobView]") -> Text:
     """Say where a group is, what makes its videos, and how it fares."""
     first = group.ranks[0]
-    model = next((job.notice for job in jobs if job.notice), first.model)
     title = Text(overflow="ellipsis", no_wrap=True)
     title.append(f"{first.host}:{first.pid}", style="bold")
     title.append(f"  {first.num_ranks} {'rank' if first.num_ranks == 1 else 'ranks'}  {len(jobs)} in flight")
@@ -71,7 +70,7 @@ def group_title(group: "GroupStatus", jobs: "Sequence[JobView]") -> Text:
             title.append(f", {intake.failed} failed", style="red")
         if intake.draining:
             title.append("  takes no more jobs", style="yellow")
-    return title.append(f"  {model}", style="dim")
+    return title.append(f"  {first.notice or first.model}", style="dim")
 
 
 def rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:

@@ -156,7 +156,7 @@ class MemoryEstimator:
         Raises:
             InputError: there is no such model, or its configs are broken.
         """
-        components = self._skeleton(parts).pipeline.components.values()
+        components = self._skeleton(parts, False).pipeline.components.values()
         modules = [component for component in components if isinstance(component, torch.nn.Module)]
         tensors = {id(tensor): tensor for module in modules for tensor in [*module.parameters(), *module.buffers()]}
         return sum(tensor.nbytes for tensor in tensors.values())
@@ -164,7 +164,7 @@ class MemoryEstimator:
     def _encode(self, parts: Part, width: int, height: int) -> int:
         """Estimate what encoding a photo takes besides weights; more where the decoder is converted along with it."""
         parameters = VideoParameters(width=width, height=height, frames=1, seed=0)
-        model = self._skeleton(parts & ~Part.DENOISER)
+        model = self._skeleton(parts & ~Part.DENOISER, False)
         return self._peak(lambda: model.encode(PIL.Image.new("RGB", (width, height), "gray"), parameters))
 
     def _step(self, width: int, height: int, frames: int, guided: bool, chunked: bool = False) -> int:
@@ -195,13 +195,13 @@ class MemoryEstimator:
     def _decode(self, width: int, height: int, frames: int, decode_chunk_size: int) -> int:
         """Estimate what a decode takes besides weights."""
         parameters = VideoParameters(width=width, height=height, frames=frames, seed=0)
-        model = self._skeleton(Part.DECODER)
+        model = self._skeleton(Part.DECODER, False)
         latents = (1, frames, 4, height // 8, width // 8)
         return self._peak(
             lambda: model.decode({"latents": self._empty(*latents)}, parameters, min(decode_chunk_size, frames))
         )
 
-    def _open(self, parts: Part, chunked: bool = False) -> SvdModel:
+    def _open(self, parts: Part, chunked: bool) -> SvdModel:
         options = replace(self._options, forward_chunking=True) if chunked else self._options
         model = SvdModel(self._name, parts, META, self._dtype, options)
         if parts == Part.DECODER:

@@ -88,6 +88,8 @@ class MemoryPlan:
         self._estimates = estimates
         self._fit = fit
         self._measured = measured or MeasuredMemory()
+        #: Whether each rank has its memory for itself.
+        self._apart = all(len(room.ranks) == 1 for room in rooms)
         #: Steps of which it is known what they take: (width, height, frames, B).
         self._steps: set[tuple[int, ...]] = set()
 
@@ -143,7 +145,8 @@ class MemoryPlan:
 
     def _step(self, shape: tuple[int, ...]) -> int:
         """Tell what a step takes; or what one of a larger video takes if even that fits: to estimate costs seconds."""
-        for larger in self._steps - {shape}:
+        # Where ranks share a GPU, what one leaves over another needs, so that each has to be told exactly.
+        for larger in self._steps - {shape} if self._apart else ():
             if all(map(le, shape, larger)) and self._has_room(num_bytes := self._step_alone(larger)):
                 return num_bytes
         self._steps.add(shape)
@@ -242,13 +245,14 @@ class MemoryPlan:
 
     def _advice(self, parameters: VideoParameters) -> str:
         found = []
-        if (smaller := self._smaller_chunks(parameters)) is not None:
-            found.append(f"--decode-chunk-size {smaller.decode_chunk_size}")
+        in_chunks = self._smaller_chunks(parameters)
+        if in_chunks is not None:
+            found.append(f"--decode-chunk-size {in_chunks.decode_chunk_size}")
         if (smaller := self._fewer_frames(parameters)) is not None:
             found.append(frames_text(smaller.num_frames))
         if (smaller := self._smaller_size(parameters)) is not None:
             found.append(f"{smaller.width}x{smaller.height}")
-        if self._excess(parameters, chunked=True) <= 0:
+        if in_chunks is None and self._excess(parameters, chunked=True) <= 0:
             found.append("all of it with `svdq worker --forward-chunking`")
         if found:
             return f"{found[0]} would fit{''.join(f', or {other}' for other in found[1:])}."

@@ -22,17 +22,23 @@ def look(device: torch.device, limit: int | None) -> dict[str, Any]:
         limit: bytes that the user grants each rank, in place of what the device has.
     """
     if limit is not None:
-        return {"limit": limit}
+        return {"limit": limit, "device": _name(device)}
     if device.type != "cuda":
-        return {}  # the memory of a host is shared, swapped and mapped: there is no saying what fits
+        # The memory of a host is shared, swapped and mapped: there is no saying what fits.
+        return {"device": _name(device)}
     free, _ = torch.cuda.mem_get_info(device)
     properties: Any = torch.cuda.get_device_properties(device)
     return {
+        "device": _name(device),
         "gpu": f"{socket.gethostname()}/{getattr(properties, 'uuid', device.index)}",
         "free": free,
         # The allocator's own, used or not; what other processes hold is in neither.
         "held": torch.cuda.memory_reserved(device),
     }
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def rooms_of(facts: Sequence[Mapping[str, Any]]) -> list[Room]:

@@ -226,10 +226,10 @@ class SvdModel:
         in_chunks = parameters.model_copy(update={"decode_chunk_size": decode_chunk_size})
         with self._meter.measuring("decode", shape_for("decode", in_chunks)):
             frames = self._pipeline.decode_latents(tensors["latents"], parameters.num_frames, decode_chunk_size)
-        if not torch.isfinite(frames).all():
-            raise SampleError(
-                "The decoded frames are not numbers (NaN or infinity); "
-                "try another seed, or float32 instead of half precision."
-            )
-        images = self._pipeline.video_processor.postprocess_video(frames, output_type="pil")[0]
+            if not torch.isfinite(frames).all():
+                raise SampleError(
+                    "The decoded frames are not numbers (NaN or infinity); "
+                    "try another seed, or float32 instead of half precision."
+                )
+            images = self._pipeline.video_processor.postprocess_video(frames, output_type="pil")[0]
         return np.stack([np.asarray(image) for image in images])

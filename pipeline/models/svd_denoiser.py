@@ -18,7 +18,7 @@ from svdq.pipeline.models.feature_reuse import FeatureReuse
 class SvdDenoiser:
     """The denoising of one sample: (9) of diffusers' `__call__`. B is 2 with guidance and 1 without."""
 
-    #: UNetSpatioTemporalConditionModel, shared by all samples: it keeps no state.
+    #: UNetSpatioTemporalConditionModel, shared by all samples: it keeps no state between steps.
     unet: Any
     #: EulerDiscreteScheduler of this sample alone: it counts steps.
     scheduler: Any
@@ -58,15 +58,17 @@ class SvdDenoiser:
             else:
                 assert self.features is not None, "ranks take over before whole steps"
             self.reuse.features = self.features
-        noise_pred = self.unet(
-            model_input,
-            timestep,
-            encoder_hidden_states=self.image_embedding,
-            added_time_ids=self.added_time_ids,
-            return_dict=False,
-        )[0]
-        if self.reuse is not None:
-            self.features, self.reuse.features = self.reuse.features, None
+        try:
+            noise_pred = self.unet(
+                model_input,
+                timestep,
+                encoder_hidden_states=self.image_embedding,
+                added_time_ids=self.added_time_ids,
+                return_dict=False,
+            )[0]
+        finally:
+            if self.reuse is not None:
+                self.features, self.reuse.features = self.reuse.features, None
         if self.guided:
             unconditional, conditional = noise_pred.chunk(2)
             noise_pred = unconditional + self.guidance_scale * (conditional - unconditional)

@@ -105,6 +105,8 @@ class RankStatus(_Record):
     device: str
     #: The GPU's own name, or "".
     device_name: str = ""
+    #: What is to be said of the model wherever its work is shown, or "".
+    notice: str = ""
     #: Name of the model, and the seconds that opening this rank's part of it took.
     model: str
     load_s: float = 0.0

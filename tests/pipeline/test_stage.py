@@ -32,7 +32,8 @@ def test_reports_carry_what_a_job_needs() -> None:
     assert [(rank, steps) for rank, steps, _ in report.body["stages"]] == [(0, 5)]
 
 
-def test_reports_carry_the_most_memory_that_any_rank_has_measured() -> None:
+def test_reports_carry_the_memory_that_was_measured_in_this_life() -> None:
+    """What was measured in another one may have been on another kind of GPU."""
     model = CountingModel()
     model.taken = {"encode": 5, "step": 30}
     asked = request(1)
@@ -46,8 +47,27 @@ def test_reports_carry_the_most_memory_that_any_rank_has_measured() -> None:
     )
     group = Alone(model, [replace(asked, resume=half_done), request(2)])
     group.stage.run()
-    assert group.source.reports["job-1"].body["memory"] == {"encode": 5, "step": 40, "decode": 7}
-    assert group.source.reports["job-2"].body["memory"] == {"encode": 5, "step": 30}
+    for report in group.source.reports.values():
+        assert report.body["memory"] == {"encode": 5, "step": 30}
+
+
+def test_a_decode_in_smaller_chunks_than_planned_tells_of_these_alone() -> None:
+    class MeasuredModel(CountingModel):
+        def memory(self, parameters):
+            return {"step": 30, "decode": 100 * parameters.decode_chunk_size} if parameters.decode_chunk_size else {}
+
+    model = MeasuredModel()
+    model.decodable_frames = 2
+    asked = request(1, frames=4)
+    planned = asked.parameters.model_copy(update={"decode_chunk_size": 4})
+    group = Alone(model, [replace(asked, parameters=planned)])
+    group.stage.run()
+    assert group.source.reports["job-1"].body["memory"] == {"step": 30, "decode": 200}
+
+
+def test_the_most_that_any_rank_took_counts() -> None:
+    sample = Sample(job_id="id", parameters=request(1).parameters, boundaries=(0, 5), step=2, memory={"step": 40})
+    assert sample.taking({"encode": 5, "step": 30}).memory == {"encode": 5, "step": 40}
 
 
 @pytest.mark.parametrize("where", ["fail_encode", "fail_step", "fail_decode"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,11 +21,15 @@ from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.ports import Report
 from svdq.producer.embedded_redis.server import ensure_server
+from svdq.producer.job import Job
 from svdq.producer.results.provenance import read_provenance
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
+from svdq.worker.intake.preparing import Preparer
 from svdq.worker.output.outlet import Outlet
+from svdq.worker.recovery.checkpoints import Archive, Codec
+from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import connect
 
 MODEL = ModelInfo(name="fake", notice="tiny", default_frames=9)
@@ -276,18 +281,20 @@ def test_a_job_is_made_to_fit_and_marked(house, open_intake) -> None:
 
 
 def test_what_a_video_took_decides_about_the_next(house, open_intake) -> None:
-    shape = {"width": 1024, "height": 576, "frames": 25, "decode_chunk_size": 5}
-    first = house.submit(**shape)
-    intake = open_intake(plan(24, 13))
+    shape = {"width": 1024, "height": 576, "decode_chunk_size": 5}
+    first = house.submit(**shape, frames=20)
+    intake = open_intake(plan(24, 12.5))
     request = intake.take()
     assert request is not None
     assert request.job_id == first
-    body = {"parameters": request.parameters.model_dump(mode="json"), "memory": {"step": 10 * GB}, "ticket": {}}
+    body = {"parameters": request.parameters.model_dump(mode="json"), "memory": {"step": 8 * GB}, "ticket": {}}
     intake.ended(Report(job_id=first, body=body, result={}, failure="its disk is full"))
-    second = house.submit(**shape, seed=2)
-    intake.nearly_free()
+    second, third = house.submit(**shape, frames=25), house.submit(**shape, frames=20, seed=3)
+    again = intake.take()
+    assert again is not None
+    assert again.job_id == third, "what was made once is made again"
     (refused,) = house.wait([second])
-    assert "needs about 13.2 GB on the last rank of this group, which has 13.0 GB: " in refused.error
+    assert "needs about 12.8 GB on the last rank of this group, which has 12.5 GB: " in refused.error
 
 
 class NoEstimates(LikeXt):
@@ -317,6 +324,42 @@ def write_video(folder: Path, **ticket: str) -> Report:
     outlet.deliver(sample, np.zeros((2, 64, 64, 3), np.uint8), reports.append)
     outlet.close()
     return reports[0]
+
+
+def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path: Path) -> None:
+    """Whatever is known by now of the memory that it takes."""
+    storage = Storage(str(tmp_path))
+    shelf = open_shelf("local", tmp_path, storage)
+    codec = Codec(model=MODEL.name, device=torch.device("cpu"))
+    archive = Archive(shelf=shelf, codec=codec)
+    preparer = Preparer(storage, MODEL, 10**6, archive, plan(0.1, 0.1, fit=True))
+    job = Job(image=f"inputs/{'a' * 64}.png", name="video", seed=1, steps=4, width=64, height=64, formats=("mp4",))
+    with pytest.raises(DoesNotFitError):
+        preparer.prepare_ahead("id", job)
+
+    # Made to fit with fewer frames than the model's 9, one at a time.
+    begun = VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1)
+    half_done = Sample(
+        job_id="id",
+        parameters=begun,
+        boundaries=(0, 4),
+        step=2,
+        tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
+        ticket={"adjusted": "adjusted to memory: it"},
+    )
+    archive.open("id")
+    shelf.write("id", 2, codec.encode(half_done))
+    found = preparer.prepare_ahead("id", job)
+    assert found.resume is not None
+    assert (found.resume.step, found.parameters, found.adjusted) == (2, begun, "adjusted to memory: it")
+
+    assert write_video(tmp_path, adjusted="adjusted to memory: it").result
+    assert preparer.prepare_ahead("id", job).result is not None
+    (tmp_path / "outputs" / "video-id.json").unlink()
+    shelf.clear("id")
+    assert write_video(tmp_path).result
+    with pytest.raises(DoesNotFitError):  # another video than was asked for, and nobody says why
+        preparer.prepare_ahead("id", job)
 
 
 def test_what_was_changed_stands_in_the_video_and_in_its_notice(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ class Vitals:
         }
 
 
-def describe(place: Place, device: torch.device, model_name: str, load_s: float = 0.0) -> RankStatus:
+def describe(place: Place, device: torch.device, model_name: str, load_s: float = 0.0, notice: str = "") -> RankStatus:
     """Make the record of this process with all that never changes; opening the model took `load_s` seconds."""
     now = time.time()
     return RankStatus(
@@ -149,6 +149,7 @@ def describe(place: Place, device: torch.device, model_name: str, load_s: float 
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         model=model_name,
+        notice=notice,
         load_s=round(load_s, 3),
         started_at=now,
         at=now,

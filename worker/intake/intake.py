@@ -131,11 +131,11 @@ class Intake:
 
     def ended(self, report: Report) -> None:
         """Take note of how a sample ended, and of what it took."""
+        self._reporter.add(report)
+        self._wake.set()
         if self._options.memory is not None and report.body.get("memory"):
             parameters = VideoParameters.model_validate(report.body["parameters"])
             self._options.memory.learn(parameters, report.body["memory"])
-        self._reporter.add(report)
-        self._wake.set()
 
     def drain(self) -> None:
         """Take no more jobs; those in flight are finished."""

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from svdq.pipeline.models.compute import ComputeOptions
 from svdq.pipeline.models.memory_measured import WORKSPACE_BYTES, MeasuredMemory
 from svdq.pipeline.models.memory_plan import MemoryPlan
 from svdq.pipeline.models.memory_process import EstimatorProcess
-from svdq.pipeline.models.memory_room import rooms_of
+from svdq.pipeline.models.memory_room import RESERVE_BYTES, rooms_of
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.models.size_text import size_text
@@ -36,16 +37,28 @@ def start_estimates(
     return EstimatorProcess(model, dtype, device.type, compute)
 
 
-def remembered(home: Path, info: ModelInfo, device: torch.device) -> MeasuredMemory:
-    """Take up what groups like this one have measured on this host."""
-    on_gpu = device.type == "cuda"
+def remembered(home: Path, info: ModelInfo, facts: Sequence[str]) -> MeasuredMemory:
+    """Take up what groups like this one have measured.
+
+    Args:
+        home: SVDQ_HOME.
+        info: the model.
+        facts: what the ranks told, as `memory_room.look` found it, in JSON.
+    """
+    told = [json.loads(fact) for fact in facts]
+    devices = sorted({fact["device"] for fact in told})
     identity = {
         "model": info.name,
         "compute": info.compute,
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        "torch": torch.__version__,
+        "devices": devices,
+        # A rank alone has the decoder beside the encoder.
+        "is_alone": len(told) == 1,
+        "versions": {name: version(name) for name in ("svdq", "torch", "diffusers")},
     }
-    return MeasuredMemory(WORKSPACE_BYTES if on_gpu else 0, home / "memory", identity)
+    unseen = 0 if devices == ["cpu"] else WORKSPACE_BYTES
+    # A limit is kept within a tenth, which is about what estimates are good for.
+    slack = min(fact["limit"] // 10 if "limit" in fact else RESERVE_BYTES for fact in told)
+    return MeasuredMemory(unseen, slack, home / "memory", identity)
 
 
 def plan_of(

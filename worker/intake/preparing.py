@@ -5,7 +5,7 @@ Runs in a thread beside everything else, ahead of need. Knows no queue.
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -85,19 +85,20 @@ class Preparer:
     def prepare(self, job_id: str, job: Job) -> Prepared:
         """Look for files, checkpoint and photo, in this order; waits while the storage cannot be used.
 
+        What is finished or half done was admitted when it was begun, and stays as it is.
+
         Raises:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnwantedError: `abandon` was called.
             GaveUpError: `stop` was called.
         """
         self._insisting, self._unwanted = job_id, ""
-        admitted = self._admit(job)
-        find = partial(self._find, job_id, job, admitted.parameters, _Refusals(self._photo_patience_s))
+        find = partial(self._find, job_id, job, _Refusals(self._photo_patience_s))
         try:
             found = self._patience.insist(find, lambda: self._unwanted != job_id)
         except UnavailableError as error:
             raise SvdqError(str(error)) from error  # no patience mends it
-        return replace(self._decoded(found, job, admitted.parameters), adjusted=admitted.adjusted)
+        return self._decoded(found, job)
 
     def prepare_ahead(self, job_id: str, job: Job) -> Prepared:
         """Do the same for a job that may never be taken: once.
@@ -106,9 +107,7 @@ class Preparer:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
-        admitted = self._admit(job)
-        found = self._find(job_id, job, admitted.parameters, _Refusals(self._photo_patience_s))
-        return replace(self._decoded(found, job, admitted.parameters), adjusted=admitted.adjusted)
+        return self._decoded(self._find(job_id, job, _Refusals(self._photo_patience_s)), job)
 
     @property
     def trouble(self) -> Trouble | None:
@@ -125,15 +124,12 @@ class Preparer:
         """Wait for the storage no longer; from any thread."""
         self._patience.stop()
 
-    def _admit(self, job: Job) -> Admitted:
-        """Fill in what a job leaves open, and see to it that its video fits into memory.
+    def _admit(self, parameters: VideoParameters) -> Admitted:
+        """See to it that a video fits into memory.
 
         Raises:
             SvdqError: it does not fit.
         """
-        parameters = job.parameters
-        if parameters.frames is None:
-            parameters = parameters.model_copy(update={"frames": self._model.default_frames})
         if self._memory is not None:
             try:
                 return self._memory.admit(parameters)
@@ -145,21 +141,26 @@ class Preparer:
             parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
         return Admitted(parameters=parameters)
 
-    def _find(self, job_id: str, job: Job, parameters: VideoParameters, refusals: "_Refusals") -> Prepared | bytes:
-        """Look once for all that is in the storage; a photo comes as its file's bytes."""
+    def _find(self, job_id: str, job: Job, refusals: "_Refusals") -> "Prepared | _Begun":
+        """Look once for all that is in the storage."""
+        parameters = job.parameters
+        if parameters.frames is None:
+            parameters = parameters.model_copy(update={"frames": self._model.default_frames})
         result = recognise(self._storage, self._model, job_as_used(parameters, job.model_dump()), job_id)
         if result is not None:
             return Prepared(result=result, parameters=parameters)
         resume = self._archive.furthest(job_id, parameters) if self._archive is not None else None
         if resume is not None:
-            return Prepared(resume=resume, parameters=parameters)
-        return self._read(job.image, refusals)
+            adjusted = str(resume.ticket.get("adjusted", ""))
+            return Prepared(resume=resume, parameters=resume.parameters, adjusted=adjusted)
+        admitted = self._admit(parameters)
+        return _Begun(admitted, self._read(job.image, refusals))
 
-    def _decoded(self, found: Prepared | bytes, job: Job, parameters: VideoParameters) -> Prepared:
+    def _decoded(self, found: "Prepared | _Begun", job: Job) -> Prepared:
         if isinstance(found, Prepared):
             return found
-        image = photo.prepare(photo.load(found, self._max_pixels), job.width, job.height, job.fit)
-        return Prepared(photo=image, parameters=parameters)
+        image = photo.prepare(photo.load(found.photo, self._max_pixels), job.width, job.height, job.fit)
+        return Prepared(photo=image, parameters=found.admitted.parameters, adjusted=found.admitted.adjusted)
 
     def _read(self, key: str, refusals: "_Refusals") -> bytes:
         try:
@@ -177,6 +178,14 @@ class Preparer:
                     f"is there: {error} Mend it, then `svdq retry` the job."
                 ) from error
             raise
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A job that starts from nothing: how its video is made, and its photo's file."""
+
+    admitted: Admitted
+    photo: bytes
 
 
 class _Refusals:

@@ -3,33 +3,37 @@
 Without a measurement that is diffusers' own way. Approximate ways are never kept: whoever wants them says so each time.
 """
 
-import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from svdq.pipeline.models.compute import DEFAULTS, VARIANTS, ComputeOptions
 
 FILE = "compute.json"
-#: How much faster than eager a way has to be to be worth its rounding.
-WORTH = 1.03
-#: Largest difference of a step's result to eager's, over the largest value, that passes for rounding.
-ROUNDING = 0.05
+#: What is compared: diffusers as it is, and all that is exact up to rounding.
+EXACT = [name for name, options in VARIANTS.items() if not options.approximate]
+#: How many times eager's speed a way has to have to be worth its rounding; and one that is compiled, for minutes when a
+#: shape first comes.
+WORTH, WORTH_COMPILED = 1.03, 1.1
+#: Largest difference of a step's result to eager's, over the largest value, that passes for rounding in float16.
+ROUNDING = 0.01
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
+class Kept(BaseModel):
     """What was measured, and what holds for it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     #: Name of the GPU.
     device: str
     #: Versions of torch and diffusers.
     torch: str
     diffusers: str
-    #: One of `compute.VARIANTS`.
+    #: One of EXACT.
     option: str
     #: Eager's time over this one's.
     speedup: float
@@ -40,11 +44,10 @@ class Kept:
         return VARIANTS[self.option]
 
 
-def keep(home: Path, device: str, figures: Iterable[Mapping[str, Any]]) -> Kept | None:
-    """Keep the fastest exact way; None where eager is: nothing is kept then.
+def best_of(device: str, figures: Iterable[Mapping[str, Any]]) -> Kept | None:
+    """Give the fastest exact way; None where nothing is worth it.
 
     Args:
-        home: SVDQ_HOME.
         device: name of the GPU.
         figures: what `svdq bench unet` measured in the type that workers compute in, as in its JSON.
     """
@@ -52,32 +55,40 @@ def keep(home: Path, device: str, figures: Iterable[Mapping[str, Any]]) -> Kept 
         one
         for one in figures
         if not one["failure"]
-        and not VARIANTS[one["option"]].approximate
-        and one["speedup"] >= WORTH
+        and one["option"] in EXACT
+        and one["speedup"] >= (WORTH if VARIANTS[one["option"]].compiled == "off" else WORTH_COMPILED)
         and one["difference"] <= ROUNDING
     ]
-    path = home / FILE
     if not good:
-        path.unlink(missing_ok=True)
         return None
     best = max(good, key=lambda one: one["speedup"])
-    kept = Kept(device=device, **_versions(), option=best["option"], speedup=best["speedup"])
+    return Kept(device=device, **_versions(), option=best["option"], speedup=best["speedup"])
+
+
+def keep(home: Path, kept: Kept | None) -> None:
+    """Have workers of a home compute so, or, with None, as diffusers does.
+
+    Raises:
+        OSError: the home cannot be written.
+    """
+    path = home / FILE
+    if kept is None:
+        path.unlink(missing_ok=True)
+        return
     home.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(kept.model_dump_json(indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
-    return kept
 
 
-def kept_for(home: Path, devices: Iterable[str]) -> Kept | None:
+def kept_for(home: Path, devices: Sequence[str]) -> Kept | None:
     """Give what is kept if all GPUs are of the kind that was measured, with the same libraries."""
     try:
-        kept = Kept(**json.loads((home / FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        kept = Kept.model_validate_json((home / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValidationError, UnicodeDecodeError):
         return None
     is_ours = set(devices) == {kept.device} and _versions() == {"torch": kept.torch, "diffusers": kept.diffusers}
-    is_exact = VARIANTS.get(kept.option, DEFAULTS) != DEFAULTS and not kept.options.approximate
-    return kept if is_ours and is_exact else None
+    return kept if is_ours and kept.option in EXACT and kept.options != DEFAULTS else None
 
 
 def _versions() -> dict[str, str]:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions
+from svdq.pipeline.models.compute import ComputeOptions
 from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import write_trace
@@ -120,7 +120,11 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
     arguments += ["--fit-memory"] if options.fit_memory else []
-    arguments += ["--log-format", options.log_format, *as_arguments(_compute(settings, options, gpus))]
+    arguments += ["--log-format", options.log_format]
+    if options.compute is not None:
+        arguments += as_arguments(options.compute)
+    elif (kept := _kept(settings, options, gpus)) is not None:
+        arguments += ["--kept", *as_arguments(kept)]
     for shape in options.warm:
         arguments += ["--warm", shape]
     with (
@@ -146,13 +150,13 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups * options.nnodes)
 
 
-def _compute(settings: Settings, options: LaunchOptions, gpus: int) -> ComputeOptions:
-    """Give how the ranks compute."""
-    if options.compute is not None:
-        return options.compute
-    kept = kept_for(settings.home, gpu_names()) if gpus and is_svd(settings.model) else None
+def _kept(settings: Settings, options: LaunchOptions, gpus: int) -> ComputeOptions | None:
+    """Give the way that was measured to be fastest here; other hosts of a group may not have it."""
+    if not gpus or options.nnodes > 1 or not is_svd(settings.model):
+        return None
+    kept = kept_for(settings.home, gpu_names())
     if kept is None:
-        return DEFAULTS
+        return None
     logger.info(
         "Computing with %s, which `svdq bench unet --keep` found %.2f times as fast as diffusers' own way on this %s; "
         "--compile off goes back to that.",

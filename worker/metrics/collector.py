@@ -67,7 +67,7 @@ class LauncherCollector(Collector):
 
         Args:
             connection: of its own, which gives up soon.
-            groups: the launcher's, which may still grow; their numbers are their places in it.
+            groups: the launcher's; their numbers are their places in it.
         """
         self._connection = connection
         self._groups = groups

@@ -70,20 +70,16 @@ class Codec:
         except (KeyError, TypeError, SafetensorError) as error:
             raise ValueError(f"it is not a checkpoint: {error!r}") from error
         sample = sample_from(document["sample"], {name: tensor.to(self.device) for name, tensor in tensors.items()})
-        # Frames are decoded from the same latents whatever their number at a time, which is memory's choice today.
-        sample = replace(sample, parameters=sample.parameters.model_copy(update=_chunk(parameters)))
+        # What memory decided when it was begun stays.
+        ours = {name: getattr(sample.parameters, name) for name in ("decode_chunk_size", "frames")}
         made_with = (document["model"], document["device"], sample.job_id, sample.parameters)
-        if made_with != (self.model, self.device.type, job_id, parameters):
+        if made_with != (self.model, self.device.type, job_id, parameters.model_copy(update=ours)):
             raise ValueError("it was made by another model, with other parameters or on another kind of device")
         if (before := document.get("compute")) != self.compute:
             raise ValueError(f"it was computed with {_words(before)}, and now it is {_words(self.compute)}")
         if sample.ended or "latents" not in sample.tensors or not 0 <= sample.step <= parameters.steps:
             raise ValueError("it holds nothing to go on with")
         return sample
-
-
-def _chunk(parameters: VideoParameters) -> dict[str, int | None]:
-    return {"decode_chunk_size": parameters.decode_chunk_size}
 
 
 def _words(compute: Mapping[str, Any] | None) -> str:

@@ -8,12 +8,15 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from diffusers import UNetSpatioTemporalConditionModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline import compare
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute
 from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.feature_reuse import FeatureReuse
+from svdq.pipeline.models.full_size import UNET_CONFIG
 from svdq.pipeline.models.model import Part, open_model
 from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.parameters import VideoParameters
@@ -146,6 +149,32 @@ def test_reuse_leaves_whole_steps_as_they_are_and_moves_more_the_fewer_there_are
         assert torch.equal(*first)
         moved.append(difference(denoise(model, tensors[0], SEVEN), expected))
     assert 0 < moved[0] < moved[1] < moved[2]
+
+
+def test_reuse_gives_what_a_whole_step_does_where_nothing_has_changed() -> None:
+    """On blocks like those of the published models, whose last one has attention."""
+    torch.manual_seed(0)
+    small = {"block_out_channels": [32] * 4, "num_attention_heads": [2] * 4, "cross_attention_dim": 32}
+    embedding = {"addition_time_embed_dim": 32, "projection_class_embeddings_input_dim": 96}
+    unet = UNetSpatioTemporalConditionModel(**UNET_CONFIG | small | embedding).eval()
+    assert type(unet.up_blocks[-1]).__name__ == "CrossAttnUpBlockSpatioTemporal"
+    reuse = FeatureReuse(unet, 3)
+
+    def predict(latents):
+        with torch.inference_mode():
+            return unet(latents, torch.tensor(1.0), torch.ones(2, 1, 32), torch.ones(2, 3), return_dict=False)[0]
+
+    latents, moved = torch.randn(2, 3, 8, 8, 8), torch.randn(2, 3, 8, 8, 8)
+    whole = predict(latents)
+    features = reuse.features
+    assert features is not None
+    assert torch.equal(predict(latents), whole)
+    reuse.features = None
+    whole_of_moved = predict(moved)
+    reuse.features = features
+    near = predict(moved)
+    assert not torch.equal(near, whole), "what is new comes in by the first convolution"
+    assert not torch.equal(near, whole_of_moved)
 
 
 def test_reuse_keeps_features_of_videos_apart(tiny_model, tensors) -> None:

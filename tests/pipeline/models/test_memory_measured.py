@@ -1,6 +1,7 @@
 """What videos were measured to take: by the parts that do the work, once for each shape, remembered, and put to use."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.models.memory import MemoryEstimator, StorageMeter
-from svdq.pipeline.models.memory_measured import MeasuredMemory
+from svdq.pipeline.models.memory_measured import WORKSPACE_BYTES, MeasuredMemory
 from svdq.pipeline.models.memory_meter import MemoryMeter
 from svdq.pipeline.models.memory_plan import DoesNotFitError, MemoryPlan, Room
-from svdq.pipeline.models.model import Part
+from svdq.pipeline.models.memory_room import RESERVE_BYTES
+from svdq.pipeline.models.model import ModelInfo, Part
 from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.parameters import VideoParameters
+from svdq.worker.intake.memory import remembered
 
 CPU = torch.device("cpu")
 ALL = Part.ENCODER | Part.DENOISER | Part.DECODER
@@ -104,27 +107,55 @@ def video(frames: int) -> VideoParameters:
     return SMALL.model_copy(update={"frames": frames})
 
 
-def test_a_measurement_goes_before_an_estimate_and_corrects_those_of_like_size() -> None:
-    measured = MeasuredMemory(unseen=7)
-    assert expected(measured, 4) == 407
-    measured.learn(video(4), {"step": 430})
-    assert expected(measured, 4) == 430
-    assert expected(measured, 5) == 530
-    measured.learn(video(40), {"step": 4_300, "decode": 9})
-    assert expected(measured, 5) == 530
-    assert expected(measured, 30) == 3_300
-    # Less than was estimated for one is no promise for another.
+def test_a_measurement_goes_before_an_estimate_and_corrects_those_of_about_the_same_size() -> None:
+    measured = MeasuredMemory(unseen=70)
+    assert expected(measured, 40) == 4_070
+    measured.learn(video(40), {"step": 4_030})
+    assert expected(measured, 40) == 4_030
+    assert expected(measured, 44) == 4_430
+    # Not of any size: a small video says nothing about a large one.
+    assert expected(measured, 90) == 9_070
+    measured.learn(video(100), {"step": 10_500, "decode": 9})
+    assert expected(measured, 90) == 9_500
+    assert expected(measured, 300) == 30_500
+    # The rank that needed most counts, whichever told last.
+    measured.learn(video(40), {"step": 4_020})
+    assert expected(measured, 40) == 4_030
+
+
+def test_what_is_smaller_than_what_was_made_takes_no_more() -> None:
+    measured = MeasuredMemory(unseen=70)
     measured.learn(video(9), {"step": 850})
     assert expected(measured, 9) == 850
-    assert expected(measured, 10) == 1_000
-    # The rank that needed most counts, whichever told last.
-    measured.learn(video(9), {"step": 840})
-    assert expected(measured, 9) == 850
+    assert expected(measured, 8) == 800
+    measured.learn(video(8), {"step": 840})
+    assert expected(measured, 7) == 740
+    assert [expected(measured, frames) for frames in (9, 10)] == [850, 1_000]
+    measured.learn(video(10), {"step": 700})
+    assert expected(measured, 7) == 700, "10 frames took no more"
 
 
-def test_it_is_remembered_for_the_same_model_on_the_same_gpu(tmp_path: Path) -> None:
+def test_what_was_made_once_may_take_what_is_kept_free() -> None:
+    measured = MeasuredMemory(unseen=70, slack=50)
+    measured.learn(video(40), {"step": 4_030})
+    assert expected(measured, 40) == 3_980
+    assert expected(measured, 39) == 3_930
+    assert expected(measured, 41) == 4_130
+
+
+def test_a_decode_is_about_the_same_size_if_its_chunks_are() -> None:
+    def decode(width: int, height: int, frames: int, chunk: int) -> int:
+        return 100 * chunk
+
+    measured = MeasuredMemory(unseen=70)
+    measured.learn(SMALL.model_copy(update={"frames": 25, "decode_chunk_size": 8}), {"decode": 810})
+    assert measured.expected("decode", (128, 64, 100, 8), decode) == 810
+    assert measured.expected("decode", (128, 64, 25, 25), decode) == 2_570
+
+
+def test_it_is_remembered_for_the_same_model_on_the_same_gpus(tmp_path: Path) -> None:
     def measured(device: str) -> MeasuredMemory:
-        return MeasuredMemory(7, tmp_path / "memory", {"model": "xt", "device": device})
+        return MeasuredMemory(7, 0, tmp_path / "memory", {"model": "xt", "device": device})
 
     here, beside = measured("A5000"), measured("A5000")
     here.learn(video(4), {"step": 430})
@@ -133,16 +164,42 @@ def test_it_is_remembered_for_the_same_model_on_the_same_gpu(tmp_path: Path) -> 
     assert expected(measured("H100"), 4) == 407
     (path,) = (tmp_path / "memory").iterdir()
     assert json.loads(path.read_text())["device"] == "A5000"
-    for broken in ("", "{}", "[1]", '{"bytes": [["step", [1], null]]}', '{"bytes": [["step"]]}'):
+    rows = ('["step", [128, 64, 4, 2], 0]', '["step", [128, 64, 4], 9]', '["step", [128, 64, 4, "2"], 9]', '["step"]')
+    others = ('["move", [128, 64], 9]', '["step", [128, 64, 4, 2], Infinity]', '["step", [1, 1, 1, 1], null]', "7")
+    for broken in ("", "{}", "[1]", *(f'{{"bytes": [{row}]}}' for row in (*rows, *others))):
         path.write_text(broken)
-        assert expected(measured("A5000"), 4) == 407
+        assert expected(measured("A5000"), 4) == 407, broken
+    measured("A5000").learn(video(4), {"step": 440})
+    assert expected(measured("A5000"), 4) == 440
 
 
 def test_a_home_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "memory").write_text("no folder")
-    measured = MeasuredMemory(7, tmp_path / "memory")
+    measured = MeasuredMemory(7, 0, tmp_path / "memory")
     measured.learn(video(4), {"step": 430})
     assert expected(measured, 4) == 430
+
+
+def test_groups_that_differ_in_what_decides_about_memory_remember_apart(tmp_path: Path) -> None:
+    info = ModelInfo(name="xt", notice="", default_frames=25, compute={"dtype": "float16"})
+
+    def facts(*devices: str, **more: int) -> list[str]:
+        return [json.dumps({"device": device, **more}) for device in devices]
+
+    a_pair = remembered(tmp_path, info, facts("A5000", "A5000"))
+    a_pair.learn(video(4), {"step": 430})
+    known = [
+        expected(remembered(tmp_path, other_info, other_facts), 4)
+        for other_info, other_facts in (
+            (info, facts("A5000", "A5000", "A5000")),
+            (info, facts("A5000")),
+            (info, facts("A5000", "H100")),
+            (replace(info, compute={"dtype": "bfloat16"}), facts("A5000", "A5000")),
+            (info, facts("cpu", "cpu", limit=1_000)),
+        )
+    ]
+    unknown = step_of(4) + WORKSPACE_BYTES
+    assert known == [430 - RESERVE_BYTES, *[unknown] * 3, step_of(4)]
 
 
 class InProportion:
@@ -165,7 +222,7 @@ def test_a_plan_learns_from_what_was_made() -> None:
     plan = MemoryPlan(2, [Room(capacity=2_000, ranks=(1,))], InProportion(), fit=False)
     plan.admit(video(10))
     plan.admit(video(9))
-    plan.learn(video(8), {"step": 1_000, "encode": 10, "decode": 10})
+    plan.learn(video(8), {"step": 950, "encode": 10, "decode": 10})
     with pytest.raises(DoesNotFitError, match=": 8 frames would fit"):
         plan.admit(video(10))
     with pytest.raises(DoesNotFitError):
