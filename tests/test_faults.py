@@ -12,6 +12,7 @@ ARGUMENTS = ("--campaign", "short", "--jobs", "6", "--ranks", "2", "--seed", "7"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_in_the_short_campaigns(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     answer = subprocess.run(
@@ -19,7 +20,7 @@ def test_nothing_is_lost_in_the_short_campaigns(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=240,
+        timeout=540,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     campaigns = {outcome["campaign"]: outcome for outcome in json.loads(report.read_text())["campaigns"]}

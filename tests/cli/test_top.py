@@ -38,7 +38,7 @@ from tests.producer.status.test_status import COPY, finish, num_commands
 from tests.queued import enqueue
 
 SVDQ = [sys.executable, "-c", "from svdq.cli.main import main; main()"]
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 NUM_RANKS = 2
 NUM_JOBS = 150
 ALTERNATE_SCREEN, LEFT_IT = "\x1b[?1049h", "\x1b[?1049l"

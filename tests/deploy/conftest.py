@@ -18,7 +18,7 @@ from svdq.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
 #: Far beyond what anything here takes; reached only when it never comes.
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 
 
 class Unit:

@@ -28,7 +28,7 @@ from svdq.worker.jobs.rq_adapter import GroupWorker
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
 SCRIPTS = Path(sys.executable).parent
 #: Far beyond what anything here takes; reached only when it never comes.
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 
 T = TypeVar("T")
 

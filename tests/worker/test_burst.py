@@ -80,7 +80,7 @@ def test_a_second_burst_leaves_the_queue_to_the_first(house, until) -> None:
     jobs.append(house.submit(photo=bad))
     stored = Path(house.settings.storage) / house.view(jobs[-1]).parameters["image"]
     stored.write_bytes(stored.read_bytes()[:300])
-    jobs += [house.submit(steps=300), house.submit(steps=4)]
+    jobs += [house.submit(steps=1000), house.submit(steps=4)]
     report, page = house.folder / "night.json", house.folder / "night.html"
 
     first = house.start(2, "--burst", "--report", str(report), model=SIMULATED)

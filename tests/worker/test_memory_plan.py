@@ -51,7 +51,7 @@ class LikeXt:
         return int((1.6 + 0.25 * decoder) * GB * width * height / (1024 * 576))
 
     def step(self, width: int, height: int, frames: int, guided: bool, chunked: bool = False) -> int:
-        self.steps.add((width, height, frames, guided))
+        self.steps.add((width, height, frames, guided, chunked))
         return int(
             (4.8 if chunked else 8.3) * GB * width * height / (1024 * 576) * frames / 25 * (1 if guided else 0.5)
         )
