@@ -56,7 +56,7 @@ def kill(group) -> None:
     [
         pytest.param(1, 1, (), marks=pytest.mark.long),
         (3, 1, ()),
-        (2, 5, ("--approximate", "reuse5")),
+        pytest.param(2, 5, ("--approximate", "reuse5"), marks=pytest.mark.long),
     ],
 )
 def test_a_group_that_was_stopped_goes_on_where_it_was(

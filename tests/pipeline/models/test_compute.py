@@ -188,7 +188,7 @@ def test_reuse_keeps_features_of_videos_apart(tiny_model, tensors) -> None:
     assert all(map(torch.equal, alone, latents))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_frames_made_with_reuse_do_not_depend_on_the_ranks(tiny_model, photo, num_ranks) -> None:
     options = ComputeOptions(approximate=("reuse2",))
     videos = [SEVEN, SEVEN.model_copy(update={"seed": 4, "steps": 6, "max_guidance_scale": 1.0})]
