@@ -74,8 +74,8 @@ def bench_unet(
 
     video = video_of(size, frames, repeats)
     torch_device, where, types = computing_on(device, dtypes)
-    home = Settings.load().home
-    if keep:
+    home = Settings.load().home if keep else None
+    if home is not None:
         _check_keepable(home, torch_device, types, model, options)
     shape = UnetShape(frames=frames, width=video.width, height=video.height, guided=not no_guidance)
     click.echo(f"{where}, {size[0]}x{size[1]}, {frames} frames, random weights", err=True)
@@ -99,7 +99,7 @@ def bench_unet(
         click.echo(line)
     if json_path is not None:
         write_json(json_path, {"device": where, "shape": asdict(shape), "unet": found})
-    if keep:
+    if home is not None:
         _keep(home, torch_device, [one for one in found if one["dtype"] == "float16"])
 
 

@@ -34,7 +34,7 @@ from svdq.worker.health.vitals import Vitals, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
-from svdq.worker.intake.memory import plan_of, remembered, start_estimates
+from svdq.worker.intake.memory import plan_of, start_estimates
 from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.launching import compiling, rundir
 from svdq.worker.launching.compute_options import check_alike, compute_options, read
@@ -158,7 +158,7 @@ def _run(
             has_scheduler=run_dir is not None,
             callbacks=Callbacks(settings),
             max_pixels=settings.max_pixels,
-            memory=plan_of(links.facts, estimates, remembered(settings.home, model.info, links.facts), fit=fit_memory),
+            memory=plan_of(settings.home, model.info, links.facts, estimates, fit=fit_memory),
             max_attempts=settings.max_attempts,
             until_s=until_s,
             # One computed, one received and one sent by each rank, and those that are being written.

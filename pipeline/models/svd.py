@@ -54,11 +54,11 @@ class SvdModel:
         self._dtype = dtype
         self._options = options
         self._pipeline = folder.load_pipeline(parts, dtype, device)
+        self._reuse: FeatureReuse | None = None
         if self._pipeline.unet is not None:
             apply(self._pipeline.unet, options)
-        self._reuse = (
-            FeatureReuse(self._pipeline.unet, options.every) if Part.DENOISER in parts and options.every > 1 else None
-        )
+            if options.every > 1:
+                self._reuse = FeatureReuse(self._pipeline.unet, options.every)
         self._meter = MemoryMeter.of(device)
         #: A scheduler for each number of steps, to make those of samples from.
         self._schedulers: dict[int, Any] = {}

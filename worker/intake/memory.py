@@ -62,14 +62,15 @@ def remembered(home: Path, info: ModelInfo, facts: Sequence[str]) -> MeasuredMem
 
 
 def plan_of(
-    facts: Sequence[str], estimates: EstimatorProcess | None, measured: MeasuredMemory, *, fit: bool
+    home: Path, info: ModelInfo, facts: Sequence[str], estimates: EstimatorProcess | None, *, fit: bool
 ) -> MemoryPlan | None:
     """Make the plan of a group whose ranks have met; None where nothing is limited.
 
     Args:
+        home: SVDQ_HOME.
+        info: the model.
         facts: what the ranks told, as `memory_room.look` found it, in JSON.
         estimates: what the model takes.
-        measured: what is known of it.
         fit: change videos that do not fit, in place of refusing them.
     """
     rooms = rooms_of([json.loads(fact) for fact in facts])
@@ -78,4 +79,4 @@ def plan_of(
     what = "changed to fit" if fit else "refused"
     smallest = min(room.capacity for room in rooms)
     logger.info("Ranks have at least %s of memory; videos that need more are %s.", size_text(smallest), what)
-    return MemoryPlan(len(facts), rooms, estimates, fit=fit, measured=measured)
+    return MemoryPlan(len(facts), rooms, estimates, fit=fit, measured=remembered(home, info, facts))

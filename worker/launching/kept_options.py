@@ -3,7 +3,6 @@
 Without a measurement that is diffusers' own way. Approximate ways are never kept: whoever wants them says so each time.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from svdq.pipeline.models.compute import DEFAULTS, VARIANTS, ComputeOptions
+from svdq.producer.results.pages import write
 
 FILE = "compute.json"
 #: What is compared: diffusers as it is, and all that is exact up to rounding.
@@ -69,16 +69,14 @@ def keep(home: Path, kept: Kept | None) -> None:
     """Have workers of a home compute so, or, with None, as diffusers does.
 
     Raises:
-        OSError: the home cannot be written.
+        InputError: the file cannot be written.
     """
     path = home / FILE
     if kept is None:
         path.unlink(missing_ok=True)
         return
     home.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(kept.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write(path, [kept.model_dump_json(indent=2) + "\n"])
 
 
 def kept_for(home: Path, devices: Sequence[str]) -> Kept | None:
