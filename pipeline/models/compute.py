@@ -25,6 +25,8 @@ ATTENTION = {
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
+#: All that an attention can be asked to be; sliced: see `_slice_attention`.
+ATTENTION_WAYS = ("auto", *ATTENTION, "sliced")
 #: What can be compiled.
 COMPILED = ("off", "blocks", "whole")
 #: The ways that change results by more than rounding.
@@ -45,7 +47,7 @@ class ComputeOptions:
 
     #: Type of weights and activations: auto (float32 on processors, float16 on GPUs), fp32, fp16 or bf16.
     dtype: str = "auto"
-    #: Back end of scaled dot-product attention: auto (torch chooses), flash, efficient, cudnn or math.
+    #: Back end of scaled dot-product attention: auto (torch chooses), flash, efficient, cudnn or math; or sliced.
     attention: str = "auto"
     #: Weights of convolutions with the channels last in memory.
     channels_last: bool = False
@@ -61,7 +63,7 @@ class ComputeOptions:
     def __post_init__(self) -> None:
         for name, value, allowed in (
             ("dtype", self.dtype, ("auto", *DTYPES)),
-            ("attention", self.attention, ("auto", *ATTENTION)),
+            ("attention", self.attention, ATTENTION_WAYS),
             ("compiled", self.compiled, COMPILED),
             *(("approximate", value, APPROXIMATE) for value in self.approximate),
         ):
@@ -72,6 +74,9 @@ class ComputeOptions:
             raise InputError(f"--approximate {' and '.join(ways)} do not go together; choose one of them.")
         if ways and self.compiled == "whole":
             raise InputError(f"--approximate {ways[0]} needs a UNet in parts; use --compile blocks with it.")
+        if self.attention == "sliced" and (self.fused_qkv or self.compiled != "off"):
+            other = "--fused-qkv" if self.fused_qkv else f"--compile {self.compiled}"
+            raise InputError(f"--attention sliced does not go together with {other}; leave one of them out.")
 
     @property
     def every(self) -> int:
@@ -96,7 +101,7 @@ VARIANTS = {
     "channels-last": ComputeOptions(channels_last=True),
     "fused-qkv": ComputeOptions(fused_qkv=True),
     "forward-chunking": ComputeOptions(forward_chunking=True),
-    **{name: ComputeOptions(attention=name) for name in ATTENTION},
+    **{name: ComputeOptions(attention=name) for name in (*ATTENTION, "sliced")},
     "compiled-blocks": ComputeOptions(compiled="blocks"),
     "compiled": ComputeOptions(compiled="whole"),
     "together": ComputeOptions(channels_last=True, fused_qkv=True, compiled="blocks"),
@@ -132,7 +137,9 @@ def apply(unet: Any, options: ComputeOptions) -> Any:
         unet.enable_forward_chunking(chunk_size=1, dim=0)
     if options.compiled != "off":
         _compile(unet, options.compiled)
-    if options.attention != "auto":
+    if options.attention == "sliced":
+        _slice_attention(unet)
+    elif options.attention != "auto":
         _attend_by(unet, options.attention)
     return unet
 
@@ -199,6 +206,20 @@ def _compile(unet: Any, what: str) -> None:
     for module in unet.modules():
         if type(module).__name__ in BLOCKS:
             module.compile(**how)
+
+
+def _slice_attention(unet: Any) -> None:
+    """Attend a head of a frame at a time among the tokens of a frame; by plain products, for devices without fused ones.
+
+    diffusers' `enable_attention_slicing` passes over this UNet. Attention along the frames and to the image embedding
+    is left as it is: it takes little, and has thousands of slices.
+    """
+    from diffusers.models.attention import BasicTransformerBlock
+    from diffusers.models.attention_processor import SlicedAttnProcessor
+
+    for module in unet.modules():
+        if isinstance(module, BasicTransformerBlock):
+            module.attn1.set_processor(SlicedAttnProcessor(slice_size=1))
 
 
 def attention_backends(name: str) -> list[Any]:

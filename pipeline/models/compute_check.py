@@ -27,7 +27,7 @@ def check(options: ComputeOptions, device: torch.device) -> None:
         reason = _reason(lambda: _layers(torch.ones(2, 32, 4, 8, 8, device=device, dtype=dtype)))
         if reason:
             raise InputError(f"--dtype {options.dtype} does not work on {where} ({reason}); use --dtype auto.")
-    if options.attention != "auto" and _reason(lambda: _attention(options.attention, device, dtype)):
+    if options.attention in ATTENTION and _reason(lambda: _attention(options.attention, device, dtype)):
         working = [
             other
             for other in ATTENTION

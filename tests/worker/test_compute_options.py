@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import APPROXIMATE, ATTENTION, COMPILED, DTYPES, ComputeOptions
+from svdq.pipeline.models.compute import APPROXIMATE, ATTENTION_WAYS, COMPILED, DTYPES, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.results.provenance import read_provenance
@@ -22,7 +22,7 @@ from svdq.worker.recovery.shelf import FolderShelf
 EVERY_WAY = [
     ComputeOptions(),
     *(ComputeOptions(dtype=name) for name in DTYPES),
-    *(ComputeOptions(attention=name) for name in ATTENTION),
+    *(ComputeOptions(attention=name) for name in ATTENTION_WAYS[1:]),
     *(ComputeOptions(compiled=name) for name in COMPILED),
     *(ComputeOptions(approximate=(name,)) for name in APPROXIMATE),
     ComputeOptions(

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import APPROXIMATE, ATTENTION, COMPILED, DTYPES, ComputeOptions
+from svdq.pipeline.models.compute import APPROXIMATE, ATTENTION_WAYS, COMPILED, DTYPES, ComputeOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -23,10 +23,10 @@ _OPTIONS = (
     ),
     click.option(
         "--attention",
-        type=click.Choice(["auto", *ATTENTION]),
+        type=click.Choice(ATTENTION_WAYS),
         default="auto",
         show_default=True,
-        help="Attention of the UNet; auto: torch chooses.",
+        help="Attention of the UNet; auto: torch chooses; sliced: a head at a time, where no fused kernel works.",
     ),
     click.option(
         "--channels-last/--no-channels-last", default=False, help="Weights of convolutions with the channels last."

@@ -74,6 +74,7 @@ def difference(latents, expected):
         ComputeOptions(forward_chunking=True),
         ComputeOptions(attention="flash"),
         ComputeOptions(attention="math"),
+        ComputeOptions(attention="sliced"),
     ],
     ids=lambda options: next(iter(options.changed())),
 )
@@ -332,6 +333,9 @@ def test_unknown_words_are_refused() -> None:
         ComputeOptions(approximate=("reuse2",), compiled="whole")
     with pytest.raises(InputError, match="There is no approximate 'magic'"):
         ComputeOptions(approximate=("int8", "magic"))
+    for other in ({"fused_qkv": True}, {"compiled": "blocks"}):
+        with pytest.raises(InputError, match="--attention sliced does not go together with --(fused-qkv|compile blocks)"):
+            ComputeOptions(attention="sliced", **other)
 
 
 def test_the_names_need_no_torch() -> None:
