@@ -1,10 +1,12 @@
 """What our loop costs over diffusers' own at one rank: `python -m svdq.pipeline.bench.overhead --model DIR`.
 
 Both make the same videos in one process and one thread, in turns, so that what else the machine does falls on both.
-Counted is the processor time of each step but the first; ours goes through the stage loop of a real rank, theirs
-through StableVideoDiffusionPipeline's `__call__`. Prints lower quartiles and medians of all steps, since what disturbs
-a step only makes it longer, and whether the frames are equal. `--without-unet` leaves the UNet out: what is left is the
-loops.
+Measured is each step but the first; ours goes through the stage loop of a real rank, theirs through
+StableVideoDiffusionPipeline's `__call__`. Prints lower quartiles and medians of all steps, since what disturbs a step
+only makes it longer, and whether the frames are equal. `--without-unet` leaves the UNet out: what is left is the loops.
+
+`--count operations` and `--count calls` count in place of taking the processor time, and no noise gets into that:
+torch's operations, which on a GPU are kernels to launch, or all calls of functions that Python makes.
 """
 
 import argparse
@@ -12,12 +14,14 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline.compare import call_diffusers
 from svdq.pipeline.errors import SvdqError
@@ -32,20 +36,77 @@ from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
 from svdq.pipeline.transport.ports import Report, Request
 
+#: Tells how much was spent so far.
+Meter = Callable[[], float]
+
+
+class _Operations(TorchDispatchMode):
+    """Counts torch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with self:
+            # In inference mode, which is ours, operations arrive whole that without it arrive in parts.
+            parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _counting_operations() -> Iterator[Meter]:
+    with _Operations() as operations:
+        yield lambda: operations.number
+
+
+@contextmanager
+def _counting_calls() -> Iterator[Meter]:
+    number = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        yield lambda: number
+    finally:
+        sys.setprofile(None)
+
+
+@contextmanager
+def _taking_time() -> Iterator[Meter]:
+    yield time.process_time
+
+
+#: What can be measured of a step: how, the name of the unit, and how many of it the meter's unit is.
+METERS: dict[str, tuple[Callable[[], Any], str, float]] = {
+    "time": (_taking_time, "ms", 1e3),
+    "operations": (_counting_operations, "operations", 1),
+    "calls": (_counting_calls, "calls", 1),
+}
+
 
 class _Pairs:
     """The world around a rank: before each of its videos, diffusers makes the same one."""
 
-    def __init__(self, pipeline: Any, photo: Image.Image, parameters: VideoParameters, num_pairs: int) -> None:
+    def __init__(
+        self, pipeline: Any, photo: Image.Image, parameters: VideoParameters, num_pairs: int, meter: Meter
+    ) -> None:
         self._pipeline = pipeline
         self._photo = photo
         self._parameters = parameters
         self._left = num_pairs
+        self._meter = meter
         self._marks: list[float] = []
         self._expected: Frames | None = None
-        #: Seconds of processor time of each step but the first of each video.
-        self.theirs_s: list[float] = []
-        self.ours_s: list[float] = []
+        #: What each step took but the first of each video, in the meter's unit.
+        self.theirs: list[float] = []
+        self.ours: list[float] = []
         self.all_equal = True
 
     # What the stage takes from ...
@@ -67,7 +128,7 @@ class _Pairs:
     # ... tells of its steps ...
 
     def step(self, sample: Sample, index: int) -> None:
-        self._marks.append(time.process_time())
+        self._marks.append(self._meter())
 
     def idle(self) -> None:
         """Say nothing."""
@@ -81,7 +142,7 @@ class _Pairs:
         # The stage tells of a sample that it admits, of the begin of each step, and of the decode.
         steps = self._parameters.steps
         assert len(self._marks) >= steps + 1
-        self.ours_s += (end - start for start, end in itertools.pairwise(self._marks[-steps:]))
+        self.ours += (end - start for start, end in itertools.pairwise(self._marks[-steps:]))
         self.all_equal = self.all_equal and self._expected is not None and np.array_equal(frames, self._expected)
         report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
 
@@ -95,22 +156,25 @@ class _Pairs:
         marks: list[float] = []
 
         def after_step(*arguments: Any) -> dict[str, Any]:
-            marks.append(time.process_time())
+            marks.append(self._meter())
             return {}
 
         values = self._parameters
         frames = call_diffusers(self._pipeline, self._photo, values, callback_on_step_end=after_step)[0]
         self._expected = np.stack([np.asarray(frame) for frame in frames])
-        self.theirs_s += (end - start for start, end in itertools.pairwise(marks))
+        self.theirs += (end - start for start, end in itertools.pairwise(marks))
 
 
-def measure(model: str, parameters: VideoParameters, num_pairs: int, *, with_unet: bool = True) -> _Pairs:
+def measure(
+    model: str, parameters: VideoParameters, num_pairs: int, *, with_unet: bool = True, count: str = "time"
+) -> _Pairs:
     """Make `num_pairs` videos each way, after one pair that is not counted.
 
     Args:
         model: a folder.
         parameters: of all videos.
         num_pairs: how many.
+        count: of METERS.
         with_unet: False stands a slice of its input in for what the UNet computes.
     """
     be_quiet()
@@ -125,18 +189,19 @@ def measure(model: str, parameters: VideoParameters, num_pairs: int, *, with_une
     if not with_unet:
         for unet in (pipeline.unet, ours.pipeline.unet):
             unet.forward = _no_unet
-    pairs = _Pairs(pipeline, photo, parameters, num_pairs + 1)
-    build_stage(
-        place=Place(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1),
-        links=Links(),
-        model=ours,
-        monitor=pairs,
-        tracer=Tracer(0, on=False),
-        source=pairs,
-        sink=pairs,
-        on_lost=exit_when_lost,
-    ).run()
-    del pairs.theirs_s[: parameters.steps - 1], pairs.ours_s[: parameters.steps - 1]
+    with METERS[count][0]() as meter:
+        pairs = _Pairs(pipeline, photo, parameters, num_pairs + 1, meter)
+        build_stage(
+            place=Place(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1),
+            links=Links(),
+            model=ours,
+            monitor=pairs,
+            tracer=Tracer(0, on=False),
+            source=pairs,
+            sink=pairs,
+            on_lost=exit_when_lost,
+        ).run()
+    del pairs.theirs[: parameters.steps - 1], pairs.ours[: parameters.steps - 1]
     return pairs
 
 
@@ -152,18 +217,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--without-unet", action="store_true")
+    parser.add_argument("--count", choices=METERS, default="time")
     options = parser.parse_args(arguments)
     try:
         parameters = VideoParameters.of_shape(options.shape).model_copy(update={"steps": options.steps})
-        pairs = measure(options.model, parameters, options.pairs, with_unet=not options.without_unet)
+        pairs = measure(
+            options.model, parameters, options.pairs, with_unet=not options.without_unet, count=options.count
+        )
     except SvdqError as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
-    print(f"{options.shape}, {options.steps} steps, {options.pairs} pairs, a step's processor time:")  # noqa: T201
-    theirs, ours = (statistics.quantiles(steps_s, n=4) for steps_s in (pairs.theirs_s, pairs.ours_s))
+    what = "processor time" if options.count == "time" else options.count
+    print(f"{options.shape}, {options.steps} steps, {options.pairs} pairs, {what} of a step:")  # noqa: T201
+    _, unit, scale = METERS[options.count]
+    theirs, ours = (statistics.quantiles(steps, n=4) for steps in (pairs.theirs, pairs.ours))
     for name, index in (("lower quartile", 0), ("median", 1)):
         print(  # noqa: T201
-            f"{name:>15}: diffusers {1e3 * theirs[index]:.3f} ms, svdq {1e3 * ours[index]:.3f} ms, "
+            f"{name:>15}: diffusers {scale * theirs[index]:.6g} {unit}, svdq {scale * ours[index]:.6g} {unit}, "
             f"ratio {ours[index] / theirs[index]:.3f}"
         )
     print(f"frames: {'equal' if pairs.all_equal else 'DIFFERENT'}")  # noqa: T201
