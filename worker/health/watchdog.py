@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 from svdq.pipeline.costs import Shape
 from svdq.pipeline.sample import Sample
@@ -26,8 +26,8 @@ SHORTEST_BOUND_S: Final = 60.0
 #: Looks in the shortest time after which a rank may be ended.
 MIN_LOOKS: Final = 4
 
-#: A kind of work: the shape of the video, and whether it is the decode.
-Kind = tuple[Shape, bool]
+#: A kind of work: the shape of the video, and what is done for it.
+Kind = tuple[Shape, Literal["encode", "step", "decode"]]
 
 
 class Watchdog:
@@ -76,11 +76,24 @@ class Watchdog:
 
     def step(self, sample: Sample, index: int) -> None:
         """Take a step for the end of the one before and the beginning of another."""
-        self._learn()
+        before = self._work
+        # Of a video that is taken up again it is said twice where it begins; nothing is computed in between.
+        is_said_again = (
+            before is not None
+            and (before.sample.job_id, before.index) == (sample.job_id, index)
+            and bool(before.sample.tensors)
+        )
+        if not is_said_again:
+            self._learn()
         if sample is not self._sample:
             self._sample, self._shape = sample, Shape.of(sample.parameters)
         assert self._shape is not None
-        self._work = _Work(sample, index, (self._shape, index == sample.parameters.steps))
+        if index == sample.parameters.steps:
+            kind: Kind = (self._shape, "decode")
+        else:
+            # Before its photo is encoded a sample has no tensors.
+            kind = (self._shape, "step" if sample.tensors else "encode")
+        self._work = _Work(sample, index, kind)
         if not self._is_awake:
             self._is_awake = True
             self._wake.set()
@@ -131,9 +144,9 @@ class Watchdog:
         return self._first_bound_s if slowest_s is None else max(self._shortest_bound_s, FACTOR * slowest_s)
 
     def _report(self, work: "_Work", waited_s: float) -> None:
-        shape, is_decode = work.kind
+        shape, doing = work.kind
         slowest_s = self._slowest_s.get(work.kind)
-        what = "the decode" if is_decode else f"step {work.index + 1} of {work.sample.parameters.steps}"
+        what = f"step {work.index + 1} of {work.sample.parameters.steps}" if doing == "step" else f"the {doing}"
         usual = "none of this kind has been done yet" if slowest_s is None else f"at most {slowest_s:.3g} s so far"
         frame = sys._current_frames().get(self._watched)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)\n"
