@@ -45,4 +45,6 @@ def config(as_json: bool, **flags: str | None) -> None:
 
 
 def _words(value: object) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    if value is None or value == []:
+        return "none"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

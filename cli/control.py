@@ -1,10 +1,34 @@
 """`svdq cancel`, `retry`, `requeue`, `move`, `pause` and `resume`: what a user can have done to jobs and queues."""
 
+from collections.abc import Callable, Iterable
+
 import click
 
-from svdq.cli.main import redis_options
+from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+from svdq.cli.parameters import PRIORITIES
+from svdq.pipeline.errors import InputError
 
-job_ids_argument = click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+
+def _each_once(_context: click.Context, _argument: click.Parameter, job_ids: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(job_ids))
+
+
+job_ids_argument = click.argument("job_ids", metavar="ID...", nargs=-1, required=True, callback=_each_once)
+
+
+def _do(act: Callable[[str], str], job_ids: Iterable[str]) -> int:
+    """Do something to jobs that were checked, say what, and return the exit code.
+
+    One that somebody else has changed since then is told of, and the others are done all the same.
+    """
+    exit_code = 0
+    for job_id in job_ids:
+        try:
+            click.echo(f"{job_id}  {act(job_id)}")
+        except InputError as error:
+            click.echo(f"Error: {error}", err=True)
+            exit_code = EXIT_FAILED
+    return exit_code
 
 
 CANCEL_EXAMPLES = """\b
@@ -17,16 +41,22 @@ Examples:
 @click.command(epilog=CANCEL_EXAMPLES)
 @job_ids_argument
 @redis_options
-def cancel(job_ids: tuple[str, ...], redis_url: str | None) -> None:
-    """Cancel jobs: queued ones at once, those in flight at their next step."""
+def cancel(job_ids: tuple[str, ...], redis_url: str | None) -> int:
+    """Cancel jobs: queued ones at once, those in flight at their next step.
+
+    All ids are looked up first: when one cannot be cancelled, none is.
+    """
     from svdq.producer import control
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
 
     with session(Settings.load(redis_url=redis_url)) as connection:
-        for job_id in job_ids:
-            done = control.cancel(connection, job_id)
-            click.echo(f"{job_id}  {'cancelled' if done == 'canceled' else 'stops at its next step'}")
+
+        def act(job_id: str) -> str:
+            return "cancelled" if control.cancel(connection, job_id) == "canceled" else "stops at its next step"
+
+        control.check(connection, "cancel", job_ids)
+        return _do(act, job_ids)
 
 
 RETRY_EXAMPLES = """\b
@@ -37,12 +67,14 @@ Examples:
 
 
 @click.command(epilog=RETRY_EXAMPLES)
-@click.argument("job_ids", metavar="[ID]...", nargs=-1)
+@click.argument("job_ids", metavar="[ID]...", nargs=-1, callback=_each_once)
 @click.option("--failed", is_flag=True, help="All failed jobs.")
 @redis_options
-def retry(job_ids: tuple[str, ...], failed: bool, redis_url: str | None) -> None:
-    """Queue failed, stopped or cancelled jobs again, with the same id and seed, at the end of their queue."""
-    from svdq.pipeline.errors import InputError
+def retry(job_ids: tuple[str, ...], failed: bool, redis_url: str | None) -> int:
+    """Queue failed, stopped or cancelled jobs again, with the same id and seed, at the end of their queue.
+
+    All ids are looked up first: when one cannot be queued, none is.
+    """
     from svdq.producer import control
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
@@ -50,9 +82,13 @@ def retry(job_ids: tuple[str, ...], failed: bool, redis_url: str | None) -> None
     if bool(job_ids) == failed:
         raise InputError("Give the ids of jobs, or --failed for all failed ones.")
     with session(Settings.load(redis_url=redis_url)) as connection:
-        for job_id in job_ids or control.failed_ids(connection):
+
+        def act(job_id: str) -> str:
             control.retry(connection, job_id)
-            click.echo(f"{job_id}  queued")
+            return "queued"
+
+        control.check(connection, "retry", job_ids)
+        return _do(act, job_ids or control.failed_ids(connection))
 
 
 REQUEUE_EXAMPLES = """\b
@@ -63,12 +99,13 @@ Examples:
 
 @click.command(epilog=REQUEUE_EXAMPLES)
 @job_ids_argument
-@click.option("--storage", help="Folder or URL for photos and videos (SVDQ_STORAGE).")
+@storage_option
 @redis_options
-def requeue(job_ids: tuple[str, ...], storage: str | None, redis_url: str | None) -> None:
+def requeue(job_ids: tuple[str, ...], storage: str | None, redis_url: str | None) -> int:
     """Render ended jobs again with the same id and seed, finished ones too.
 
-    The files of before stay until new ones replace them.
+    The files of before stay until new ones replace them. All ids are looked up first: when one cannot be queued, none
+    is.
     """
     from svdq.producer import control
     from svdq.producer.queue import session
@@ -76,10 +113,15 @@ def requeue(job_ids: tuple[str, ...], storage: str | None, redis_url: str | None
     from svdq.producer.storage.storage import Storage
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
+    place = Storage(settings.storage)
     with session(settings) as connection:
-        for job_id in job_ids:
-            control.requeue(connection, Storage(settings.storage), job_id)
-            click.echo(f"{job_id}  queued")
+
+        def act(job_id: str) -> str:
+            control.requeue(connection, place, job_id)
+            return "queued"
+
+        control.check(connection, "requeue", job_ids)
+        return _do(act, job_ids)
 
 
 MOVE_EXAMPLES = """\b
@@ -92,11 +134,13 @@ Examples:
 @click.command(epilog=MOVE_EXAMPLES)
 @job_ids_argument
 @click.option("--front", is_flag=True, help="To the front of the queue, in the order given.")
-@click.option("--priority", help="To the queue of this priority: high, default or low.")
+@click.option("--priority", type=click.Choice(PRIORITIES), help="To the queue of this priority.")
 @redis_options
-def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url: str | None) -> None:
-    """Move queued jobs to the front of their queue, or to another priority."""
-    from svdq.pipeline.errors import InputError
+def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url: str | None) -> int:
+    """Move queued jobs to the front of their queue, or to another priority.
+
+    All ids are looked up first: when one cannot be moved, none is.
+    """
     from svdq.producer import control
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
@@ -104,11 +148,14 @@ def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url:
     if not front and priority is None:
         raise InputError("Say where to: --front, --priority high, default or low, or both.")
     with session(Settings.load(redis_url=redis_url)) as connection:
-        # The last first, so that in the end the first stands in front.
-        for job_id in reversed(job_ids) if front else job_ids:
+
+        def act(job_id: str) -> str:
             control.move(connection, job_id, front=front, priority=priority)
-    for job_id in job_ids:
-        click.echo(f"{job_id}  moved")
+            return "moved"
+
+        control.check(connection, "move", job_ids)
+        # The last first, so that in the end the first stands in front.
+        return _do(act, reversed(job_ids) if front else job_ids)
 
 
 PAUSE_EXAMPLES = """\b

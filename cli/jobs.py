@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.main import redis_options
-from svdq.cli.words import describe, duration, table, trouble_reason
+from svdq.cli.words import describe, table, trouble_reason
+from svdq.producer.moments import duration
 
 if TYPE_CHECKING:
     from svdq.producer.status.ranks import GroupStatus

@@ -67,6 +67,9 @@ def tiny(folder: Path) -> None:
 
     It shows noise. Tests and comparisons with diffusers run on it.
     """
+    from svdq.pipeline.installed import require_torch
+
+    require_torch("the untrained model")
     # Imported on demand: the help texts must not wait for torch.
     from svdq.pipeline.models.tiny import write_tiny_model
 

@@ -33,7 +33,7 @@ _OPTIONS = (
     click.option("--noise-aug-strength", type=float, help="Noise added to the photo [default: 0.02]."),
     click.option("--min-guidance-scale", type=float, help="Guidance of the first frame [default: 1.0]."),
     click.option("--max-guidance-scale", type=float, help="Guidance of the last frame [default: 3.0]."),
-    click.option("--decode-chunk-size", type=int, help="Frames decoded at a time [default: all]."),
+    click.option("--decode-chunk-size", type=int, help="Frames decoded at a time [default: as many as memory takes]."),
     click.option(
         "--format",
         "formats",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.main import redis_options
-from svdq.cli.words import clock, duration, table
+from svdq.cli.words import clock, table
+from svdq.producer.moments import duration
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.plan import Plan, Row

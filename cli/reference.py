@@ -25,6 +25,9 @@ Written by `python -m svdq.cli.reference > docs/cli.md` from the commands' own `
 
 What went wrong stands in one sentence on stderr.
 
+The exit code of `svdq worker` tells of the worker, not of its videos: a burst with a failed video exits with 0
+(`svdq report` and `--report` tell what failed), and so does a worker that Ctrl-C ends.
+
 ## Shell completion
 
 `svdq completion bash`, `zsh` and `fish` print a script that completes commands, options and files; where to put it

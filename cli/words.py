@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from svdq.producer.moments import duration
+
 if TYPE_CHECKING:
     from svdq.producer.status.outlook import Outlook
     from svdq.producer.status.ranks import Trouble
@@ -53,17 +55,6 @@ def clock(at: float, now: datetime | None = None) -> str:
     moment = datetime.fromtimestamp(at).astimezone()
     today = (now or datetime.now().astimezone()).date()
     return f"{moment:%H:%M}" if moment.date() == today else f"{moment:%Y-%m-%d %H:%M}"
-
-
-def duration(seconds: float) -> str:
-    """Write a length of time in its largest unit, hours with minutes: 5 s, 3 min, 2 h 10 min."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 and minutes else f"{hours} h"
 
 
 def table(rows: Sequence[Sequence[object]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The exceptions of svdq. Knows nothing else.
+"""The exceptions of svdq, and what those of others say. Knows nothing else.
 
     SvdqError                a sentence for the user: what was wrong, the value, what to do (exit code 1)
      ├── InputError          the user's input or settings are wrong; nothing was done (exit code 2)
@@ -32,3 +32,8 @@ class UnavailableError(SvdqError):
 
 class SampleError(SvdqError):
     """One video failed while it was being made; the videos beside it are not affected."""
+
+
+def reason_of(error: Exception) -> str:
+    """Put what an exception of a library says on one line, to stand inside a sentence of ours."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -3,11 +3,16 @@
 Names and defaults are diffusers' own wherever diffusers has the argument. Knows nothing of files, jobs or queues.
 """
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from svdq.pipeline.errors import InputError
+
+#: The files that can be written for a video.
+Format = Literal["mp4", "gif", "webp", "png"]
+#: How a photo of another shape is brought to width x height.
+Fit = Literal["crop", "pad", "stretch"]
 
 #: The side of a video must be a multiple of this many pixels: 8 for the VAE times 8 for the UNet's three halvings.
 SIZE_MULTIPLE = 64
@@ -42,7 +47,7 @@ class VideoParameters(BaseModel):
     min_guidance_scale: float = Field(default=1.0, ge=0.0, le=100.0)
     #: Guidance scale of the last frame; guidance is off when it is 1 or less.
     max_guidance_scale: float = Field(default=3.0, ge=0.0, le=100.0)
-    #: Frames decoded at a time; None means all at once. Changes pixels, so it is recorded.
+    #: Frames decoded at a time; None means as many as fit into memory. Changes pixels, so it is recorded.
     decode_chunk_size: int | None = Field(default=None, ge=1, le=1024)
     #: Seed of the one random generator of this video.
     seed: int = Field(ge=0, le=2**63 - 1)

@@ -17,15 +17,12 @@ Resizing is Pillow's LANCZOS. A photo that already has the video's size keeps it
 import struct
 import warnings
 from io import BytesIO
-from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from svdq.pipeline.errors import SampleError
-
-#: How a photo of another shape is made to fit the video.
-Fit = Literal["crop", "pad", "stretch"]
+from svdq.pipeline.parameters import Fit
 
 #: Pixels a photo may have before it is decoded: 3 bytes each, so half a gigabyte of memory.
 MAX_PIXELS = 178_000_000

@@ -108,6 +108,11 @@ def usage_event(rank: int) -> dict[str, Any]:
     return {"ph": "M", "name": "usage", "pid": rank, "tid": 0, "args": usage}
 
 
+def trace_text(events: list[dict[str, Any]]) -> str:
+    """Give the content of a trace file that chrome://tracing and Perfetto open."""
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
 def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
-    """Write a trace file that chrome://tracing and Perfetto open."""
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    """Write such a file."""
+    path.write_text(trace_text(events), encoding="utf-8")

@@ -9,7 +9,6 @@ import os
 import subprocess
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +16,11 @@ from PIL import Image, PngImagePlugin
 
 from svdq.pipeline.animation import finish_gif, join_webp, spread
 from svdq.pipeline.errors import SampleError, UnavailableError
+from svdq.pipeline.ffmpeg import ADVICE, find_ffmpeg
+from svdq.pipeline.parameters import Format
 
-#: The files that can be written for a video.
-Format = Literal["mp4", "gif", "webp", "png"]
-
+#: Why a program that is there and may be run cannot be started just now: memory, processes or open files are short.
+_SHORTAGES = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE})
 #: Conditions of the machine rather than of the video: told from ffmpeg's message, raised as OSError, worth a retry.
 _MACHINE_ERRORS = (
     errno.ENOSPC,
@@ -53,8 +53,7 @@ def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int,
         comment: any text without NUL, usually JSON; mp4 takes up to 100 kB.
 
     Raises:
-        SampleError: the frames cannot be a video, or ffmpeg refuses them.
-        UnavailableError: there is no ffmpeg.
+        SampleError: the frames cannot be a video, ffmpeg refuses them, or it cannot be started.
         OSError: the disk is full or the like; the same call may succeed later.
     """
     if frames.ndim != 4 or not len(frames) or frames.shape[3] != 3 or frames.dtype != np.uint8:
@@ -118,29 +117,33 @@ def _write_png(frames: NDArray[np.uint8], path: Path, comment: str) -> None:
 def _ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: list[str]) -> bytes:
     """Run ffmpeg with the frames as its input and return its standard output."""
     _, height, width, _ = frames.shape
-    command = [_ffmpeg_program(), "-hide_banner", "-loglevel", "error", "-y", "-threads", "1", "-filter_threads", "1"]
-    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{width}x{height}", "-framerate", f"{fps}"]
-    command += ["-i", "pipe:0", "-threads", "1", *arguments]
-    # A session of its own: Ctrl-C at the terminal means the worker, which finishes what is in flight.
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    ) as process:
+    options = ["-hide_banner", "-loglevel", "error", "-y", "-threads", "1", "-filter_threads", "1"]
+    options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{width}x{height}", "-framerate", f"{fps}"]
+    options += ["-i", "pipe:0", "-threads", "1", *arguments]
+    with _start_ffmpeg(options) as process:
         output, messages = process.communicate(frames.tobytes())
     if process.returncode:
         _raise_for(process.returncode, messages.decode(errors="replace").strip())
     return output
 
 
-def _ffmpeg_program() -> str:
-    # Imported on demand: webp and png need no ffmpeg.
-    import imageio_ffmpeg
-
+def _start_ffmpeg(arguments: list[str]) -> "subprocess.Popen[bytes]":
     try:
-        return str(imageio_ffmpeg.get_ffmpeg_exe())
-    except RuntimeError as error:
-        raise UnavailableError(
-            "There is no ffmpeg on this machine; reinstall imageio-ffmpeg or set IMAGEIO_FFMPEG_EXE to one."
-        ) from error
+        # A session of its own: Ctrl-C at the terminal means the worker, which finishes what is in flight.
+        return subprocess.Popen(
+            [find_ffmpeg(), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except UnavailableError as error:
+        raise SampleError(str(error)) from error
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
+        # Not the storage's trouble, which is waited out: this would be waited for without end.
+        raise SampleError(f"ffmpeg cannot be started ({error}); {ADVICE}.") from error
 
 
 def _raise_for(status: int, messages: str) -> None:

@@ -3,7 +3,8 @@
 States are RQ's: a queued job that is cancelled becomes `canceled`, one in flight `stopped`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import redis
 import rq
@@ -21,6 +22,8 @@ from svdq.producer.queue import PRIORITIES, SvdqQueue, fetch, queues, read_job
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 
+#: What can be done to a job.
+Action = Literal["cancel", "retry", "requeue", "move"]
 #: States from which `retry` queues a job again.
 RETRIED = frozenset({"failed", "stopped", "canceled"})
 
@@ -46,6 +49,33 @@ return 0
 """
 
 
+def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> None:
+    """See whether something can be done to all of these jobs, before it is done to the first.
+
+    Raises:
+        InputError: there is no such job, or it is in a state from which it cannot.
+    """
+    for job_id in job_ids:
+        _find(connection, action, job_id)
+
+
+def _find(connection: redis.Redis, action: Action, job_id: str) -> rq.job.Job:
+    """Find a job to which something is to be done; raises as `check`."""
+    job = fetch(connection, job_id)
+    status = job.get_status(refresh=False).value
+    match action:
+        case "cancel" if status in ENDED:
+            raise InputError(f"Job {job_id!r} has ended already: it is {status}.")
+        case "retry" if status not in RETRIED:
+            hint = "; `svdq requeue` renders it again" if status == "finished" else ""
+            raise InputError(f"Job {job_id!r} is {status}: only failed, stopped and cancelled ones are retried{hint}.")
+        case "requeue" if status not in ENDED:
+            raise InputError(f"Job {job_id!r} has not ended: it is {status}.")
+        case "move" if status != JobStatus.QUEUED.value:
+            raise InputError(f"Job {job_id!r} is {status}: only queued jobs can be moved.")
+    return job
+
+
 def cancel(connection: redis.Redis, job_id: str) -> str:
     """Cancel a job; return what was done: "canceled", or "stopping" when a group has it and stops at its next step.
 
@@ -53,11 +83,8 @@ def cancel(connection: redis.Redis, job_id: str) -> str:
         InputError: there is no such job, or it has ended.
     """
     while True:
-        job = fetch(connection, job_id)
-        status = job.get_status(refresh=False).value
-        if status in ENDED:
-            raise InputError(f"Job {job_id!r} has ended already: it is {status}.")
-        if status == JobStatus.STARTED.value:
+        job = _find(connection, "cancel", job_id)
+        if job.get_status(refresh=False) is JobStatus.STARTED:
             if connection.eval(_MARK, 2, job.key, keys.CANCELLED, job_id):
                 return "stopping"
             continue  # it ended or went back to the queue just now
@@ -91,12 +118,7 @@ def retry(connection: redis.Redis, job_id: str) -> None:
     Raises:
         InputError: there is no such job, or it is in another state.
     """
-    job = fetch(connection, job_id)
-    status = job.get_status(refresh=False).value
-    if status not in RETRIED:
-        hint = "; `svdq requeue` renders it again" if status == "finished" else ""
-        raise InputError(f"Job {job_id!r} is {status}: only failed, stopped and cancelled ones are retried{hint}.")
-    _queue_again(connection, job)
+    _queue_again(connection, _find(connection, "retry", job_id))
 
 
 def requeue(connection: redis.Redis, storage: Storage, job_id: str) -> None:
@@ -106,10 +128,7 @@ def requeue(connection: redis.Redis, storage: Storage, job_id: str) -> None:
         InputError: there is no such job, or it has not ended.
         UnavailableError: the storage cannot be reached.
     """
-    rq_job = fetch(connection, job_id)
-    status = rq_job.get_status(refresh=False).value
-    if status not in ENDED:
-        raise InputError(f"Job {job_id!r} has not ended: it is {status}.")
+    rq_job = _find(connection, "requeue", job_id)
     job = read_job(rq_job)
     if job is not None:
         # With it beside the files a worker would find that there is nothing left to do.
@@ -153,11 +172,11 @@ def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | N
     """
     if priority is not None and priority not in PRIORITIES:
         raise InputError(f"There is no priority {priority!r}; choose one of {', '.join(PRIORITIES)}.")
-    job = fetch(connection, job_id)
+    job = _find(connection, "move", job_id)
     target = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
     names = (job.key, target.key, *(queue.key for queue in queues(connection)))
     if not connection.eval(_MOVE, len(names), *names, job_id, target.name, "front" if front else "back"):
-        raise InputError(f"Job {job_id!r} is {job.get_status().value}: only queued jobs can be moved.")
+        raise InputError(f"Job {job_id!r} was taken by a group just now, so it cannot be moved.")
 
 
 def pause(connection: redis.Redis) -> None:

@@ -7,16 +7,11 @@ submission again finds the existing job.
 import hashlib
 import json
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from svdq.pipeline.parameters import VideoParameters
-
-#: The files that can be written for a video.
-Format = Literal["mp4", "gif", "webp", "png"]
-#: How a photo of another shape is brought to width x height.
-Fit = Literal["crop", "pad", "stretch"]
+from svdq.pipeline.parameters import Fit, Format, VideoParameters
 
 #: Bytes of UTF-8 that file systems take in one name.
 MAX_FOLDER_NAME_BYTES = 255

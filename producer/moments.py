@@ -1,4 +1,7 @@
-"""Times and ages as people write them: 22:00, +2h30m, 2027-01-31T22:00, 12h, 30d. Pure, no clock of its own."""
+"""Times and ages as people write them: 22:00, +2h30m, 2027-01-31T22:00, 12h, 30d; lengths of time as they read them.
+
+Pure, no clock of its own.
+"""
 
 import re
 from datetime import UTC, datetime, time, timedelta
@@ -77,6 +80,17 @@ def parse_future(text: str, option: str, now: datetime) -> datetime:
     if moment <= now:
         raise InputError(f"{option} {text!r} is in the past; give a time that is still to come.")
     return moment
+
+
+def duration(seconds: float) -> str:
+    """Write a length of time in its largest unit, hours with minutes: 5 s, 3 min, 2 h 10 min."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 and minutes else f"{hours} h"
 
 
 def as_utc(moment: datetime) -> datetime:

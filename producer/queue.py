@@ -15,7 +15,7 @@ from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
-from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
@@ -108,14 +108,10 @@ def plain_errors(settings: Settings) -> Iterator[None]:
     except RedisError as error:
         where = without_secrets(settings.redis_url) if settings.redis_url else "embedded in " + str(settings.home)
         raise UnavailableError(
-            f"The Redis server {where} cannot be used ({_reason(error)}); "
+            # Servers never repeat passwords in what they answer.
+            f"The Redis server {where} cannot be used ({reason_of(error)}); "
             "check that it runs and that SVDQ_REDIS_URL or --redis-url is right."
         ) from error
-
-
-def _reason(error: RedisError) -> str:
-    """Put what redis-py says on one line; servers never repeat passwords in what they answer."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Where svdq keeps things and whom it talks to. The only reader of the environment; knows no Redis and no storage.
+"""Where svdq keeps things and whom it talks to. The only reader of `SVDQ_` variables; knows no Redis and no storage.
 
 A setting is looked for in this order: command-line flags, `SVDQ_*` environment variables, `./svdq.toml`,
 `<home>/svdq.toml`, the default.

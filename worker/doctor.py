@@ -4,6 +4,8 @@ import importlib.util
 import subprocess
 from collections.abc import Iterator
 
+from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.ffmpeg import ADVICE, ffmpeg_version
 from svdq.producer.doctor import Finding
 
 _QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
@@ -13,11 +15,7 @@ def check_machine() -> Iterator[Finding]:
     """Look at GPUs, NCCL and ffmpeg; a machine without GPUs renders on its processors."""
     gpus = _gpus()
     for index, name, total, free in gpus:
-        yield Finding(
-            subject=f"GPU {index}",
-            level="ok",
-            text=f"{name}, {int(total) / 1024:.0f} GiB, {int(free) / 1024:.0f} GiB free",
-        )
+        yield Finding(subject=f"GPU {index}", level="ok", text=f"{name}, {_gib(total)}, {_gib(free)} free")
     if not gpus:
         yield Finding(subject="GPUs", level="ok", text="none; videos are rendered on the processors")
     if importlib.util.find_spec("torch") is not None:
@@ -32,7 +30,12 @@ def _gpus() -> list[tuple[str, str, str, str]]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = [line.split(", ") for line in listed.stdout.splitlines()] if listed.returncode == 0 else []
-    return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4 and row[2].isdigit() and row[3].isdigit()]
+    return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
+
+
+def _gib(mebibytes: str) -> str:
+    """Write what NVIDIA's tool says of memory; a GPU that shares the host's has "[N/A]"."""
+    return f"{int(mebibytes) / 1024:.0f} GiB" if mebibytes.isdigit() else "memory unknown"
 
 
 def _nccl(num_gpus: int) -> Finding:
@@ -49,25 +52,14 @@ def _nccl(num_gpus: int) -> Finding:
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         version = ".".join(map(str, torch.cuda.nccl.version()))
         return Finding(subject="NCCL", level="ok", text=version)
-    if num_gpus > 1:
-        return Finding(
-            subject="NCCL",
-            level="warn",
-            text="this torch has none",
-            advice="install a torch with NCCL, or give every GPU a group: `svdq worker --groups N --ranks 1`",
-        )
-    return Finding(subject="NCCL", level="ok", text="not needed without GPUs: ranks on processors talk through Gloo")
+    return Finding(subject="NCCL", level="ok", text="none, and only `svdq worker --transport nccl` needs it")
 
 
 def _ffmpeg() -> Finding:
-    advice = "pip install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg"
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        return Finding(subject="ffmpeg", level="warn", text="imageio-ffmpeg is not installed", advice=ADVICE)
     try:
-        import imageio_ffmpeg
-
-        path = imageio_ffmpeg.get_ffmpeg_exe()
-        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=20, check=True)
-    except ImportError:
-        return Finding(subject="ffmpeg", level="warn", text="imageio-ffmpeg is not installed", advice=advice)
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        return Finding(subject="ffmpeg", level="fail", text=f"it does not run ({error})", advice=advice)
-    return Finding(subject="ffmpeg", level="ok", text=" ".join(done.stdout.split()[:3]))
+        return Finding(subject="ffmpeg", level="ok", text=ffmpeg_version())
+    except UnavailableError as error:
+        sentence, _, advice = str(error).partition("; ")
+        return Finding(subject="ffmpeg", level="fail", text=sentence, advice=advice.rstrip("."))

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from svdq.cli.top.track import place_of
-from svdq.cli.words import duration
+from svdq.producer.moments import duration
 
 if TYPE_CHECKING:
     from svdq.producer.status.outlook import Outlook

@@ -9,7 +9,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from svdq.cli.top.parts import Detail, flight_table, group_title, queue_table, rank_table
-from svdq.cli.words import clock, duration, trouble_reason
+from svdq.cli.words import clock, trouble_reason
+from svdq.producer.moments import duration
 
 if TYPE_CHECKING:
     from svdq.producer.status.ranks import GroupStatus

@@ -46,15 +46,21 @@ def text(value: object) -> str:
 def check_target(path: Path, suffixes: Sequence[str] = (".html",)) -> None:
     """Check before any work that a file can be written there.
 
+    Args:
+        path: the file.
+        suffixes: the ends that its name may have, so that nobody's video is replaced; () for any.
+
     Raises:
-        InputError: its name has none of these ends (so nobody's video is replaced), or there is no such folder.
+        InputError: its name has none of these ends, there is no such folder, or nothing can be written to it.
     """
-    if path.suffix.lower() not in suffixes:
+    if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{str(path)!r} cannot be written to: give a file whose name ends in {' or '.join(suffixes)}.")
-    if not path.absolute().parent.is_dir():
-        raise InputError(
-            f"There is no folder {str(path.absolute().parent)!r} to write {path.name!r} to; make it first."
-        )
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"There is no folder {str(folder)!r} to write {path.name!r} to; make it first.")
+    # A device or a folder is not to be replaced.
+    if (path.exists() and not path.is_file()) or not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"The file {str(path)!r} cannot be written; check the rights of its folder, or give another.")
 
 
 def write(path: Path, parts: Iterable[str]) -> None:

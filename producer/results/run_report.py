@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from svdq.producer.moments import duration
+
 #: States of jobs that are still to be done, in the order in which they are told.
 LEFT = ("queued", "started", "scheduled", "deferred")
 #: Names of failed jobs that are told for each reason.
@@ -118,7 +120,7 @@ class RunReport:
         """The stretch of time in words, in local time."""
         since, until = self.since.astimezone(), self.until.astimezone()
         end = until.strftime("%H:%M" if since.date() == until.date() else "%Y-%m-%d %H:%M")
-        return f"from {since:%Y-%m-%d %H:%M} to {end} ({duration(until - since)})"
+        return f"from {since:%Y-%m-%d %H:%M} to {end} ({duration((until - since).total_seconds())})"
 
 
 def summarise(
@@ -182,12 +184,3 @@ def _ranks_s(efforts: Sequence[tuple[Effort, datetime]]) -> float:
         span = max(ended_at for _, ended_at in ours) - min(effort.begun_at for effort, _ in ours)
         total_s += max(effort.num_ranks for effort, _ in ours) * span.total_seconds()
     return total_s
-
-
-def duration(span: timedelta) -> str:
-    """Say how long something took: 45 s, 12 min, 5 h 58 min."""
-    seconds = round(span.total_seconds())
-    if seconds < 60:
-        return f"{seconds} s"
-    hours, minutes = divmod(seconds // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

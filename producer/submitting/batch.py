@@ -77,9 +77,12 @@ def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Reques
                 requests.append(Request(path=path.parent / photo, order=order, where=where))
     except FileNotFoundError as error:
         raise InputError(f"There is no file {str(path)!r}; check its path.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"The list {str(path)!r} cannot be read ({reason}); give a text file.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"The list {str(path)!r} is not UTF-8; save it as UTF-8 (in Excel: CSV UTF-8).") from error
+    except OSError as error:
+        raise InputError(
+            f"The list {str(path)!r} cannot be read ({error.strerror}); check its path and rights."
+        ) from error
     if reasons:
         raise BadRowsError(path, reasons)
     if not requests:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, reason_of
 from svdq.producer.threads import NUM_CORES, Budget, in_order
 
 #: Formats of photos by Pillow's name, and the extension they are stored with. Left out are documents and formats whose
@@ -39,7 +39,9 @@ ACCEPTED = "JPEG, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 #: No photo takes more bytes a pixel in a file (four channels of 32-bit floats); a larger file is not even read.
 MAX_BYTES_PER_PIXEL = 16
 #: Kinds of HEIF, what phones of one maker write, as they stand in bytes 8 to 12 of the file.
-HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"mif1", b"msf1")
+HEIF_BRANDS = frozenset(
+    {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"mif2", b"msf1"}
+)
 #: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
 MAX_NAME_BYTES = 180
 
@@ -133,7 +135,7 @@ def _check(path: Path, max_pixels: int) -> Photo:
         except Exception as error:
             # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError and more.
             raise InputError(
-                f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({_reason(error)}); "
+                f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({reason_of(error)}); "
                 "give a whole copy of it."
             ) from error
         return Photo(
@@ -183,12 +185,8 @@ def _open(path: Path, data: bytes) -> Image.Image:
         raise InputError(f"The file {str(path)!r} is not a photo that can be read; give {ACCEPTED}.") from error
     except Exception as error:
         raise InputError(
-            f"The photo {str(path)!r} is damaged and cannot be opened ({_reason(error)}); give a whole copy of it."
+            f"The photo {str(path)!r} is damaged and cannot be opened ({reason_of(error)}); give a whole copy of it."
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 @contextlib.contextmanager

@@ -75,7 +75,8 @@ class _Walk:
 
     def __init__(self, *, recursive: bool, storage: Path | None) -> None:
         self._recursive = recursive
-        self._storage = storage
+        self._storage = storage.resolve() if storage else None
+        self._are_stored: dict[Path, bool] = {}
         self.num_others = 0
 
     def file_or_folder(self, path: Path) -> list[Path]:
@@ -89,9 +90,10 @@ class _Walk:
 
     def pattern(self, pattern: str) -> list[Path]:
         matches = map(Path, sorted(glob.iglob(pattern, recursive=True)))
-        found = self._photos(path for path in matches if not os.path.isdir(path))
+        found = self._photos(path for path in matches if not os.path.isdir(path) and not self._is_stored(path.parent))
         if not found:
-            raise InputError(f"There is no photo like {pattern!r}; check the path and the pattern.")
+            hint = " Photos and videos of the storage do not count." if any(self._are_stored.values()) else ""
+            raise InputError(f"There is no photo like {pattern!r}; check the path and the pattern.{hint}")
         return found
 
     def _photos(self, files: Iterator[Path]) -> list[Path]:
@@ -111,7 +113,13 @@ class _Walk:
             yield from (here.relative_to(folder) / name for name in sorted(files) if not name.startswith("."))
 
     def _is_left_out(self, folder: Path) -> bool:
-        return folder.name.startswith(".") or folder.absolute() == self._storage
+        return folder.name.startswith(".") or self._is_stored(folder)
+
+    def _is_stored(self, folder: Path) -> bool:
+        """Whether a folder is the storage or inside it; looked up once for each."""
+        if folder not in self._are_stored:
+            self._are_stored[folder] = self._storage is not None and folder.resolve().is_relative_to(self._storage)
+        return self._are_stored[folder]
 
 
 def _refuse(error: OSError) -> None:

@@ -9,10 +9,11 @@ from typing import Any, Literal
 #: submitted  a photo became a job
 #: known      a photo whose job was there already
 #: rejected   a file that is no photo
+#: left_out   a file that by its name is none; told once, and left where it is
 #: trouble    something is wrong that may mend; told once
 #: mended     it has
 #: stopped    the end, with the numbers of all
-Kind = Literal["watching", "submitted", "known", "rejected", "trouble", "mended", "stopped"]
+Kind = Literal["watching", "submitted", "known", "rejected", "left_out", "trouble", "mended", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class Summary:
     submitted: int = 0
     known: int = 0
     rejected: int = 0
+    left_out: int = 0
     #: Files that were seen and are none of these: still growing, or held up.
     waiting: int = 0
 
@@ -52,6 +54,7 @@ class Summary:
             f"{self.submitted} submitted",
             f"{self.known} known already",
             f"{self.rejected} rejected",
+            *([f"{self.left_out} left out"] if self.left_out else []),
             *([f"{self.waiting} waiting"] if self.waiting else []),
         ]
         return ", ".join(parts)

@@ -48,6 +48,8 @@ class State(StrEnum):
     DONE = "done"
     #: It is no photo; that was said.
     BAD = "bad"
+    #: By its name it is no photo, so nobody has opened it; that was said.
+    OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True)

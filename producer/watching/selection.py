@@ -35,11 +35,20 @@ class Selection:
 
     def takes(self, path: str) -> bool:
         """Whether a file is taken, by its path from the watched folder, with slashes."""
+        return self._is_open(path) and self._matches_globs(path)
+
+    def sees(self, path: str) -> bool:
+        """Whether a file is taken or, where all photos are wanted, is told of because by its name it is none."""
+        return self._is_open(path) and (self.globs == PHOTO_GLOBS or self._matches_globs(path))
+
+    def _is_open(self, path: str) -> bool:
         *folders, name = path.split("/")
         if (folders and not self.recursive) or not all(map(is_plain_folder, folders)):
             return False
-        if is_temporary(name) or name == FILE_NAME:
-            return False
+        return not is_temporary(name) and name != FILE_NAME
+
+    def _matches_globs(self, path: str) -> bool:
+        name = path.rpartition("/")[2]
         return _matches(name, self._name_globs) or _matches(path, self._path_globs)
 
     @cached_property

@@ -10,7 +10,7 @@ from svdq.producer.watching.changes import Changes, Polling
 from svdq.producer.watching.events import Troubles
 from svdq.producer.watching.ledger import Ledger, Record, State
 from svdq.producer.watching.settling import Settling, Signature
-from svdq.producer.watching.tree import Photos, Tree
+from svdq.producer.watching.tree import Files, Tree
 
 #: Seconds between looks at the whole folder: without hints, and with them, in case one was lost.
 POLL_S, RESCAN_S = 2.0, 60.0
@@ -82,8 +82,8 @@ class Sight:
         root = self._tree.root
         try:
             status = root.stat()
-            for folder, photos in self._tree.scan():
-                self._see_folder(folder, photos)
+            for folder, files in self._tree.scan():
+                self._see_folder(folder, files)
         except OSError as error:
             self._troubles.begin("folder", f"The folder {str(root)!r} cannot be read ({error.strerror}).")
             return
@@ -106,19 +106,19 @@ class Sight:
 
     def _see_tree(self, path: str) -> None:
         try:
-            for folder, photos in self._tree.scan(path):
-                self._see_folder(folder, photos)
+            for folder, files in self._tree.scan(path):
+                self._see_folder(folder, files)
         except OSError:  # it is gone already, or may not be read
             return
 
-    def _see_folder(self, folder: str, photos: Photos) -> None:
+    def _see_folder(self, folder: str, files: Files) -> None:
         known = self._ledger.in_folder(folder)
-        for name, signature in photos.items():
+        for name, signature in files.items():
             self._see(f"{folder}/{name}" if folder else name, known.get(name), signature)
 
     def _see(self, path: str, record: Record | None, signature: Signature) -> None:
         if record is not None and record.signature == signature:
             settled = (State.DONE, State.BAD) if self._existing else (State.DONE, State.BAD, State.LEFT)
-            if record.state in settled:
+            if record.state in settled or (record.state is State.OTHER and not self._tree.takes(path)):
                 return
         self._settling.see(path, signature, time.monotonic())

@@ -82,6 +82,9 @@ class Taker:
         signature = self._settling.signature(path)
         if self._has_changed(path, signature):
             return False
+        if not self._tree.takes(path):
+            self._leave_out(path, signature)
+            return False
         record = self._ledger.get(path)
         if record is not None and record.signature == signature and record.state is State.SUBMITTED:
             self._put_away(path, record)
@@ -107,6 +110,14 @@ class Taker:
         self._ledger.put(path, record)
         self._put_away(path, record)
         return not is_known
+
+    def _leave_out(self, path: str, signature: Signature) -> None:
+        """Tell, once, of a file that is no photo by its name."""
+        self._ledger.put(path, Record(signature=signature, state=State.OTHER))
+        self._let_go(path)
+        self.summary.left_out += 1
+        text = f"{path} is left out: by its name it is no photo. If it is one, convert it to JPEG."
+        self._tell(Event(kind="left_out", path=path, text=text))
 
     def _submit(self, path: str, signature: Signature, photo: Photo, entry: Entry) -> None:
         record = Record(

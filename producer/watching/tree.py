@@ -1,4 +1,4 @@
-"""The watched folder on disk: which photos lie in it, and how they are now. Knows no ledger and no queue."""
+"""The watched folder on disk: which files lie in it, and how they are now. Knows no ledger and no queue."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from svdq.producer.watching.selection import Selection, is_plain_folder, is_temporary
 from svdq.producer.watching.settling import Signature
 
-#: The photos of one folder: their names, and how they are.
-Photos = dict[str, Signature]
+#: The files of one folder that are taken or told of: their names, and how they are.
+Files = dict[str, Signature]
 
 
 class Tree:
@@ -28,8 +28,8 @@ class Tree:
         self._selection = selection
         self._excluded = frozenset(map(str, excluded))
 
-    def scan(self, folder: str = "") -> Iterator[tuple[str, Photos]]:
-        """Yield each folder from `folder` on, with the photos in it. What vanishes or may not be read is passed over.
+    def scan(self, folder: str = "") -> Iterator[tuple[str, Files]]:
+        """Yield each folder from `folder` on, with the files in it. What vanishes or may not be read is passed over.
 
         Raises:
             OSError: `folder` itself cannot be read.
@@ -38,20 +38,24 @@ class Tree:
         while waiting:
             here = waiting.pop()
             try:
-                photos, folders = self._list(here)
+                files, folders = self._list(here)
             except OSError:
                 if here == folder:
                     raise
                 continue
-            yield here, photos
+            yield here, files
             if self._selection.recursive:
                 waiting.extend(reversed(folders))
 
     def look(self, path: str) -> Signature | None:
-        """Return how a photo is now, or None when there is none that is wanted."""
-        if not self._selection.takes(path) or not self._is_open(path.rpartition("/")[0]):
+        """Return how a file is now, or None when there is none that is taken or told of."""
+        if not self._selection.sees(path) or not self._is_open(path.rpartition("/")[0]):
             return None
         return _signature(self.root / path)
+
+    def takes(self, path: str) -> bool:
+        """Whether a file is a photo by its name; others that are seen are only told of."""
+        return self._selection.takes(path)
 
     def is_folder(self, path: str) -> bool:
         """Whether photos in this folder are wanted, and it is there."""
@@ -66,9 +70,9 @@ class Tree:
             return any(is_temporary(other) and other.startswith(stem) for other in os.listdir(self.root / folder))
         return False
 
-    def _list(self, here: str) -> tuple[Photos, list[str]]:
+    def _list(self, here: str) -> tuple[Files, list[str]]:
         prefix = f"{here}/" if here else ""
-        photos: Photos = {}
+        files: Files = {}
         folders = []
         with os.scandir(self.root / here) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
@@ -76,9 +80,9 @@ class Tree:
                 if entry.is_dir(follow_symlinks=False):
                     if is_plain_folder(entry.name) and self._is_open(path):
                         folders.append(path)
-                elif self._selection.takes(path) and (signature := _signature(entry)):
-                    photos[entry.name] = signature
-        return photos, folders
+                elif self._selection.sees(path) and (signature := _signature(entry)):
+                    files[entry.name] = signature
+        return files, folders
 
     def _is_open(self, folder: str) -> bool:
         """Whether a folder is reached without links, which may lead in circles, and lies in none that is excluded."""

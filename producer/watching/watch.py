@@ -14,7 +14,7 @@ from svdq.producer.watching.aftermath import REJECTED, Then, sweep_copies
 from svdq.producer.watching.changes import Changes, Notifications, Polling, Stop
 from svdq.producer.watching.defaults import FolderDefaults
 from svdq.producer.watching.events import Event, Summary, Troubles
-from svdq.producer.watching.ledger import Ledger
+from svdq.producer.watching.ledger import Ledger, State
 from svdq.producer.watching.selection import Selection
 from svdq.producer.watching.settling import Settling, Signature
 from svdq.producer.watching.sight import Sight
@@ -97,10 +97,11 @@ def watch(
             troubles=troubles,
             stop=stop,
         )
-        left = [] if existing else list(_old_photos(tree, ledger))
+        left = [] if existing else list(_old_files(tree, ledger))
         ledger.begin(options.selection, left)
-        note = f" {len(left):,} photos that are there already are left alone; --existing takes them." if left else ""
-        tell(Event(kind="watching", text=f"Watching {str(root)!r}.{note}"))
+        num_photos = sum(tree.takes(path) for path, _ in left)
+        note = f" {num_photos:,} photos that are there already are left alone; --existing takes them."
+        tell(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}"))
         if away is not None:
             watcher.wait_out(away)
         if options.once:
@@ -155,16 +156,20 @@ def _make_room(then: Then, root: Path) -> None:
         ) from error
 
 
-def _old_photos(tree: Tree, ledger: Ledger) -> Iterator[tuple[str, Signature]]:
-    """Find photos that lay there before the folder was first watched, or before it was watched in this way.
+def _old_files(tree: Tree, ledger: Ledger) -> Iterator[tuple[str, Signature]]:
+    """Find files that lay there before the folder was first watched, or before it was watched in this way.
 
     Raises:
         OSError: the folder cannot be read.
     """
     scope = ledger.scope
-    for folder, photos in tree.scan():
+    for folder, files in tree.scan():
         known = ledger.in_folder(folder)
-        for name, signature in photos.items():
+        for name, signature in files.items():
             path = f"{folder}/{name}" if folder else name
-            if name not in known and (scope is None or not scope.takes(path)):
+            is_photo = tree.takes(path)
+            # One that was told of as no photo is a photo by the patterns of today.
+            is_known = name in known and not (is_photo and known[name].state is State.OTHER)
+            was_watched = scope is not None and (scope.takes(path) if is_photo else scope.sees(path))
+            if not is_known and not was_watched:
                 yield path, signature

@@ -41,6 +41,7 @@ def test_a_table_without_secrets(svdq: Cli) -> None:
     assert "hidden" not in done.stdout
     assert "os.path.join, a.b" in done.stdout
     assert "the embedded server" in done.stdout
+    assert "None" not in done.stdout
 
 
 def test_a_bad_setting(svdq: Cli) -> None:

@@ -1,4 +1,4 @@
-"""`svdq submit` as a user runs it, in a process of its own."""
+"""`svdq submit` as a user runs it."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from svdq.cli import parameters
-from svdq.producer.job import Fit, Format
+from svdq.pipeline.parameters import Fit, Format
 from svdq.producer.queue import PRIORITIES, SvdqQueue
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -20,9 +20,6 @@ def test_choices_are_those_of_a_job() -> None:
     assert get_args(Format) == parameters.FORMATS
     assert get_args(Fit) == parameters.FITS
     assert PRIORITIES == parameters.PRIORITIES
-
-
-UNREACHABLE = "redis://u:secret@127.0.0.1:1"
 
 
 @pytest.fixture
@@ -61,7 +58,6 @@ def bad_files(tmp_path: Path, photo: Path) -> Path:
         ["{photo}", "--noise-aug-strength", "nan"],
         ["{photo}", "--priority", "highest"],
         ["{photo}", "--like", "{photo}"],
-        ["{photo}", "--redis-url", UNREACHABLE],
         ["{photo}", "--redis-url", "what://u:secret@h"],
         ["{photo}", "--nonsense"],
         [],
@@ -70,7 +66,7 @@ def bad_files(tmp_path: Path, photo: Path) -> Path:
 )
 def test_bad_input_is_one_sentence(svdq: Cli, home: Path, bad_files: Path, photo: Path, arguments: list[str]) -> None:
     done = svdq("submit", *(word.format(bad=bad_files, photo=photo) for word in arguments))
-    assert done.returncode == (3 if UNREACHABLE in arguments else 2)
+    assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1

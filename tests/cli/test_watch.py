@@ -233,6 +233,17 @@ def test_once_takes_what_is_there_and_ends(once: Once, drop: Drop, inbox: Path, 
     assert once() == (0, "0 submitted, 0 known already, 0 rejected.")  # that was told
 
 
+def test_files_that_are_no_photos_by_their_names_are_told_of_once(once: Once, drop: Drop, inbox: Path) -> None:
+    drop("a.jpg")
+    (inbox / "raw.NEF").write_text("a raw file")
+    (inbox / "form.pdf").write_text("a form")
+    assert once("--then", "delete") == (0, "1 submitted, 0 known already, 0 rejected, 2 left out.")
+    assert once() == (0, "0 submitted, 0 known already, 0 rejected.")
+    assert {path.name for path in inbox.iterdir()} == {"raw.NEF", "form.pdf"}
+    # Where they are asked for, they are looked into.
+    assert once("--glob", "*.nef") == (1, "0 submitted, 0 known already, 1 rejected.")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.moments import parse_age, parse_future, parse_past
+from svdq.producer.moments import duration, parse_age, parse_future, parse_past
 
 EAST = timezone(timedelta(hours=3))
 EVENING = datetime(2027, 1, 30, 22, 15).astimezone()
@@ -96,3 +96,20 @@ def test_what_is_no_time_to_come(text: str) -> None:
 def test_what_is_past_is_not_to_come(text: str) -> None:
     with pytest.raises(InputError, match="in the past"):
         parse_future(text, "--at", EVENING)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "1 s"),
+        (89.4, "89 s"),
+        (90, "2 min"),
+        (3600, "60 min"),
+        (5400, "1 h 30 min"),
+        (7200, "2 h"),
+        (7230, "2 h"),
+        (200_000, "55 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

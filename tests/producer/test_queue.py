@@ -1,7 +1,6 @@
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import redis
@@ -90,10 +89,8 @@ def test_unreachable(home: object, url: str) -> None:
 
 
 def test_a_server_that_never_answers(home: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert queue.CONNECT_TIMEOUT_S + queue.ANSWER_TIMEOUT_S < 8
     monkeypatch.setattr(queue, "ANSWER_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        begin = time.monotonic()
-        with pytest.raises(UnavailableError):
-            connect(Settings.load(redis_url=f"redis://127.0.0.1:{listener.getsockname()[1]}"))
-    assert time.monotonic() - begin < 2
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=rf"^The Redis server {url} cannot be used \(Timeout"):
+            connect(Settings.load(redis_url=url))

@@ -61,6 +61,14 @@ def test_repr_has_no_password(home: Path) -> None:
         ("redis://:secret@h", "redis://:***@h"),
         ("redis://h?password=secret", "redis://h"),
         ("redis://:sec@ret@[::1", "redis://[::1"),
+        ("redis://user:s3cret@host:1/0?password=s3cret", "redis://user:***@host:1/0"),
+        # Passwords with what would end them in a URL.
+        ("redis://:s3cret/b@host:1/0", "redis://***@host:1/0"),
+        ("redis://:a?s3cret@host:1/0", "redis://***@host:1/0"),
+        ("redis://:a#s3cret@host:1/0", "redis://***@host:1/0"),
+        ("redis://user:a@s3cret/c@host:1/0?x=y", "redis://***@host:1/0"),
+        ("s3://bucket/photos@home", "s3://bucket/photos@home"),
+        ("/a/folder@home", "/a/folder@home"),
         ("/a/path", "/a/path"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tells Redis what a rank is doing and hears what is cancelled, beside the step loop. Knows no RQ.
+"""Tells Redis what a rank is doing and hears what is cancelled, beside the step loop.
 
 The step loop only leaves a note; a thread of its own talks to Redis a few times a second while there is work, and every
 few seconds otherwise. The breadcrumb is left at once: it must be there when the step kills the process.
@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline
+from rq.job import Job
 
 from svdq.pipeline.sample import Sample
 from svdq.producer import keys
@@ -171,7 +172,7 @@ class ProgressMonitor:
         with self._connection.pipeline(transaction=False) as pipeline:
             if note is not None:
                 meta = json.dumps(meta_of(*note, self._vitals.who.rank, self._notice))
-                pipeline.eval(_SAVE_META, 1, f"rq:job:{note[0].job_id}", meta)
+                pipeline.eval(_SAVE_META, 1, Job.key_for(note[0].job_id), meta)
                 pipeline.smembers(keys.CANCELLED)
                 if execution is not None:
                     pipeline.zscore(*execution)

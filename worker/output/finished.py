@@ -12,9 +12,9 @@ from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.models.model import ModelInfo
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.parameters import Format, VideoParameters
 from svdq.pipeline.sample import Sample
-from svdq.producer.job import Format, Job
+from svdq.producer.job import Job
 from svdq.producer.results.provenance import notice_of
 from svdq.producer.storage.storage import Storage
 

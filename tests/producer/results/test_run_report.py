@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from svdq.producer.results.run_report import Effort, RunRecord, RunReport, duration, summarise
+from svdq.producer.results.run_report import Effort, RunRecord, RunReport, summarise
 
 TEN = datetime(2027, 1, 30, 22, tzinfo=UTC)
 SIX = TEN + timedelta(hours=8)
@@ -90,10 +90,3 @@ def test_failures_are_told_by_reason_the_most_frequent_first() -> None:
     assert lines[-1] == f"Failed, 1 x: No memory. photo 1 ({1:020x})"
     assert lines[-2].startswith("Failed, 7 x: The frames are black. photo 2 (")
     assert lines[-2].endswith("photo 6 (00000000000000000006) and 2 more")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0, "0 s"), (59.4, "59 s"), (60, "1 min"), (3599, "59 min"), (21480, "5 h 58 min")]
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert duration(timedelta(seconds=seconds)) == words

@@ -154,7 +154,7 @@ def test_bad_lists(tmp_path: Path, name: str, text: str, says: str) -> None:
         ("list.csv", b"photo\n\n", "no rows"),
         ("list.jsonl", b"\n", "no rows"),
         ("list.yaml", b"# nothing\n", "no rows"),
-        ("list.csv", b"photo\n\xff.jpg\n", "UTF-8"),
+        ("list.csv", b"photo\n\xff.jpg\n", "save it as UTF-8 .in Excel: CSV UTF-8"),
     ],
 )
 def test_what_is_no_list(tmp_path: Path, name: str, data: bytes, says: str) -> None:

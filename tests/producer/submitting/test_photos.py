@@ -67,6 +67,7 @@ def test_truncated(tmp_path: Path, kind: str) -> None:
         (b"hello, I am a text", "not a photo"),
         (b"%PDF-1.4", "not a photo"),
         (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC"),
+        (b"\0\0\0\x18ftyphevx\0\0\0\0", "HEIC"),
         (png_that_claims(60_000, 60_000), "60000x60000"),
         (png_that_claims(11_000, 11_000), "11000x11000"),
         (png_that_claims(100, 100), "cut short"),

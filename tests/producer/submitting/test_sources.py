@@ -58,6 +58,14 @@ def test_patterns(tree: Path) -> None:
     assert found("**/*.jpeg", "[ab].*") == ["sub/deep/d.jpeg", "a.png", "b.JPG"]
 
 
+def test_patterns_do_not_look_into_the_storage(tree: Path) -> None:
+    assert found("**/*.*", storage=tree / "sub") == ["a.png", "b.JPG", "x[1].jpg"]
+    assert found(f"../{tree.name}/**/*.jp*", storage=tree / "sub" / "deep") == [f"../{tree.name}/x[1].jpg"]
+    assert len(found(f"../{tree.name}", recursive=True, storage=tree / "sub")) == 3
+    with pytest.raises(InputError, match="of the storage do not count"):
+        found("sub/*.webp", storage=tree / "sub")
+
+
 def test_standard_input(tree: Path) -> None:
     assert found("-", stdin=b"b.JPG\n\nsub\r\nx[1].jpg") == ["b.JPG", "sub/c.webp", "x[1].jpg"]
     assert found("a.png", "-", stdin=b"a\nb.jpg\0x[1].jpg\0") == ["a.png", "a\nb.jpg", "x[1].jpg"]

@@ -55,3 +55,11 @@ def test_globs_are_for_names_and_with_a_slash_for_paths() -> None:
     assert selection.takes("scans/a.tif")
     assert not selection.takes("other/a.tif")
     assert not selection.takes("a.png")
+
+
+def test_what_is_no_photo_by_its_name_is_told_of_where_all_photos_are_wanted() -> None:
+    for name in ("raw.NEF", "form.pdf", "a.jpg"):
+        assert Selection().sees(name)
+    for name in (".hidden.pdf", "form.pdf.part", "svdq.toml", "day/raw.NEF"):
+        assert not Selection().sees(name)
+    assert not Selection(globs=("*.jpg",)).sees("raw.NEF")

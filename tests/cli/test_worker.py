@@ -1,0 +1,49 @@
+"""What `svdq worker` refuses before any rank starts, and what a machine with the base install alone is told."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from svdq.cli.main import run
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_ffmpeg_that_does_not_run(svdq: Cli, home: Path) -> None:
+    done = svdq("worker", "--ranks", "1", "--burst", IMAGEIO_FFMPEG_EXE="/no/such/ffmpeg")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert done.stderr.startswith("Error: ffmpeg does not run ")
+    assert "IMAGEIO_FFMPEG_EXE" in done.stderr
+    assert not home.exists(), "no Redis was started"
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "reason"),
+    [
+        ("--trace", "/no/such/folder/t.json", "no folder '/no/such/folder'"),
+        ("--trace", "/dev/null", "cannot be written"),
+        ("--report", "/no/such/folder/night.json", "no folder '/no/such/folder'"),
+    ],
+)
+def test_a_file_that_could_not_be_written(svdq: Cli, home: Path, option: str, path: str, reason: str) -> None:
+    done = svdq("worker", "--ranks", "1", "--burst", option, path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert reason in done.stderr
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["worker --burst", "bench", "bench unet", "bench ends", "bench precision", "model tiny folder"],
+)
+def test_without_pytorch_there_is_a_sentence(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert run(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "needs PyTorch; pip install 'svdq[worker]'" in err
