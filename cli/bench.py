@@ -1,6 +1,7 @@
 """`svdq bench`: words around the measurements of pipeline and worker."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,13 @@ import click
 from svdq.cli.bench_ends import bench_ends
 from svdq.cli.bench_precision import bench_precision
 from svdq.cli.bench_unet import bench_unet
+from svdq.cli.option_types import MILLISECONDS, Number, OutputFile
 
 if TYPE_CHECKING:
     from svdq.pipeline.bench.figures import Run
+
+#: Ranks of a run at most: as many GPUs as `svdq plan` plans with.
+MAX_RANKS = 512
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
@@ -23,8 +28,10 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
         numbers = tuple(kind(item) for item in value.split(","))
     except ValueError:
         numbers = ()
-    if not numbers or min(numbers) <= 0:
+    if not numbers or not all(0 < number < math.inf for number in numbers):
         raise click.BadParameter(f"{value!r} is not a list of numbers above 0 such as 1,2,4,7")
+    if kind is int and max(numbers) > MAX_RANKS:
+        raise click.BadParameter(f"{value!r} has more than {MAX_RANKS} ranks")
     return numbers
 
 
@@ -32,16 +39,23 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--model", default="simulated", show_default=True, help="simulated, tiny, preview, or a model folder.")
 @click.option("--ranks", callback=_numbers, default="7", show_default=True, help="Ranks, one run each: 1,2,4,7.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=25, show_default=True, help="Denoising steps.")
-@click.option("--step-ms", type=click.FloatRange(0), default=50.0, show_default=True, help="Simulated step.")
-@click.option("--encode-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Simulated encode.")
-@click.option("--decode-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Simulated decode.")
+@click.option("--step-ms", type=Number(0, 1e9, min_open=True), default=50.0, show_default=True, help="Simulated step.")
+@click.option("--encode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated encode.")
+@click.option("--decode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated decode.")
 @click.option("--rank-speed", callback=_numbers, help="Slowdown of each simulated rank: 1,1,1,1.5,1,1,1.")
-@click.option("--samples", type=click.IntRange(1), default=80, show_default=True, help="Videos of a run.")
+@click.option("--samples", type=click.IntRange(1, 10**6), default=80, show_default=True, help="Videos of a run.")
 @click.option("--warmup-samples", type=click.IntRange(0), help="Videos left out of the steady figures; default: 2 K.")
 @click.option("--frames", type=click.IntRange(1, 1024), default=14, show_default=True, help="Frames a video.")
 @click.option("--size", default="576x320", show_default=True, help="WIDTHxHEIGHT.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["host", "nccl"]),
+    default="host",
+    show_default=True,
+    help="How latents get from rank to rank, as for `svdq worker`.",
 )
 @click.option(
     "--through",
@@ -51,9 +65,9 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     help="The bare loop, or the whole worker with Redis and files.",
 )
 @click.option("--compare", type=click.Choice(["replicas"]), help="Also run K ranks that do whole videos each.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures.")
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a timeline PNG.")
-@click.option("--trace", "trace_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write the figures.")
+@click.option("--plot", "plot_path", type=OutputFile(".png"), help="Write a timeline PNG.")
+@click.option("--trace", "trace_path", type=OutputFile(), help="Write a Chrome trace.")
 @click.pass_context
 def bench(
     context: click.Context,
@@ -82,15 +96,33 @@ def bench(
       svdq bench precision                        all three in each type and size, against a second GPU
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     if context.invoked_subcommand is not None:
+        _refuse_options(context, context.invoked_subcommand)
         return
+    from svdq.pipeline.installed import require_torch
+
+    require_torch("`svdq bench`")
+    from svdq.pipeline.drawing import headless_pyplot
     from svdq.worker.bench.bench import BenchOptions, run_bench, write_results
 
+    if plot_path is not None:
+        headless_pyplot()  # so that matplotlib is missed before minutes are spent
     report = run_bench(BenchOptions(model=model, ranks=ranks, compare_replicas=compare == "replicas", **options))
     for line in _table(report.runs):
         click.echo(line)
     for line in _comparisons(report.runs):
         click.echo(line)
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
+
+
+def _refuse_options(context: click.Context, command: str) -> None:
+    """Refuse options before the name of a command below this one: they are of no effect there.
+
+    Raises:
+        UsageError: there are some.
+    """
+    for option in context.command.params:
+        if context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[0]} before {command} has no effect; write it after {command}.")
 
 
 bench.add_command(bench_unet)

@@ -1,13 +1,12 @@
 """`svdq bench ends`: words around the measurements of encode and decode."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.parameters import read_size
+from svdq.cli.option_types import OutputFile
 from svdq.pipeline.models.compute import DTYPES
 
 if TYPE_CHECKING:
@@ -24,9 +23,30 @@ Examples:
 """
 
 
+def read_sides(_context: click.Context, option: click.Parameter, value: str) -> tuple[int, int]:
+    """Read a size that a video may have, such as 1024x576.
+
+    Raises:
+        InputError: it is none.
+    """
+    from svdq.pipeline.errors import InputError
+    from svdq.pipeline.parameters import SIZE_MULTIPLE
+    from svdq.producer.submitting.fields import read_field
+    from svdq.producer.submitting.options import MAX_SIDE, nearest_side
+
+    size = read_field("size", value, option.opts[0])
+    width, height = nearest_side(size["width"]), nearest_side(size["height"])
+    if size != {"width": width, "height": height}:
+        raise InputError(
+            f"{option.opts[0]} {value} is not allowed: both sides must be multiples of {SIZE_MULTIPLE} from "
+            f"{SIZE_MULTIPLE} to {MAX_SIDE}; the nearest such size is {width}x{height}."
+        )
+    return width, height
+
+
 @click.command(name="ends", epilog=EXAMPLES)
 @click.option("--model", help="Folder or hub id [default: SVD-XT's published sizes, random weights, on disk a while].")
-@click.option("--size", metavar="WxH", callback=read_size, default="1024x576", show_default=True, help="Pixels.")
+@click.option("--size", metavar="WxH", callback=read_sides, default="1024x576", show_default=True, help="Pixels.")
 @click.option("--frames", type=click.IntRange(1, 1024), default=25, show_default=True, help="Frames.")
 @click.option(
     "--decode-chunk-size",
@@ -47,7 +67,7 @@ Examples:
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write the figures.")
 def bench_ends(
     model: str | None,
     size: tuple[int, int],
@@ -64,9 +84,14 @@ def bench_ends(
     An encode is CLIP, the VAE encoder (in float32 where the model wants that) and drawing the noise; a decode ends with
     frames on the host. Each runs with only its part of the model loaded, as on the first and the last rank.
     """
+    from svdq.pipeline.installed import require_torch
+
+    require_torch("`svdq bench ends`")
     from svdq.cli.words import table
     from svdq.pipeline.bench.ends import measure_ends
+    from svdq.pipeline.bench.files import write_json
 
+    check_name(model)
     torch_device, where, types = computing_on(device, dtypes)
     video = video_of(size, frames, repeats)
     weights = "random weights" if model is None else model
@@ -102,6 +127,9 @@ def computing_on(
         device: auto, cpu or cuda.
         names: of the types that are asked for.
         default: names of the types where none is asked for; none: what a worker computes in.
+
+    Raises:
+        InputError: there is no such device.
     """
     import platform
 
@@ -118,12 +146,26 @@ def computing_on(
     return found, f"{where}, torch {torch.__version__}", dtypes
 
 
+def check_name(model: str | None) -> None:
+    """Check that a model that is to be measured has parts at all.
+
+    Raises:
+        InputError: it is made in code.
+    """
+    from svdq.pipeline.errors import InputError
+    from svdq.pipeline.models.model_index import is_svd
+
+    if model is not None and not is_svd(model):
+        raise InputError(
+            f"The model {model} has no UNet and no VAE to measure; give a StableVideoDiffusionPipeline folder or hub "
+            "id, or leave --model out for the published sizes."
+        )
+
+
 def video_of(size: tuple[int, int], frames: int, repeats: int) -> "VideoParameters":
     """Make the video whose parts are measured, with enough steps for all repetitions."""
-    from svdq.pipeline.parameters import SIZE_MULTIPLE, VideoParameters
+    from svdq.pipeline.parameters import VideoParameters
 
-    if size[0] % SIZE_MULTIPLE or size[1] % SIZE_MULTIPLE:
-        raise click.UsageError(f"The size {size[0]}x{size[1]} is not allowed: both must be multiples of 64.")
     return VideoParameters(width=size[0], height=size[1], frames=frames, steps=min(1000, max(25, repeats + 1)), seed=0)
 
 
@@ -138,11 +180,6 @@ def gib(weight_bytes: int, besides_bytes: int | None) -> str:
     """Write memory in GiB: weights, and what is allocated besides where that is known."""
     weights = f"{weight_bytes / 2**30:.2f}"
     return weights if besides_bytes is None else f"{weights} + {besides_bytes / 2**30:.2f}"
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write figures into a file."""
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def _row(figures: "PartFigures") -> list[object]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.bench_ends import computing_on, failure_of, gib, video_of, write_json
+from svdq.cli.bench_ends import check_name, computing_on, failure_of, gib, read_sides, video_of
+from svdq.cli.option_types import MILLISECONDS, OutputFile
 from svdq.pipeline.models.compute import DTYPES
 
 if TYPE_CHECKING:
@@ -25,10 +26,7 @@ Examples:
 
 
 def _read_sizes(context: click.Context, option: click.Parameter, value: str) -> tuple[tuple[int, int], ...]:
-    from svdq.cli.parameters import read_size
-
-    sizes = (read_size(context, option, item.strip()) for item in value.split(","))
-    return tuple(dict.fromkeys(size for size in sizes if size is not None))
+    return tuple(dict.fromkeys(read_sides(context, option, item.strip()) for item in value.split(",")))
 
 
 @click.command(name="precision", epilog=EXAMPLES)
@@ -45,17 +43,15 @@ def _read_sizes(context: click.Context, option: click.Parameter, value: str) -> 
     multiple=True,
     help="Repeatable [default: all; the others are compared with fp32 where it is one of them].",
 )
+@click.option("--transfer-ms", type=MILLISECONDS, default=4.0, show_default=True, help="Until a hand-over has arrived.")
 @click.option(
-    "--transfer-ms", type=click.FloatRange(0), default=4.0, show_default=True, help="Until a hand-over has arrived."
-)
-@click.option(
-    "--overhead-ms", type=click.FloatRange(0), default=2.0, show_default=True, help="What it costs each of two GPUs."
+    "--overhead-ms", type=MILLISECONDS, default=2.0, show_default=True, help="What it costs each of two GPUs."
 )
 @click.option("--repeats", type=click.IntRange(1, 999), default=3, show_default=True, help="Measured times of each.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write the figures.")
 def bench_precision(
     model: str | None,
     sizes: tuple[tuple[int, int], ...],
@@ -72,9 +68,15 @@ def bench_precision(
 
     What two GPUs do comes from the capacity model of svdq plan, with the costs that were measured here on one.
     """
-    from svdq.cli.words import table
-    from svdq.pipeline.bench.precision import HandOver, cases_of, conclusions, measure_precision, unsteady
+    from svdq.pipeline.installed import require_torch
 
+    require_torch("`svdq bench precision`")
+    from svdq.cli.words import table
+    from svdq.pipeline.bench.doubts import not_finite, unsteady
+    from svdq.pipeline.bench.files import write_json
+    from svdq.pipeline.bench.precision import HandOver, cases_of, conclusions, measure_precision
+
+    check_name(model)
     torch_device, where, types = computing_on(device, dtypes, default=tuple(DTYPES))
     videos = [video_of(size, frames, repeats) for size in sizes]
     weights = "random weights" if model is None else model
@@ -91,7 +93,7 @@ def bench_precision(
         click.echo(line)
     hand_over = HandOver(transfer_s=transfer_ms / 1000, overhead_s=overhead_ms / 1000)
     sentences = [ON_A_PROCESSOR] if torch_device.type == "cpu" else []
-    sentences += [*unsteady(found), *conclusions(cases_of(found), steps, hand_over)]
+    sentences += [*unsteady(found), *not_finite(found), *conclusions(cases_of(found), steps, hand_over)]
     click.echo()
     for sentence in sentences:
         click.echo(sentence)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.bench_ends import computing_on, gib, video_of, write_json
-from svdq.cli.parameters import read_size
+from svdq.cli.bench_ends import check_name, computing_on, gib, read_sides
+from svdq.cli.option_types import OutputFile
 from svdq.pipeline.models.compute import DTYPES, VARIANTS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Examples:
 
 @click.command(name="unet", epilog=EXAMPLES)
 @click.option("--model", help="Folder or hub id whose UNet is built [default: SVD-XT's published size].")
-@click.option("--size", metavar="WxH", callback=read_size, default="1024x576", show_default=True, help="Pixels.")
+@click.option("--size", metavar="WxH", callback=read_sides, default="1024x576", show_default=True, help="Pixels.")
 @click.option("--frames", type=click.IntRange(1, 1024), default=25, show_default=True, help="Frames.")
 @click.option("--no-guidance", is_flag=True, help="A batch of one in place of two.")
 @click.option(
@@ -44,14 +44,14 @@ Examples:
     multiple=True,
     help="What to measure besides eager; repeatable [default: all].",
 )
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured steps of each.")
+@click.option("--repeats", type=click.IntRange(1, 999), default=5, show_default=True, help="Measured steps of each.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
 @click.option(
     "--keep", is_flag=True, help="Have workers compute in the fastest exact way from now on, on GPUs like this one."
 )
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write the figures.")
 def bench_unet(
     model: str | None,
     size: tuple[int, int],
@@ -66,18 +66,23 @@ def bench_unet(
 ) -> None:
     """Measure one denoising step of the real UNet with random weights: its time, its memory, its share of the device.
 
-    Eager is diffusers as it is; every option is compared with it, in time and in the result.
+    Eager is diffusers as it is; every option is compared with it, in time and in the result. "Of a product" is its
+    rate (TFLOP/s) over that of a large matrix product in the same type on this device.
     """
+    from svdq.pipeline.installed import require_torch
+
+    require_torch("`svdq bench unet`")
     from svdq.cli.words import table
+    from svdq.pipeline.bench.files import write_json
     from svdq.pipeline.bench.unet import UnetShape, measure_unet
     from svdq.producer.settings import Settings
 
-    video = video_of(size, frames, repeats)
+    check_name(model)
     torch_device, where, types = computing_on(device, dtypes)
     home = Settings.load().home if keep else None
     if home is not None:
         _check_keepable(home, torch_device, types, model, options)
-    shape = UnetShape(frames=frames, width=video.width, height=video.height, guided=not no_guidance)
+    shape = UnetShape(frames=frames, width=size[0], height=size[1], guided=not no_guidance)
     click.echo(f"{where}, {size[0]}x{size[1]}, {frames} frames, random weights", err=True)
     head: list[object] = ["option", "dtype", "step (s)", "spread", "first (s)", "speedup", "TFLOP/s", "of a product"]
     rows: list[list[object]] = [[*head, "GiB", "difference"]]
@@ -87,7 +92,7 @@ def bench_unet(
         model=model,
         device=torch_device,
         dtypes=types,
-        options=options or tuple(VARIANTS),
+        options=tuple(dict.fromkeys(options or VARIANTS)),
         repeats=repeats,
     ):
         found.append(asdict(figures))
@@ -142,7 +147,9 @@ def _keep(home: Path, device: "torch.device", figures: list[dict[str, Any]]) -> 
 
     if any(one["failure"] for one in figures if one["option"] == "eager"):
         raise click.ClickException("Nothing was kept: eager could not be measured; try a smaller --size.")
-    kept = kept_options.best_of(torch.cuda.get_device_name(device), figures)
+    # What is not finite somewhere cannot be compared with eager.
+    comparable = [one for one in figures if one["failure"] or one["difference"] is not None]
+    kept = kept_options.best_of(torch.cuda.get_device_name(device), comparable)
     kept_options.keep(home, kept)
     if kept is None:
         click.echo("Nothing exact is worth it here: workers compute as diffusers does.")
@@ -160,9 +167,9 @@ def _row(figures: "UnetFigures") -> list[object]:
         f"{figures.step_s:.4g}",
         f"{min(figures.steps_s):.4g} to {max(figures.steps_s):.4g}",
         f"{figures.first_s:.3g}",
-        f"{figures.speedup:.2f}",
+        "" if figures.speedup is None else f"{figures.speedup:.2f}",
         f"{figures.flops_per_s / 1e12:.3g}",
-        f"{figures.matrix_share:.0%}",
+        "" if figures.matrix_share is None else f"{figures.matrix_share:.0%}",
         gib(figures.weight_bytes, figures.activation_bytes),
-        f"{figures.difference:.1e}",
+        "" if figures.difference is None else f"{figures.difference:.1e}",
     ]

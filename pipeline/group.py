@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
+from svdq.pipeline.transport.device_link import connect
 from svdq.pipeline.transport.meeting import address_among_hosts, meet
 from svdq.pipeline.transport.ports import Keeper, Monitor, Sink, Source
 from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
@@ -55,9 +57,24 @@ class Place:
         return self.rank == self.num_ranks - 1
 
 
+def check_device(wanted: str) -> None:
+    """Check that there is such a device.
+
+    Raises:
+        InputError: a GPU is wanted, and there is none.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
+
+
 def choose_device(wanted: str, place: Place) -> torch.device:
-    """Turn auto, cpu or cuda into this rank's device; ranks take turns when there are more of them than GPUs."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    """Turn auto, cpu or cuda into this rank's device; ranks take turns when there are more of them than GPUs.
+
+    Raises:
+        InputError: a GPU is wanted, and there is none.
+    """
+    check_device(wanted)
+    if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -80,14 +97,27 @@ class Links:
     facts: tuple[str, ...] = ()
 
 
-def join(place: Place, device: torch.device, *, facts: str = "", init_method: str = "env://") -> Links:
-    """Meet the other ranks and connect to the neighbours; `facts` is what rank 0 is to know of this one.
+def join(
+    place: Place,
+    device: torch.device,
+    *,
+    facts: str = "",
+    transport: str = "host",
+    init_method: str = "env://",
+) -> Links:
+    """Meet the other ranks and connect to the neighbours.
 
-    Tensors go through NCCL when every rank has a GPU of its own. Several ranks on one GPU go through the host, since
-    NCCL refuses two ranks on one device.
+    Args:
+        place: which rank this is.
+        device: this rank's.
+        facts: what rank 0 is to know of this one.
+        transport: what tensors go through, the same on all ranks: host (sockets), or nccl; gloo does what nccl does,
+            on processors.
+        init_method: how the store is found, in torch's words.
 
     Raises:
         OSError: the other ranks have ended, or the host that keeps their addresses has.
+        InputError: NCCL is wanted and does not work between these ranks.
     """
     if place.num_ranks == 1:
         return Links(facts=(facts,))
@@ -97,15 +127,14 @@ def join(place: Place, device: torch.device, *, facts: str = "", init_method: st
         # The store outlives a restart of the group: what stands there must be of this life alone.
         own_store = PrefixStore(f"svdq/{met.word}", store)
         told = _tell(own_store, place, facts)
+        _check_transport(own_store, place, device, transport)
     except dist.DistError as error:
         raise ConnectionError(f"torchrun's store does not answer: {str(error).partition(chr(10))[0]}") from error
-    nccl = device.type == "cuda" and place.local_num_ranks <= torch.cuda.device_count()
-    if nccl:
-        dist.init_process_group("nccl", store=own_store, rank=place.rank, world_size=place.num_ranks, device_id=device)
-    following = (place.rank + 1) % place.num_ranks
-    preceding = (place.rank - 1) % place.num_ranks
-    outgoing = Channel(met.following, device, following if nccl and not place.last else None)
-    incoming = Channel(met.preceding, device, preceding if nccl and not place.first else None)
+    upstream, downstream = (None, None)
+    if transport != "host":
+        upstream, downstream = connect(transport, own_store, place.rank, place.num_ranks, device)
+    outgoing = Channel(met.following, device, downstream)
+    incoming = Channel(met.preceding, device, upstream)
     return Links(
         upstream=None if place.first else incoming,
         downstream=None if place.last else outgoing,
@@ -120,6 +149,24 @@ def _tell(store: Store, place: Place, facts: str) -> tuple[str, ...]:
     store.set(f"facts{place.rank}", facts)
     ranks = range(place.num_ranks) if place.first else ()
     return tuple(store.get(f"facts{rank}").decode() for rank in ranks)
+
+
+def _check_transport(store: Store, place: Place, device: torch.device, transport: str) -> None:
+    """Check that every rank, on every host, can use NCCL where it is wanted, and was told to."""
+    apart = device.type == "cuda" and place.local_num_ranks <= torch.cuda.device_count()
+    store.set(f"transport{place.rank}", transport if apart or transport != "nccl" else "shared")
+    for rank in range(place.num_ranks) if transport == "nccl" else ():
+        found = store.get(f"transport{rank}").decode()
+        if found == "shared":
+            raise InputError(
+                f"--transport nccl needs a GPU for every rank, and rank {rank} has none of its own; "
+                "use --transport host."
+            )
+        if found != transport:
+            raise InputError(
+                f"Rank {place.rank} was started with --transport {transport} and rank {rank} with {found}; "
+                "give every host the same."
+            )
 
 
 def _address(place: Place, store: Store) -> str:

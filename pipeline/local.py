@@ -16,6 +16,7 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.group import Place, choose_device, join
 
@@ -23,7 +24,14 @@ from svdq.pipeline.group import Place, choose_device, join
 RankMain = Callable[..., None]
 
 
-def spawn_ranks(num_ranks: int, main: RankMain, *args: Any, device: str = "cpu", replicas: bool = False) -> None:
+def spawn_ranks(
+    num_ranks: int,
+    main: RankMain,
+    *args: Any,
+    device: str = "cpu",
+    transport: str = "host",
+    replicas: bool = False,
+) -> None:
     """Run `main(place, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
 
     Args:
@@ -31,10 +39,11 @@ def spawn_ranks(num_ranks: int, main: RankMain, *args: Any, device: str = "cpu",
         main: a module-level function, since it is looked up by name in the new processes.
         args: passed on.
         device: cpu, cuda or auto.
+        transport: what tensors go through between them: see `group.join`.
         replicas: each process is a group of one, without links; its `local_rank` tells which.
 
     Raises:
-        SvdqError: a rank raised one; the first one's sentence.
+        SvdqError: a rank raised one, or one of its kinds; the same is raised here.
         torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text holds its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
@@ -43,25 +52,38 @@ def spawn_ranks(num_ranks: int, main: RankMain, *args: Any, device: str = "cpu",
         multiprocessing.set_forkserver_preload([__name__, main.__module__])
         try:
             torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
-                _enter, (num_ranks, meeting, device, replicas, main, args), nprocs=num_ranks, start_method="forkserver"
+                _enter,
+                (num_ranks, meeting, device, transport, replicas, main, args),
+                nprocs=num_ranks,
+                start_method="forkserver",
             )
         except (ProcessExitedException, ProcessRaisedException):
-            for sentence in Path(folder).glob("error*"):
-                raise SvdqError(sentence.read_text(encoding="utf-8")) from None
+            for told in Path(folder).glob("*.error"):
+                kind: type[SvdqError] = getattr(errors, told.suffixes[0].removeprefix("."), SvdqError)
+                raise kind(told.read_text(encoding="utf-8")) from None
             raise
 
 
 def _enter(
-    rank: int, num_ranks: int, meeting: str, device: str, replicas: bool, main: RankMain, args: tuple[Any, ...]
+    rank: int,
+    num_ranks: int,
+    meeting: str,
+    device: str,
+    transport: str,
+    replicas: bool,
+    main: RankMain,
+    args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     place = Place(rank=rank, num_ranks=num_ranks, local_rank=rank, local_num_ranks=num_ranks)
     if replicas:
         place = replace(place, rank=0, num_ranks=1)
     try:
-        main(place, join(place, choose_device(device, place), init_method=meeting), *args)
+        links = join(place, choose_device(device, place), transport=transport, init_method=meeting)
+        main(place, links, *args)
     except SvdqError as error:
-        Path(meeting.removeprefix("file://")).with_name(f"error{rank}").write_text(str(error), encoding="utf-8")
+        told = Path(meeting.removeprefix("file://")).with_name(f"rank{rank}.{type(error).__name__}.error")
+        told.write_text(str(error), encoding="utf-8")
         sys.exit(1)
 
 

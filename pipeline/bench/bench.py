@@ -38,6 +38,8 @@ class Workload:
     num_samples: int
     #: cpu, cuda or auto.
     device: str = "cpu"
+    #: What tensors go through between ranks: see `group.join`.
+    transport: str = "host"
     #: Whether all ranks warm up at once before the first video.
     warm: bool = True
 
@@ -72,7 +74,15 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
         replicas: give each rank whole videos, every K-th one, in place of a range of steps of each.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
-        spawn_ranks(len(workload.models), _rank_main, workload, folder, device=workload.device, replicas=replicas)
+        spawn_ranks(
+            len(workload.models),
+            _rank_main,
+            workload,
+            folder,
+            device=workload.device,
+            transport=workload.transport,
+            replicas=replicas,
+        )
         return [
             RankLog(**json.loads(Path(folder, f"rank{rank}.json").read_text(encoding="utf-8")))
             for rank in range(len(workload.models))

@@ -57,6 +57,8 @@ class PartFigures:
     worth_steps: float | None = None
     #: Largest difference of its result to float32's, over that result's largest value; None where that is not known.
     difference: float | None = None
+    #: Whether its result holds finite numbers only: a worker fails a video otherwise.
+    finite: bool = True
 
 
 def measure_parts(
@@ -138,7 +140,9 @@ class _Bench:
         )
         self._result, self.out_of_memory = None, False
         try:
-            return replace(figures, **self._measure(video, chunk_size)), self._result
+            figures = replace(figures, **self._measure(video, chunk_size))
+            finite = self._result is None or bool(torch.isfinite(self._result).all())
+            return replace(figures, finite=finite), self._result
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - torch raises whatever it likes; the next one may do

@@ -14,14 +14,13 @@ from torch import Tensor
 from svdq.pipeline.bench.ends import folder_of
 from svdq.pipeline.bench.ends_parts import NAMES, PartFigures, measure_parts
 from svdq.pipeline.bench.measure import break_even
+from svdq.pipeline.bench.unet import relative_difference
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Costs
 from svdq.pipeline.planning.capacity import Limit, VideoCosts, Way, limit
 
 #: Gains within this of each other count as equal: measurements are no better.
 _EQUAL_WITHIN = 0.03
-#: The longest of the same measurement over the shortest above which something else was at work.
-_UNSTEADY = 1.2
 #: Names of types as they are given.
 SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -108,8 +107,7 @@ def measure_precision(
                 if result is not None and dtype == torch.float32:
                     exact[key] = result
                 if result is not None and key in exact:
-                    largest = float((result - exact[key]).abs().max())
-                    yield replace(figures, difference=largest / (float(exact[key].abs().max()) or 1.0))
+                    yield replace(figures, difference=relative_difference(result, exact[key]))
                 else:
                     yield figures
 
@@ -149,18 +147,6 @@ def conclusions(cases: Sequence[Case], steps: int, hand_over: HandOver) -> list[
             next_size = max(smaller, key=lambda case: case.pixels).size
             sentences.append(_size_sentence(size, next_size, best.dtype, known))
     return [*sentences, *_difference_sentences(cases)]
-
-
-def unsteady(figures: Sequence[PartFigures]) -> list[str]:
-    """Say when times differ so much from one time to the next that conclusions are worth little."""
-    done = [one for one in figures if not one.failure]
-    num_unsteady = sum(max(one.all_s) > _UNSTEADY * min(one.all_s) for one in done)
-    if not num_unsteady:
-        return []
-    return [
-        f"{num_unsteady} of {len(done)} times differ by more than {_UNSTEADY - 1:.0%} from one time to the next: "
-        "something else uses the device, so measure again."
-    ]
 
 
 def _video(case: Case, steps: int, hand_over: HandOver) -> VideoCosts | None:

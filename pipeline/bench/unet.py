@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute_check
 from svdq.pipeline.models.compute import DTYPES, VARIANTS, apply, weight_bytes
 from svdq.pipeline.models.full_size import UNET_CONFIG
 from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.model_index import read_json
+from svdq.pipeline.models.model_index import check_configs, check_index, read_json
 from svdq.pipeline.models.svd_folder import be_quiet
 
 #: Rows and columns of the matrices whose product gives a device's rate.
@@ -56,16 +57,18 @@ class UnetFigures:
     steps_s: tuple[float, ...] = ()
     #: Seconds until the first step was done: compiling, choosing kernels.
     first_s: float = 0.0
-    #: Eager's median over this one's.
-    speedup: float = 0.0
-    #: Floating-point operations a second, and what part that is of the rate of a large matrix product.
+    #: Eager's median over this one's; None where eager could not be run.
+    speedup: float | None = None
+    #: Floating-point operations a second, and what part that is of the rate of a large matrix product in the same type.
+    #: None for half precision on a processor: its products are slower there than other layers, and no measure of it.
     flops_per_s: float = 0.0
-    matrix_share: float = 0.0
+    matrix_share: float | None = None
     #: Bytes of the weights, and the most that was allocated on the GPU besides; None on a processor.
     weight_bytes: int = 0
     activation_bytes: int | None = None
-    #: Largest difference to eager's result, over that result's largest value.
-    difference: float = 0.0
+    #: Largest difference to eager's result, over that result's largest value; None where eager could not be run, or one
+    #: of both is not finite.
+    difference: float | None = None
 
 
 def measure_unet(
@@ -88,13 +91,14 @@ def measure_unet(
         repeats: measured steps of each option.
 
     Raises:
-        InputError: there is no such model.
+        InputError: there is no such model, or it is not one of Stable Video Diffusion.
     """
-    config = read_json(find_folder(model) / "unet" / "config.json", model) if model else UNET_CONFIG
-    num_flops = _count_flops(config, shape)
+    config = UNET_CONFIG if model is None else _config_of(model)
+    num_flops = _count_flops(config, shape, "published" if model is None else model)
     for dtype in dtypes:
-        rate = matrix_rate(device, dtype)
-        eager_s, reference = math.nan, None
+        is_measure = device.type == "cuda" or dtype == torch.float32
+        rate = matrix_rate(device, dtype) if is_measure else None
+        eager_s, reference = None, None
         for option in ("eager", *(name for name in options if name != "eager")):
             try:
                 figures, result = _measure(option, config, shape, device, dtype, repeats)
@@ -104,15 +108,20 @@ def measure_unet(
                 continue
             if option == "eager":
                 eager_s, reference = figures["step_s"], result
-            scale = math.nan if reference is None else float(reference.abs().max())
-            difference = math.nan if reference is None else float((result - reference).abs().max()) / scale
+            flops_per_s = num_flops / figures["step_s"]
             yield UnetFigures(
                 **figures,
-                speedup=eager_s / figures["step_s"],
-                flops_per_s=num_flops / figures["step_s"],
-                matrix_share=num_flops / figures["step_s"] / rate,
-                difference=difference,
+                speedup=None if eager_s is None else eager_s / figures["step_s"],
+                flops_per_s=flops_per_s,
+                matrix_share=None if rate is None else flops_per_s / rate,
+                difference=None if reference is None else relative_difference(result, reference),
             )
+
+
+def relative_difference(result: Tensor, reference: Tensor) -> float | None:
+    """Give the largest difference of two results over the second one's largest value; None where one is not finite."""
+    difference = float((result - reference).abs().max()) / (float(reference.abs().max()) or 1.0)
+    return difference if math.isfinite(difference) else None
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
@@ -198,12 +207,34 @@ def _inputs(unet: Any, shape: UnetShape, device: torch.device, dtype: torch.dtyp
     }
 
 
-def _count_flops(config: dict[str, Any], shape: UnetShape) -> int:
-    """Count the floating-point operations of a step, without computing any."""
+def _config_of(model: str) -> dict[str, Any]:
+    """Read the config of a model's UNet; its weights are not looked at, since random ones take their place.
+
+    Raises:
+        InputError: there is no such model, or it is not one of Stable Video Diffusion.
+    """
+    folder = find_folder(model)
+    check_index(folder, model)
+    check_configs(folder, model)
+    return read_json(folder / "unet" / "config.json", model)
+
+
+def _count_flops(config: dict[str, Any], shape: UnetShape, model: str) -> int:
+    """Count the floating-point operations of a step, without computing any.
+
+    Raises:
+        InputError: no UNet can be made of the config, or it computes nothing.
+    """
     meta = torch.device("meta")
-    unet = _make_unet(config, meta, torch.float32)
-    with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        unet(**_inputs(unet, shape, meta, torch.float32))
+    try:
+        unet = _make_unet(config, meta, torch.float32)
+        with FlopCounterMode(display=False) as counter, torch.inference_mode():
+            unet(**_inputs(unet, shape, meta, torch.float32))
+    except Exception as error:  # diffusers and torch raise whatever they like of a config that does not fit together
+        raise InputError(
+            f"The unet of the model {model} cannot be made of its config ({_first_line(error)}); "
+            "give a StableVideoDiffusionPipeline."
+        ) from error
     return int(counter.get_total_flops())
 
 
@@ -213,4 +244,4 @@ def _wait(device: torch.device) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:200].rstrip(".")

@@ -12,17 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from svdq.pipeline.costs import Guess
-from svdq.pipeline.errors import InputError, SampleError
+from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
+from svdq.pipeline.models.simulated_timings import Timings, timings_of
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
@@ -35,34 +34,12 @@ _PR_SET_TIMERSLACK = 29
 KILL_STEP = 3
 
 
-class Timings(BaseModel):
-    """What a simulated model pretends to cost."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    #: Milliseconds of a denoising step.
-    step_ms: float = Field(50.0, ge=0)
-    #: Milliseconds of an encode.
-    encode_ms: float = Field(0.0, ge=0)
-    #: Milliseconds of a decode.
-    decode_ms: float = Field(0.0, ge=0)
-    #: Milliseconds of the first use of a shape.
-    warm_ms: float = Field(0.0, ge=0)
-    #: How many times slower than `step_ms` this rank's steps are.
-    slowdown: float = Field(1.0, gt=0)
-    #: For tests of faults: a video of this seed kills its process in its fourth step, or its last if it has fewer.
-    kill_seed: int | None = None
-    #: For tests of faults: a video of this seed never comes out of that step.
-    hang_seed: int | None = None
-    #: For tests of faults: the latents of a video of this seed become NaN.
-    nan_seed: int | None = None
-
-
 class SimulatedModel:
     """Sleeps through encode, steps and decode."""
 
-    def __init__(self, timings: Timings, parts: Part, name: str = "simulated") -> None:
+    def __init__(self, timings: Timings, parts: Part, device: torch.device, name: str = "simulated") -> None:
         self._timings = timings
+        self._device = device
         self._parts = parts
         self.info = ModelInfo(
             name=name, notice=NOTICE, default_frames=14, guess=Guess(encode_steps=0.0, decode_steps=0.0)
@@ -78,23 +55,13 @@ class SimulatedModel:
         _sleep_precisely()
 
     @classmethod
-    def from_name(cls, name: str, parts: Part) -> "SimulatedModel":
+    def from_name(cls, name: str, parts: Part, device: torch.device) -> "SimulatedModel":
         """Open `simulated` or `simulated:step_ms=50,decode_ms=100`.
 
         Raises:
             InputError: a setting is unknown or not a number.
         """
-        settings: dict[str, Any] = {}
-        for item in filter(None, name.partition(":")[2].split(",")):
-            key, _, value = item.partition("=")
-            settings[key] = value
-        try:
-            return cls(Timings.model_validate(settings), parts, name)
-        except ValidationError as error:
-            raise InputError(
-                f"The model {name!r} cannot be simulated ({error.errors()[0]['msg']}); write it like "
-                f"simulated:step_ms=50,decode_ms=100 with any of {', '.join(Timings.model_fields)}."
-            ) from error
+        return cls(timings_of(name), parts, device, name)
 
     def _sleep(self, milliseconds: float) -> None:
         # A GPU starts the next kernel at the end of the one before, however late the host wakes up: sleep to deadlines.
@@ -110,6 +77,10 @@ class SimulatedModel:
         """Tell nothing: it is not worth measuring."""
         return {}
 
+    def broken_weights(self) -> str:
+        """Tell nothing: it has no weights."""
+        return ""
+
     def warm_up(self, parameters: VideoParameters) -> None:
         """Sleep for `warm_ms`."""
         self._start_clock()
@@ -121,7 +92,7 @@ class SimulatedModel:
         latents = self._plain_latents(parameters).clone()
         latents.view(-1)[0] = parameters.seed % _MODULUS
         self._sleep(self._timings.encode_ms)
-        return {"latents": latents}
+        return {"latents": latents.to(self._device)}
 
     def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> "SimulatedModel":
         """Denoise with this model itself: it keeps nothing of a sample."""
@@ -131,7 +102,7 @@ class SimulatedModel:
         self._hang_step = late if parameters.seed == self._timings.hang_seed else None
         self._is_nan = parameters.seed == self._timings.nan_seed
         # Through numpy, which sets one element ten times faster: the host's share of a simulated step must be small.
-        self._flat = tensors["latents"].numpy().reshape(-1)
+        self._flat = tensors["latents"].cpu().numpy().reshape(-1)
         return self
 
     def step(self, latents: Tensor, index: int) -> Tensor:
@@ -141,6 +112,8 @@ class SimulatedModel:
         if index == self._hang_step:
             threading.Event().wait()
         self._flat[0] = math.nan if self._is_nan else _moved(int(self._flat[0]), index)
+        if not latents.is_cpu:
+            latents.view(-1)[0] = float(self._flat[0])  # else the two are the same memory
         self._sleep(self._timings.step_ms * self._timings.slowdown)
         return latents
 
@@ -150,7 +123,7 @@ class SimulatedModel:
         first = parameters.seed % _MODULUS
         for index in range(parameters.steps):
             first = _moved(first, index)
-        latents = tensors["latents"].numpy().reshape(-1)
+        latents = tensors["latents"].cpu().numpy().reshape(-1)
         # Compared as integers, which is several times faster than comparing halves.
         plain = self._plain_latents(parameters).numpy().reshape(-1).view(np.int16)
         if latents[0] != first or not np.array_equal(latents.view(np.int16)[1:], plain[1:]):

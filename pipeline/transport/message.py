@@ -106,19 +106,35 @@ def decode_header(header: bytes | bytearray) -> tuple[Message, Layout]:
     return Message(kind=Kind(document["kind"]), body=document["body"]), document["layout"]
 
 
+def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Copy tensors of a GPU to the host: into pinned memory, which the GPU writes by itself, with one wait for all."""
+    devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
+    if not devices:
+        return tensors
+    copies = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        for name, tensor in tensors.items()
+    }
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
 def byte_views(tensors: Mapping[str, Tensor]) -> list[memoryview]:
-    """View the bytes of tensors, on the host and in order; a tensor that is not contiguous is copied first."""
+    """View the bytes of tensors on the host, in order; a tensor that is not contiguous is copied first."""
     return [_bytes_of(tensor) for tensor in tensors.values() if tensor.numel()]
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        tensor = tensor.detach().cpu().contiguous()
+    tensor = tensor.detach().contiguous()
     if tensor.dtype is torch.bfloat16:  # which numpy does not have
         tensor = tensor.view(torch.int16)
     return tensor.numpy().data.cast("B")
 
 
-def allocate(layout: Layout, device: torch.device) -> dict[str, Tensor]:
-    """Make room for the tensors of a message."""
-    return {name: torch.empty(shape, dtype=_DTYPES[dtype], device=device) for name, dtype, shape in layout}
+def allocate(layout: Layout, device: torch.device, *, pin_memory: bool = False) -> dict[str, Tensor]:
+    """Make room for the tensors of a message; pinned memory of the host is what a GPU reads by itself."""
+    return {
+        name: torch.empty(shape, dtype=_DTYPES[dtype], device=device, pin_memory=pin_memory)
+        for name, dtype, shape in layout
+    }

@@ -30,7 +30,11 @@ class _NoStream:
 
 def _own_stream(device: torch.device) -> "torch.cuda.StreamContext | _NoStream":
     """Give a link's thread a CUDA stream of its own, so that transfers overlap the computation."""
-    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else _NoStream()
+    if device.type != "cuda":
+        return _NoStream()
+    # A thread begins on the first GPU, and would open a context there.
+    torch.cuda.set_device(device)
+    return torch.cuda.stream(torch.cuda.Stream(device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +42,9 @@ class _Rest:
     """What is left to send of a message."""
 
     message: Message
-    buffers: list[memoryview]
-    #: On a GPU: when the message's tensors are computed.
+    #: None: all of it.
+    buffers: list[memoryview] | None
+    #: On a GPU: when the message's tensors are computed. They are kept here until they are sent.
     ready: torch.cuda.Event | None
 
 
@@ -62,10 +67,8 @@ class Sender:
         self._turn.acquire()
         if self._released:
             return
-        if self._channel.device.type == "cuda":
-            ready = torch.cuda.Event()
-            ready.record()
-            self._outbox.put(_Rest(message=message, buffers=[], ready=ready))
+        if message.tensors and not self._channel.is_direct:
+            self._outbox.put(_Rest(message=message, buffers=None, ready=self._now()))
             return
         try:
             # What the socket's buffer takes is gone at once; only for the rest is the thread woken.
@@ -100,14 +103,21 @@ class Sender:
 
     def _send_rest(self) -> bool:
         rest = self._outbox.get()
-        buffers = rest.buffers
         if rest.ready is not None:
             rest.ready.wait()
-            buffers = self._channel.begin(rest.message)
+        buffers = self._channel.begin(rest.message) if rest.buffers is None else rest.buffers
         self._channel.finish(rest.message, buffers)
         if not self._released:
             self._turn.release()
         return rest.message.kind is not Kind.CLOSE
+
+    def _now(self) -> torch.cuda.Event | None:
+        """Give what tells, on a GPU, when all that was put on this thread's stream so far is done."""
+        if self._channel.device.type != "cuda":
+            return None
+        now = torch.cuda.Event()
+        now.record()
+        return now
 
     def _lost(self, error: Exception) -> None:
         self._on_lost(f"Rank {self._neighbour} cannot be sent to any more: {error}.")

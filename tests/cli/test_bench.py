@@ -1,8 +1,15 @@
 """`svdq bench` as a user runs it: a table, a JSON, a plot, a trace; wrong input in one sentence."""
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
+
+from svdq.cli import main
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.tiny import write_tiny_model
+from svdq.worker.bench.bench import BenchReport, write_results
 
 QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "30"]
 
@@ -40,9 +47,74 @@ def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
         (["--samples", "5"], "too few"),
     ],
 )
-def test_wrong_input_is_one_sentence(svdq, options, words) -> None:
-    result = svdq("bench", *QUICK, *options)
-    assert result.returncode != 0
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+def test_wrong_input_is_one_sentence(home, capsys, options, words) -> None:
+    assert main.run(["bench", *QUICK, *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run `svdq bench` with wrong input, which measures nothing, and give its one sentence."""
+    assert main.run(["bench", *map(str, arguments)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    return printed.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "nothere"], "There is no model folder 'nothere'"),
+        (["--model", "simulated:foo=1"], "cannot be simulated"),
+        (["--step-ms", "nan"], "--step-ms"),
+        (["--step-ms", "0"], "--step-ms"),
+        (["--ranks", "nan"], "list of numbers above 0"),
+        (["--ranks", "9999"], "more than 512 ranks"),
+        (["--rank-speed", "inf"], "list of numbers above 0"),
+        (["--steps", "5", "unet"], "--steps before unet has no effect"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in said(capsys, *options)
+
+
+def test_a_truncated_model_is_wrong_input_as_for_a_worker(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "tiny")
+    [weights] = (tmp_path / "tiny" / "unet").glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:5000])
+    assert str(weights) in said(capsys, "--model", tmp_path / "tiny")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("command", [[], ["unet"], ["ends"], ["precision"]])
+def test_without_a_gpu_cuda_is_wrong_input(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert "--device cuda was asked for, but PyTorch sees no GPU" in said(capsys, *command, "--device", "cuda")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--json"], ["--plot"], ["--trace"], ["unet", "--json"], ["ends", "--json"], ["precision", "--json"]],
+)
+def test_where_nothing_can_be_written_is_said_before_measuring(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: list[str]
+) -> None:
+    wrong = {tmp_path / "gone" / "x.png": "There is no folder", tmp_path: "is a directory"}
+    for path, words in wrong.items():
+        sentence = said(capsys, *option, path)
+        assert words in sentence
+        assert option[-1] in sentence
+
+
+def test_a_plot_is_a_png(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "ends in .png" in said(capsys, "--plot", tmp_path / "plot.jpg")
+
+
+def test_a_file_that_cannot_be_written_after_all_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "x.json"
+    with pytest.raises(InputError, match=r"x\.json' cannot be written \(No such file or directory\)"):
+        write_results(BenchReport(runs=[], logs=[]), json_path=path, plot_path=None, trace_path=None)

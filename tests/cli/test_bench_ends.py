@@ -95,6 +95,8 @@ def test_what_does_not_fit_is_said_and_the_next_is_tried(
     ("options", "words"),
     [
         (["--size", "100x100"], "multiples of 64"),
+        (["--size", "0x0"], "--size 0x0 is not allowed"),
+        (["--model", "preview"], "no UNet"),
         (["--decode-chunk-size", "0"], "0"),
         (["--model", "/nowhere"], "/nowhere"),
     ],

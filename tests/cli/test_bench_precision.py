@@ -11,8 +11,9 @@ import torch
 from svdq.cli.bench_precision import ON_A_PROCESSOR
 from svdq.cli.main import run
 from svdq.pipeline.bench import ends_parts
+from svdq.pipeline.bench.doubts import unsteady
 from svdq.pipeline.bench.ends_parts import PartFigures
-from svdq.pipeline.bench.precision import Case, HandOver, cases_of, conclusions, unsteady
+from svdq.pipeline.bench.precision import Case, HandOver, cases_of, conclusions
 from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.models.tiny import write_tiny_model
 
@@ -175,11 +176,47 @@ def test_the_sweep_goes_on_where_memory_does_not_suffice(
     assert any(line.startswith("At 64x128 in ") for line in found["sentences"])
 
 
+class Overflowing(SvdModel):
+    """Makes infinities of every photo in bfloat16, and gray frames."""
+
+    def encode(self, photo: Any, parameters: Any) -> Any:
+        encoded = super().encode(photo, parameters)
+        if encoded["image_latents"].dtype == torch.bfloat16:
+            encoded["image_latents"] = encoded["image_latents"] * torch.inf
+        return encoded
+
+    def decode(self, tensors: Any, parameters: Any, decode_chunk_size: int) -> Any:
+        return np.full((parameters.num_frames, parameters.height, parameters.width, 3), 128, np.uint8)
+
+
+def test_results_that_are_not_finite_are_said_and_never_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends_parts, "SvdModel", Overflowing)
+    write_tiny_model(tmp_path / "tiny")
+    code = run([
+        "bench", "precision", "--model", str(tmp_path / "tiny"), "--sizes", "64x64", "--frames", "1", "--repeats", "1",
+        "--device", "cpu", "--dtype", "fp32", "--dtype", "bf16", "--json", str(tmp_path / "found"),
+    ])  # fmt: skip
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert "nan" not in printed.out
+    assert [line for line in printed.out.splitlines() if "not finite" in line] == [
+        "What the encoder makes in bf16 is not finite with these weights (at 64x64): a worker fails such videos."
+    ]
+    text = (tmp_path / "found").read_text()
+    assert "NaN" not in text
+    assert [one["finite"] for one in json.loads(text)["parts"]] == [True, True, True, True, False, True]
+    assert json.loads(text)["parts"][4]["difference"] is None
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--sizes", "64x64,100x100"], "multiples of 64"),
-        (["--sizes", "large"], "large"),
+        (["--sizes", "large"], "--sizes large"),
+        (["--sizes", "64x64,0x64"], "--sizes 0x64 is not allowed"),
+        (["--transfer-ms", "nan"], "--transfer-ms"),
         (["--model", "/nowhere"], "/nowhere"),
     ],
 )

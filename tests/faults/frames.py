@@ -5,12 +5,14 @@ from typing import Protocol
 
 import av
 import numpy as np
+import torch
 from PIL import Image, ImageSequence
 
 from svdq.pipeline.models.model import Part
 from svdq.pipeline.models.simulated import SimulatedModel
+from svdq.pipeline.parameters import Format
 from svdq.pipeline.video import write_video
-from svdq.producer.job import Format, Job
+from svdq.producer.job import Job
 
 
 def read_frames(path: Path) -> np.ndarray:
@@ -46,7 +48,9 @@ class SimulatedReference:
             folder: an existing one, for files of its own.
         """
         self._folder = folder
-        self._model = SimulatedModel.from_name("simulated:step_ms=0", Part.ENCODER | Part.DENOISER | Part.DECODER)
+        self._model = SimulatedModel.from_name(
+            "simulated:step_ms=0", Part.ENCODER | Part.DENOISER | Part.DECODER, torch.device("cpu")
+        )
         #: What was decoded from what was written, by the frames' bytes and the kind of file.
         self._decoded: dict[tuple[bytes, Format], np.ndarray] = {}
 

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
 from svdq.pipeline import compare, photo
 from svdq.pipeline.bench.bench import Workload, run_loop
-from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.model import Part, open_model
 from svdq.pipeline.parameters import VideoParameters
 
 GUIDED = VideoParameters(seed=11, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60)
@@ -28,7 +30,7 @@ def reference(tiny_model, image):
     return [compare.render_with_diffusers(str(tiny_model), image, parameters) for parameters in VIDEOS]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize("num_ranks", [1, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (2, 3)), 7])
 def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_model, image, reference, num_ranks) -> None:
     ours = compare.render(str(tiny_model), image, VIDEOS, num_ranks=num_ranks)
     for frames, expected in zip(ours, reference, strict=True):
@@ -38,19 +40,34 @@ def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_model, image
 
 def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
     videos = [VideoParameters(seed=seed, steps=5, frames=4, width=64, height=64) for seed in (1, 2)]
-    alone = compare.render("preview", image, videos, num_ranks=1)
-    for frames, expected in zip(compare.render("preview", image, videos, num_ranks=3), alone, strict=True):
-        np.testing.assert_array_equal(frames, expected)
+    alone = open_model("preview", Part.of_rank(0, 1), torch.device("cpu"), torch.float32)
+    for frames, video in zip(compare.render("preview", image, videos, num_ranks=3), videos, strict=True):
+        tensors = alone.encode(image, video)
+        denoiser = alone.denoiser(tensors, video)
+        for index in range(video.steps):
+            tensors["latents"] = denoiser.step(tensors["latents"], index)
+        assert frames.std() > 5
+        np.testing.assert_array_equal(frames, alone.decode(tensors, video, video.num_frames))
 
 
-def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> None:
+@pytest.mark.parametrize("transport", ["host", "gloo"])
+def test_the_simulated_model_checks_that_every_step_is_done_once_in_order(transport: str) -> None:
+    """gloo stands for NCCL, which goes the same way between GPUs."""
     parameters = VideoParameters(seed=0, steps=9, frames=2, width=64, height=64)
-    logs = run_loop(Workload(models=("simulated:step_ms=1",) * 4, parameters=parameters, num_samples=30))
+    logs = run_loop(
+        Workload(models=("simulated:step_ms=1",) * 4, parameters=parameters, num_samples=30, transport=transport)
+    )
     assert len(logs[-1].finished_s) == 30
     assert logs[0].failures == []
     assert sum(name.startswith("steps") for log in logs for name, *_ in log.spans) >= 30
 
 
+def test_nccl_without_a_gpu_for_every_rank_is_refused() -> None:
+    parameters = VideoParameters(seed=0, steps=2, frames=2, width=64, height=64)
+    with pytest.raises(InputError, match="needs a GPU for every rank, and rank 0 has none"):
+        run_loop(Workload(models=("simulated",) * 2, parameters=parameters, num_samples=1, transport="nccl"))
+
+
 def test_a_model_that_is_not_there_ends_every_rank_with_its_sentence(image) -> None:
-    with pytest.raises(SvdqError, match="no model folder"):
+    with pytest.raises(InputError, match="no model folder"):
         compare.render("/nowhere/at/all", image, [GUIDED], num_ranks=2)

@@ -1,22 +1,26 @@
 """`svdq bench`: which runs to do, through loop or daemon, and what they come to. Knows no terminal."""
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from svdq.pipeline.bench.bench import RankLog, Workload, run_loop
 from svdq.pipeline.bench.figures import Run, make_run
+from svdq.pipeline.bench.files import write_json, writing
 from svdq.pipeline.bench.timeline import plot_timeline
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.group import check_device
+from svdq.pipeline.models.model import Part, open_model
+from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Costs
 from svdq.pipeline.trace import write_trace
 from svdq.worker.bench.daemon import run_daemon
+from svdq.worker.launching.model_check import check_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,8 @@ class BenchOptions:
     frames: int
     size: str
     device: str
+    #: What tensors go through between ranks: host or nccl.
+    transport: str
     #: loop or daemon.
     through: str
     compare_replicas: bool
@@ -82,6 +88,8 @@ def run_bench(options: BenchOptions) -> BenchReport:
                 f"--samples {options.samples} is too few to measure {ranks} ranks after {options.num_warmup(ranks)} to "
                 f"warm up; give at least {needed}."
             )
+    check_device(options.device)
+    _check_model(options)
     with tempfile.TemporaryDirectory(prefix="svdq-tiny-") as folder:
         model = options.model
         if model == "tiny":
@@ -98,6 +106,19 @@ def run_bench(options: BenchOptions) -> BenchReport:
             if options.compare_replicas:
                 runs.append(_figures(options, ranks, run_loop(workload, replicas=True), "replicas"))
         return BenchReport(runs=runs, logs=logs)
+
+
+def _check_model(options: BenchOptions) -> None:
+    """Check the model before ranks are started with it.
+
+    Raises:
+        InputError: it cannot be used.
+    """
+    if not is_svd(options.model):
+        # Made in code: what its name says is seen as it is opened, which takes no time.
+        open_model(options.model, Part.DENOISER, torch.device("cpu"), torch.float32)
+    elif options.model != "tiny":
+        check_model(options.model, on_gpus=options.device != "cpu" and torch.cuda.is_available())
 
 
 def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
@@ -119,6 +140,7 @@ def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
         parameters=parameters,
         num_samples=options.samples,
         device=options.device,
+        transport=options.transport,
     )
 
 
@@ -143,17 +165,21 @@ def _figures(options: BenchOptions, ranks: int, logs: Sequence[RankLog], through
 def write_results(
     report: BenchReport, *, json_path: Path | None, plot_path: Path | None, trace_path: Path | None
 ) -> None:
-    """Write the files that were asked for."""
+    """Write the files that were asked for.
+
+    Raises:
+        InputError: one cannot be written.
+    """
     if json_path is not None:
-        document: dict[str, Any] = {"runs": [asdict(run) for run in report.runs]}
-        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_json(json_path, {"runs": [asdict(run) for run in report.runs]})
     if plot_path is not None:
         run = next(run for run in reversed(report.runs) if run.through != "replicas")
-        plot_timeline(
-            report.logs,
-            plot_path,
+        title = (
             f"{run.model}, {run.ranks} ranks, {run.steps} steps of {run.step_ms:.4g} ms, "
-            f"encode {run.encode_ms:.4g} ms, decode {run.decode_ms:.4g} ms: efficiency {run.efficiency:.3f}",
+            f"encode {run.encode_ms:.4g} ms, decode {run.decode_ms:.4g} ms: efficiency {run.efficiency:.3f}"
         )
+        with writing(plot_path):
+            plot_timeline(report.logs, plot_path, title)
     if trace_path is not None:
-        write_trace(trace_path, [event for log in report.logs for event in log.events])
+        with writing(trace_path):
+            write_trace(trace_path, [event for log in report.logs for event in log.events])

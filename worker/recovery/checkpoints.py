@@ -196,6 +196,9 @@ class Spool:
             return self._changed.wait_for(lambda: not (self._waiting or self._ended or self._is_working), timeout_s)
 
     def _run(self) -> None:
+        if self._codec.device.type == "cuda":
+            # A thread begins on the first GPU, and would open a context there.
+            torch.cuda.set_device(self._codec.device)
         while True:
             with self._changed:
                 self._is_working = False
