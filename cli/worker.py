@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from svdq.cli.main import redis_options, storage_option
 from svdq.pipeline.models.compute import DEFAULTS
 from svdq.worker.launching.compute_options import compute_options, read_said
 
@@ -58,6 +59,13 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Change videos that need more in place of refusing them: a smaller decode_chunk_size, then fewer frames.",
 )
+@click.option(
+    "--transport",
+    type=click.Choice(["host", "nccl"]),
+    default="host",
+    show_default=True,
+    help="How latents get from rank to rank: through memory of the host, or from GPU to GPU by NCCL.",
+)
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",
@@ -76,8 +84,8 @@ if TYPE_CHECKING:
 )
 @compute_options
 @click.option("--model", help="preview, or a StableVideoDiffusionPipeline folder or hub id (SVDQ_MODEL).")
-@click.option("--redis-url", help="Redis server (SVDQ_REDIS_URL); default: the embedded one.")
-@click.option("--storage", help="Folder or URL for photos and videos (SVDQ_STORAGE).")
+@redis_options
+@storage_option
 def worker(
     model: str | None,
     redis_url: str | None,
@@ -137,16 +145,22 @@ def _logging(log_format: str) -> Iterator[None]:
 
 def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:
     """Check what can be checked before any rank starts, then run, if no other burst does."""
+    from svdq.pipeline.ffmpeg import ffmpeg_version
+    from svdq.pipeline.installed import require_torch
     from svdq.producer.queue import connect
     from svdq.producer.results.pages import check_target
     from svdq.worker.launching.burst_lock import burst_lock, devices_of
     from svdq.worker.launching.gpus import num_gpus
     from svdq.worker.launching.model_check import check_model
 
+    require_torch("a worker")
     if report is not None:
         check_target(report, (".json", ".html"))
+    if options.trace is not None:
+        check_target(options.trace, ())
     dtype = (options.compute or DEFAULTS).dtype
     check_model(settings.model, on_gpus=options.device != "cpu" and num_gpus() > 0, dtype=dtype)
+    ffmpeg_version()
     connect(settings).close()
     if not options.burst or no_lock:
         return _run(settings, options, report)

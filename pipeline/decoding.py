@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from svdq.pipeline.failures import say_why
+from svdq.pipeline.failures import give_back, say_why
 from svdq.pipeline.models.model import Frames, VideoModel
 from svdq.pipeline.sample import Sample
 
@@ -37,7 +37,7 @@ def decode(model: VideoModel, sample: Sample) -> tuple[Sample, Frames | None]:
                 sample.job_id,
                 chunk_size,
             )
-            torch.cuda.empty_cache()
+            give_back(error)
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
             return sample.failed(say_why(error, "while its frames were decoded")), None
     return (

@@ -118,7 +118,6 @@ class Stage:
             except Exception as error:  # noqa: BLE001 - torch raises whatever it likes
                 shape_text = f"{shape.width}x{shape.height}x{shape.frames}"
                 logger.warning("%s", say_why(error, f"while this rank warmed up for {shape_text}"))
-                torch.cuda.empty_cache()
 
     # Receiving: from the source on rank 0, from the neighbour elsewhere.
 

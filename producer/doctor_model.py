@@ -6,7 +6,8 @@ from pathlib import Path
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.folder_check import WEIGHTS, find_problems, variants
 from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.model_index import is_untrained
+from svdq.pipeline.models.model_index import is_svd, is_untrained
+from svdq.pipeline.models.simulated_timings import timings_of
 from svdq.pipeline.models.size_text import size_text
 from svdq.producer.doctor import Finding, failure
 
@@ -21,15 +22,15 @@ def check_model(name: str) -> Iterator[Finding]:
     """
     if name == "preview":
         yield Finding(subject=SUBJECT, level="ok", text="preview (no diffusion model); SVDQ_MODEL chooses another")
-    elif name.partition(":")[0] == "simulated":
-        yield Finding(subject=SUBJECT, level="ok", text=f"{name} (its compute is a sleep, it makes no pictures)")
-    else:
-        try:
-            folder = find_folder(name)
-        except InputError as error:
-            yield failure(SUBJECT, error)
+        return
+    try:
+        if is_svd(name):
+            yield from _check_folder(find_folder(name), name)
         else:
-            yield from _check_folder(folder, name)
+            timings_of(name)
+            yield Finding(subject=SUBJECT, level="ok", text=f"{name} (its compute is a sleep, it makes no pictures)")
+    except InputError as error:
+        yield failure(SUBJECT, error)
 
 
 def _check_folder(folder: Path, name: str) -> Iterator[Finding]:

@@ -51,6 +51,8 @@ logger = logging.getLogger("svdq.worker")
 
 #: Seconds after a neighbour is gone in which the signal that ended it may still arrive here.
 STOP_HEARD_S = 1.0
+#: Seconds before a group that was restarted tries once more to load its model.
+RELOAD_S = 10.0
 #: Seconds that a rank which is told to stop takes, after its step, to write what it holds.
 FLUSH_S = 10.0
 
@@ -65,6 +67,7 @@ FLUSH_S = 10.0
 @click.option("--until-s", type=float)
 @click.option("--fit-memory", is_flag=True)
 @click.option("--kept", is_flag=True)
+@click.option("--transport", type=click.Choice(["host", "nccl"]), default="host")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("--group")
 @compute_options
@@ -114,9 +117,8 @@ def _run(
     until_s: float | None,
     fit_memory: bool,
     kept: bool,
+    transport: str,
 ) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
     our_device = choose_device(device, place)
     if our_device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
@@ -127,19 +129,32 @@ def _run(
     storage = Storage(settings.storage)
     parts = Part.of_rank(place.rank, place.num_ranks)
     dtype, limit = dtype_of(compute, our_device), settings.memory_limit
-    estimates = start_estimates(settings.model, dtype, our_device, compute, limit) if place.first else None
+    estimates = None
+    if place.first:
+        estimates = start_estimates(settings.model, dtype, our_device, compute, limit, fit=fit_memory)
     opening_since = time.perf_counter()
-    model = open_model(settings.model, parts, our_device, dtype, compute)
+    try:
+        model = open_model(settings.model, parts, our_device, dtype, compute)
+    except InputError as error:
+        if breadcrumbs.life == 0:
+            raise
+        # It was loaded before the restart: what is in the way may go, such as memory that somebody else took meanwhile.
+        logger.warning("%s It was loaded before, so this group tries again in %.0f s.", error, RELOAD_S)
+        time.sleep(RELOAD_S)
+        os._exit(1)
     load_s = time.perf_counter() - opening_since
     if place.local_rank == 0 and not place.first:
         _count_crash_here(url, breadcrumbs)
     try:
-        links = join(place, our_device, facts=json.dumps(look(our_device, limit) | {"compute": model.info.compute}))
+        facts = json.dumps(look(our_device, limit) | {"compute": model.info.compute})
+        links = join(place, our_device, facts=facts, transport=transport)
     except OSError as error:
         # A neighbour has ended in the middle of the meeting: as likely as not all were told to stop.
         _lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
         os._exit(0)
     check_alike(links.facts)
+    # Before anything that has to be put away again: it refuses limits that nothing fits into.
+    memory = plan_of(settings.home, model.info, links.facts, estimates, fit=fit_memory) if place.first else None
     vitals = Vitals(describe(place, our_device, model.info.name, load_s, model.info.notice), our_device)
     tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
     monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, breadcrumbs)
@@ -158,7 +173,7 @@ def _run(
             has_scheduler=run_dir is not None,
             callbacks=Callbacks(settings),
             max_pixels=settings.max_pixels,
-            memory=plan_of(settings.home, model.info, links.facts, estimates, fit=fit_memory),
+            memory=memory,
             max_attempts=settings.max_attempts,
             until_s=until_s,
             # One computed, one received and one sent by each rank, and those that are being written.

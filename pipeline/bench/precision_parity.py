@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch.multiprocessing.spawn import ProcessException
 
 from svdq.pipeline import photo
 from svdq.pipeline.compare import call_diffusers, render
@@ -85,8 +86,12 @@ def largest_difference(ours: Frames, theirs: Frames) -> int:
     return int(np.abs(ours.astype(np.int16) - theirs.astype(np.int16)).max())
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Do all comparisons, print them and return them.
+def measure(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Do all comparisons, and print and keep each as it is found: the next one may want more memory than there is.
+
+    Args:
+        options: those of the command.
+        found: what is kept: `differences`, `step_ms`, `ranks` and `num_ranks` by dtype.
 
     Raises:
         SvdqError: the model or the photo cannot be used.
@@ -94,7 +99,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     device = choose_device(options.device, Place(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1))
     small = VideoParameters.of_shape(options.shape).model_copy(update={"steps": options.steps, "seed": 1})
     large = VideoParameters.of_shape(options.timed_shape).model_copy(update={"steps": options.steps})
-    found: dict[str, Any] = {"differences": {}, "step_ms": {}, "ranks": {}}
+    found |= {"differences": {}, "step_ms": {}, "ranks": {}, "num_ranks": {}}
     for name in options.dtype or ["fp32" if device.type == "cpu" else "fp16"]:
         pair = Pair(options.model, device, getattr(torch, DTYPES[name]))
         found["differences"][name] = pair.difference(_photo(options.image, small), small)
@@ -109,12 +114,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         del pair  # before the ranks need its memory
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        found["ranks"][name] = _ranks_differ_by(name, small, options)
+        found["ranks"][name], num_ranks = _ranks_differ_by(name, small, options)
+        found["num_ranks"][name] = num_ranks
         _say(
-            f"{name}, {options.shape}: largest pixel difference between one rank and {options.ranks} "
+            f"{name}, {options.shape}: largest pixel difference between one rank and {num_ranks} "
             f"{found['ranks'][name]} of 255"
         )
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,31 +138,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.steps < 2:
         parser.error(f"--steps {options.steps} is too few: the first is not timed, so give 2 or more")
+    found: dict[str, Any] = {}
     try:
-        found = measure(options)
+        measure(options, found)
     except (SvdqError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    finally:
+        if options.json is not None and found:
+            options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return 1 if any(found["ranks"].values()) else 0
 
 
-def _ranks_differ_by(dtype: str, video: VideoParameters, options: argparse.Namespace) -> int:
-    """Make two videos on one rank and on several, and give the largest difference of a pixel."""
+def _ranks_differ_by(dtype: str, video: VideoParameters, options: argparse.Namespace) -> tuple[int, int]:
+    """Make two videos on one rank and on several; give the largest difference of a pixel, and how many ranks fitted."""
     videos = [video, video.model_copy(update={"seed": 2})]
-    alone, shared = (
-        render(
+
+    def rendered(num_ranks: int) -> list[Frames]:
+        return render(
             options.model,
             _photo(options.image, video),
             videos,
-            num_ranks=ranks,
+            num_ranks=num_ranks,
             device=options.device,
             options=ComputeOptions(dtype=dtype),
         )
-        for ranks in (1, options.ranks)
-    )
-    return max(largest_difference(*frames) for frames in zip(alone, shared, strict=True))
+
+    alone, num_ranks = rendered(1), options.ranks
+    while True:
+        try:
+            shared = rendered(num_ranks)
+            break
+        except (SvdqError, ProcessException) as error:
+            if num_ranks <= 2:
+                raise
+            _say(
+                f"{num_ranks} ranks cannot be run here ({str(error).strip().splitlines()[-1][:200]}); half as many are."
+            )
+            num_ranks = max(2, num_ranks // 2)
+    return max(largest_difference(*frames) for frames in zip(alone, shared, strict=True)), num_ranks
 
 
 def _photo(path: Path, video: VideoParameters) -> Image.Image:

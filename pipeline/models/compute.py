@@ -120,8 +120,10 @@ def dtype_of(options: ComputeOptions, device: "torch.device") -> "torch.dtype":
     return dtype
 
 
-def apply(unet: Any, options: ComputeOptions) -> Any:
-    """Change a UNet, which has its dtype and device already, to compute as the options say, and return it.
+def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = None) -> Any:
+    """Change a UNet, which has its dtype already, to compute as the options say, and return it.
+
+    It is on its device already, or with int8 on the host: it then goes to `device`, and is never there in full.
 
     Raises:
         InputError: a package is missing.
@@ -129,7 +131,7 @@ def apply(unet: Any, options: ComputeOptions) -> Any:
     if options.fused_qkv:
         _fuse_qkv(unet)
     if "int8" in options.approximate:
-        _to_int8(unet)
+        _to_int8(unet, device)
     if options.channels_last:
         _channels_last(unet)
     if options.forward_chunking:
@@ -146,12 +148,13 @@ def apply(unet: Any, options: ComputeOptions) -> Any:
 
 def weight_bytes(unet: Any) -> int:
     """Count the bytes of all weights, quantised ones as they are stored."""
-    total = 0
-    for weight in unet.parameters():
-        # A quantised weight calls itself float, and is made of several tensors.
-        parts = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
-        total += sum(getattr(weight, part).nbytes for part in parts) if parts else weight.nbytes
-    return total
+    return sum(map(stored_bytes, unet.parameters()))
+
+
+def stored_bytes(weight: Any) -> int:
+    """Count the bytes of a weight; a quantised one calls itself float, and is made of several tensors."""
+    parts = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
+    return sum(getattr(weight, part).nbytes for part in parts) if parts else int(weight.nbytes)
 
 
 def _fuse_qkv(unet: Any) -> None:
@@ -168,13 +171,13 @@ def _fuse_qkv(unet: Any) -> None:
     unet.set_attn_processor(FusedAttnProcessor2_0())
 
 
-def _to_int8(unet: Any) -> None:
+def _to_int8(unet: Any, device: "torch.device | None") -> None:
     """Keep the weights of linear layers as int8, with a scale for each row; what is computed keeps its dtype."""
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         raise InputError("--approximate int8 needs the package torchao; pip install 'svdq[approximate]'.") from error
-    quantize_(unet, Int8WeightOnlyConfig())
+    quantize_(unet, Int8WeightOnlyConfig(), device=device)
 
 
 def _channels_last(unet: Any) -> None:
@@ -209,10 +212,10 @@ def _compile(unet: Any, what: str) -> None:
 
 
 def _slice_attention(unet: Any) -> None:
-    """Attend a head of a frame at a time among the tokens of a frame; by plain products, for devices without fused ones.
+    """Attend a head of a frame at a time, by plain products, for devices without a fused kernel.
 
     diffusers' `enable_attention_slicing` passes over this UNet. Attention along the frames and to the image embedding
-    is left as it is: it takes little, and has thousands of slices.
+    is left as it is: it takes little, and would have thousands of slices.
     """
     from diffusers.models.attention import BasicTransformerBlock
     from diffusers.models.attention_processor import SlicedAttnProcessor

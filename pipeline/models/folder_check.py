@@ -1,26 +1,37 @@
 """What is wrong with a model folder, seen without torch: its index, its configs, every shard's header.
 
 Reads some kilobytes of each file. What only loading shows (a weight that the UNet has and the files have not) is not
-seen here.
+seen here, nor are bytes that went wrong inside a weight.
 """
 
-import json
 import re
-import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_index import HUB_ID, UNET_DEFAULTS, check_configs, check_index, read_json
+from svdq.pipeline.models.hub import is_from_cache
+from svdq.pipeline.models.model_index import UNET_DEFAULTS, check_configs, check_index, read_json
+from svdq.pipeline.models.safetensors_header import StoredTensor, read_header
 
 #: The components that have weights, and what their files' names begin with.
 WEIGHTS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "image_encoder": "model"}
-#: What safetensors calls the types that weights are cast from.
-DTYPES = {"F16", "BF16", "F32"}
-#: Bytes of a header at most, as in the safetensors library.
-_MAX_HEADER = 100_000_000
+#: A weight of each component whose shape its config tells: that of another model is seen by it. What a config leaves
+#: out are the libraries' defaults.
+_TELLING: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], list[Any]]]] = {
+    "unet": ("conv_in.weight", UNET_DEFAULTS, lambda of: [*of["block_out_channels"][:1], of["in_channels"], 3, 3]),
+    "vae": (
+        "encoder.conv_in.weight",
+        {"block_out_channels": [64], "in_channels": 3},
+        lambda of: [*of["block_out_channels"][:1], of["in_channels"], 3, 3],
+    ),
+    "image_encoder": (
+        "visual_projection.weight",
+        {"projection_dim": 512, "hidden_size": 768},
+        lambda of: [of["projection_dim"], of["hidden_size"]],
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +103,25 @@ def variants(folder: Path, component: str) -> set[bool]:
     return {is_half(file) for file in weight_files(component, _names(folder / component))}
 
 
-def file_problem(file: Path) -> str | None:
-    """Say the first thing that is wrong with a safetensors file: what it is, is not or does; None when it is whole."""
-    found = _read_header(file)
-    return found if isinstance(found, str) else None
+def stored(folder: Path, component: str, *, half: bool) -> dict[str, StoredTensor]:
+    """Read what the headers of a component's weights say of each, in half precision or full; broken files are left out.
+
+    Where a component is there in both, only those are meant that are loaded.
+    """
+    headers = [
+        read_header(folder / component / file)
+        for file in weight_files(component, _names(folder / component))
+        if is_half(file) == half and not file.endswith(".json")
+    ]
+    return {name: tensor for header in headers if isinstance(header, dict) for name, tensor in header.items()}
+
+
+def another_model(component: str, model: str, weight: str, found: list[int], expected: list[int]) -> str:
+    """Say, without a full stop, that a weight has not the shape that the config asks for."""
+    return (
+        f"The {component} of the model {model} has weights of another model: {weight} is {found}, and its config says "
+        f"{expected}"
+    )
 
 
 class _Weights:
@@ -105,7 +131,9 @@ class _Weights:
         self._place = folder / component
         self._component = component
         self._name = name
-        self._again = f"fetch it again with `svdq model pull {name}`" if HUB_ID.fullmatch(name) else "get it again"
+        # A folder may look like a hub id.
+        self._pull = f"svdq model pull {name}" if is_from_cache(folder, name) else ""
+        self._again = f"fetch it again with `{self._pull}`" if self._pull else "get it again"
 
     def problems(self, half: tuple[bool, ...] | None) -> Iterator[Problem]:
         found = weight_files(self._component, _names(self._place))
@@ -133,13 +161,17 @@ class _Weights:
         expected: dict[str, str] = {}
         for index in indexes:
             shards = read_json(self._place / index, self._name).get("weight_map")
-            if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+            if (
+                not isinstance(shards, dict)
+                or not shards
+                or not all(isinstance(shard, str) for shard in shards.values())
+            ):
                 yield self._problem(index, "lists no weights")
                 return
             expected |= shards
-        headers: dict[str, dict[str, Any]] = {}
+        headers: dict[str, dict[str, StoredTensor]] = {}
         for file in sorted(files | set(expected.values())):
-            header = _read_header(self._place / file)
+            header = read_header(self._place / file)
             if isinstance(header, str):
                 advice = "run `git lfs pull` in the model's folder" if "Git LFS" in header else ""
                 yield self._problem(file, header, advice)
@@ -151,21 +183,24 @@ class _Weights:
             if tensor not in headers[file]:
                 yield self._problem(file, f"holds no {tensor}, which the index says is in it")
                 return
-        yield from self._first_layer({key: value for header in headers.values() for key, value in header.items()})
+        yield from self._another({key: value for header in headers.values() for key, value in header.items()})
 
-    def _first_layer(self, tensors: dict[str, Any]) -> Iterator[Problem]:
-        """Compare the UNet's first layer with its config: weights of another model have another shape or none."""
-        if self._component != "unet" or not tensors or "conv_in.weight" not in tensors:
+    def _another(self, tensors: dict[str, StoredTensor]) -> Iterator[Problem]:
+        """Compare one weight with the config: weights of another model have another shape there, or none."""
+        name, defaults, shape = _TELLING[self._component]
+        if name not in tensors:
+            text = f"The {self._component} of the model {self._name} lacks some of its weights, such as {name}"
+            yield Problem(text=text, advice=self._again)
             return
-        config = UNET_DEFAULTS | read_json(self._place / "config.json", self._name)
-        expected = [*config["block_out_channels"][:1], config["in_channels"], 3, 3]
-        found = tensors["conv_in.weight"].get("shape")
-        if found != expected:
-            yield Problem(
-                text=f"The unet of the model {self._name} has weights of another model: conv_in.weight is {found}, and "
-                f"its config says {expected}",
-                advice=self._again,
-            )
+        try:
+            expected = shape(defaults | read_json(self._place / "config.json", self._name))
+        except (TypeError, KeyError):
+            text = f"The {self._component} of the model {self._name} has a config.json that makes no sense"
+            yield Problem(text=text, advice=self._again)
+            return
+        if tensors[name].shape != expected:
+            text = another_model(self._component, self._name, name, tensors[name].shape, expected)
+            yield Problem(text=text, advice=self._again)
 
     def _nothing(self) -> Problem:
         if any(name.endswith(".bin") for name in _names(self._place)):
@@ -183,7 +218,7 @@ class _Weights:
         return Problem(text=f"{self._place / file} of the model {self._name} {what}", advice=advice or self._again)
 
     def _how_to_get(self, variant: str) -> str:
-        return f" with `svdq model pull {self._name} --variant {variant}`" if HUB_ID.fullmatch(self._name) else ""
+        return f" with `{self._pull} --variant {variant}`" if self._pull else ""
 
 
 def _names(place: Path) -> list[str]:
@@ -192,31 +227,3 @@ def _names(place: Path) -> list[str]:
         return [path.name for path in place.iterdir()]
     except OSError:
         return []
-
-
-def _read_header(file: Path) -> dict[str, Any] | str:
-    """Read the header of one safetensors file: what it says of each tensor, or what is wrong with the file."""
-    try:
-        with file.open("rb") as opened:
-            start = opened.read(8)
-            if start == b"version ":
-                return "is a Git LFS pointer, not the weights"
-            length = struct.unpack("<Q", start)[0]
-            if length > _MAX_HEADER:
-                return "is no safetensors file: its header is corrupt"
-            header = json.loads(opened.read(length))
-            size = opened.seek(0, 2)
-        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
-        end = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-        dtypes = {tensor["dtype"] for name, tensor in tensors.items() if not name.endswith("position_ids")}
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    except (struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError):
-        return "is no safetensors file: its header is corrupt"
-    if size != end:
-        return f"is {size:,} bytes long where its header says {end:,}"
-    if not dtypes <= DTYPES:
-        return f"holds weights as {', '.join(sorted(dtypes - DTYPES))}"
-    return tensors

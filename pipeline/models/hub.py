@@ -12,6 +12,8 @@ def split_id(name: str) -> tuple[str, str | None]:
     Raises:
         InputError: it is no hub id.
     """
+    if name.count("@") > 1:
+        raise InputError(f"{name!r} names two revisions; give one, behind an @ or with --revision.")
     if not HUB_ID.fullmatch(name):
         raise InputError(
             f"{name!r} is no hub id; write it as organisation/model, or organisation/model@revision, such as "
@@ -43,10 +45,14 @@ def find_folder(name: str) -> Path:
     Raises:
         InputError: there is no such folder, or the hub id's files are not in the cache.
     """
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
-        return folder
-    if folder.exists() or not HUB_ID.fullmatch(name):
+    try:
+        folder = Path(name).expanduser()
+        if name and folder.is_dir():
+            return folder
+        exists = folder.exists()
+    except (OSError, RuntimeError) as error:  # no way in, a name that is too long, a home of nobody's
+        raise InputError(f"The model folder {name!r} cannot be looked at ({error}); give another.") from error
+    if exists or not HUB_ID.fullmatch(name):
         raise InputError(
             f"There is no model folder {name!r}; SVDQ_MODEL must be a diffusers folder, a hub id such as "
             "stabilityai/stable-video-diffusion-img2vid-xt, or preview."
@@ -55,3 +61,8 @@ def find_folder(name: str) -> Path:
     if found is None:
         raise InputError(f"The model {name} is not on this machine; fetch it with `svdq model pull {name}`.")
     return found
+
+
+def is_from_cache(folder: Path, name: str) -> bool:
+    """Whether `find_folder` has found a folder in the hub's cache, and not as a folder of the name."""
+    return folder != Path(name).expanduser()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from svdq.pipeline.models.compute import REUSE, ComputeOptions
+from svdq.pipeline.models.compute import ComputeOptions, stored_bytes
 from svdq.pipeline.models.model import Part
 from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.parameters import VideoParameters
@@ -135,13 +135,12 @@ class MemoryEstimator:
             name: a diffusers folder or hub id, as for `open_model`.
             dtype: what it computes in.
             device_type: cpu or cuda; on a CPU what is prepared on the host counts, too.
-            options: how it computes. A compiled or quantised UNet is taken to need what any other does.
+            options: how it computes. A compiled UNet is taken to need what any other does.
         """
         self._name = name
         self._dtype = dtype
         self._device_types = ("meta", "cpu") if device_type == "cpu" else ("meta",)
-        reuse = tuple(way for way in options.approximate if way in REUSE)
-        self._options = replace(options, compiled="off", approximate=reuse)
+        self._options = replace(options, compiled="off")
         #: Peak, shape and dtype of what the VAE makes of a chunk, by the chunk's shape.
         self._decoded: dict[torch.Size, tuple[int, torch.Size, torch.dtype]] = {}
         self.weights = cache(self._weights)
@@ -159,7 +158,7 @@ class MemoryEstimator:
         components = self._skeleton(parts, False).pipeline.components.values()
         modules = [component for component in components if isinstance(component, torch.nn.Module)]
         tensors = {id(tensor): tensor for module in modules for tensor in [*module.parameters(), *module.buffers()]}
-        return sum(tensor.nbytes for tensor in tensors.values())
+        return sum(map(stored_bytes, tensors.values()))
 
     def _encode(self, parts: Part, width: int, height: int) -> int:
         """Estimate what encoding a photo takes besides weights; more where the decoder is converted along with it."""

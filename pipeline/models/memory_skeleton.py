@@ -25,20 +25,22 @@ class SkeletonFolder(SvdFolder):
         """
         return cls(path=find_folder(name), name=name)
 
-    def load_pipeline(self, parts: Part, dtype: torch.dtype, device: torch.device) -> Any:
+    def load_pipeline(
+        self, parts: Part, dtype: torch.dtype, device: torch.device, *, unet_on_host: bool = False
+    ) -> Any:
         """Make a StableVideoDiffusionPipeline whose other components are None, without weights.
 
         Raises:
             InputError: a config cannot be used.
         """
-        pipeline = super().load_pipeline(parts, dtype, device)
+        pipeline = super().load_pipeline(parts, dtype, device, unet_on_host=unet_on_host)
         from diffusers import EulerDiscreteScheduler
 
-        class HostScheduler(EulerDiscreteScheduler):
+        class HostScheduler(EulerDiscreteScheduler):  # type: ignore[misc]
             """Keeps its few numbers on the host: they are made from one another's values."""
 
             def set_timesteps(self, num_inference_steps: int, device: Any = None) -> None:
-                super().set_timesteps(num_inference_steps, device="cpu")  # type: ignore[misc]
+                super().set_timesteps(num_inference_steps, device="cpu")
 
         pipeline.scheduler = HostScheduler.from_config(pipeline.scheduler.config)
         return pipeline

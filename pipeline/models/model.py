@@ -103,6 +103,10 @@ class VideoModel(Protocol):
         """Prepare the denoising of one sample, from any step on."""
         ...
 
+    def broken_weights(self) -> str:
+        """Name the first of its weights that is NaN or infinite, "" when all are numbers; reads them all."""
+        ...
+
     def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
         """Decode final latents, `decode_chunk_size` frames at a time. DECODER only.
 
@@ -130,7 +134,7 @@ def open_model(
         options: how its UNet computes.
 
     Raises:
-        InputError: there is no such model, a part of it is missing, or it has no UNet for the options.
+        InputError: there is no such model, it cannot be loaded, or it has no UNet for the options.
     """
     if not is_svd(name) and options != DEFAULTS:
         raise InputError(
@@ -145,7 +149,9 @@ def open_model(
     if name == "simulated" or name.startswith("simulated:"):
         from svdq.pipeline.models.simulated import SimulatedModel
 
-        return SimulatedModel.from_name(name, parts)
+        return SimulatedModel.from_name(name, parts, device)
+    from svdq.pipeline.models.load_errors import in_a_sentence
     from svdq.pipeline.models.svd import SvdModel
 
-    return SvdModel(name, parts, device, dtype, options)
+    with in_a_sentence(f"The model {name}", device):
+        return SvdModel(name, parts, device, dtype, options)

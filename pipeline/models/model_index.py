@@ -49,6 +49,11 @@ def check_index(path: Path, name: str) -> None:
     """
     index = read_json(path / "model_index.json", name)
     pipeline_class = index.get("_class_name")
+    if not isinstance(pipeline_class, str):
+        raise InputError(
+            f"The model {name} has a model_index.json that names no pipeline (_class_name); "
+            "give a folder that diffusers' save_pretrained has written."
+        )
     if pipeline_class != "StableVideoDiffusionPipeline":
         raise InputError(
             f"The model {name} is a {pipeline_class}; svdq needs a StableVideoDiffusionPipeline such as "
@@ -57,7 +62,7 @@ def check_index(path: Path, name: str) -> None:
     for component, expected in COMPONENTS.items():
         entry = index.get(component)  # [library, class], or null for what the pipeline does without
         found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
-        if found is None or not (path / component).is_dir():
+        if not isinstance(found, str) or not (path / component).is_dir():
             raise InputError(f"The model {name} has no {component}; it must be a whole StableVideoDiffusionPipeline.")
         accepted = _IMAGE_PROCESSORS if component == "feature_extractor" else {expected}
         if found not in accepted:
@@ -78,6 +83,9 @@ def check_configs(path: Path, name: str) -> None:
     vae = read_json(path / "vae" / "config.json", name)
     encoder = read_json(path / "image_encoder" / "config.json", name)
     read_json(path / "scheduler" / "scheduler_config.json", name)
+    # The name that transformers writes, and the one that processors of several kinds share.
+    processors = [path / "feature_extractor" / f"{kind}_config.json" for kind in ("preprocessor", "processor")]
+    read_json(next((config for config in processors if config.exists()), processors[0]), name)
     widths = vae.get("block_out_channels")
     # Component, what of it, how it is, how it must be, why.
     facts = [
@@ -109,7 +117,7 @@ def check_configs(path: Path, name: str) -> None:
                 f"where it must be {expected}{why and f' ({why})'}; give a StableVideoDiffusionPipeline."
             )
     num_frames = unet["num_frames"]
-    if not isinstance(num_frames, int) or num_frames < 1:
+    if type(num_frames) is not int or num_frames < 1:
         raise InputError(f"The unet of the model {name} has num_frames {num_frames!r}; it must be a number such as 25.")
 
 
@@ -123,15 +131,17 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
     Raises:
         InputError: it cannot be read.
     """
+    place = f"{path.parent.name}/{path.name}" if path.parent.name in COMPONENTS else path.name
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(f"{path} is no regular file")  # a pipe would be waited for
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
-            f"The model {name} has no readable {path.parent.name}/{path.name}; "
-            "give a folder that diffusers' save_pretrained has written."
+            f"The model {name} has no readable {place}; give a folder that diffusers' save_pretrained has written."
         ) from error
     if not isinstance(content, dict):
-        raise InputError(f"The model {name} has a {path.name} that is not a JSON object.")
+        raise InputError(f"The {place} of the model {name} is not a JSON object.")
     return content
 
 

@@ -53,6 +53,10 @@ class PreviewModel:
         """Tell nothing: it is not worth measuring."""
         return {}
 
+    def broken_weights(self) -> str:
+        """Tell nothing: it has no weights."""
+        return ""
+
     def warm_up(self, parameters: VideoParameters) -> None:
         """Do nothing: the first sample pays for nothing that later ones do not."""
 

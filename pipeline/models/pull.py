@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.models.folder_check import WEIGHTS, file_problem, is_half, weight_files
+from svdq.pipeline.models.folder_check import WEIGHTS, is_half, weight_files
 from svdq.pipeline.models.hub import cached, split_id
 from svdq.pipeline.models.hub_errors import explained, hub_client
 from svdq.pipeline.models.model_index import COMPONENTS
+from svdq.pipeline.models.safetensors_header import file_problem
 from svdq.pipeline.models.size_text import size_text
 
 #: fp16 is what GPUs compute in; full is what processors need.

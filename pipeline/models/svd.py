@@ -18,6 +18,8 @@ from torch import Tensor
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, apply
 from svdq.pipeline.models.feature_reuse import FeatureReuse
+from svdq.pipeline.models.finite_weights import blame, first_not_finite
+from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.memory_meter import MemoryMeter, shape_for
 from svdq.pipeline.models.memory_skeleton import SkeletonFolder
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
@@ -53,10 +55,15 @@ class SvdModel:
         self._device = device
         self._dtype = dtype
         self._options = options
-        self._pipeline = folder.load_pipeline(parts, dtype, device)
+        # Quantised weights have room where the full ones may not: what is quantised goes to the GPU a layer at a time.
+        on_host = "int8" in options.approximate and device.type not in {"cpu", "meta"}
+        self._pipeline = folder.load_pipeline(parts, dtype, device, unet_on_host=on_host)
         self._reuse: FeatureReuse | None = None
         if self._pipeline.unet is not None:
-            apply(self._pipeline.unet, options)
+            with in_a_sentence(f"The unet of the model {name}", device):
+                apply(self._pipeline.unet, options, device)
+                if on_host:
+                    self._pipeline.to(device)
             if options.every > 1:
                 self._reuse = FeatureReuse(self._pipeline.unet, options.every)
         self._meter = MemoryMeter.of(device)
@@ -88,6 +95,10 @@ class SvdModel:
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
         """Tell what parts took on this rank's GPU for a shape; see `VideoModel`."""
         return self._meter.measured(parameters)
+
+    def broken_weights(self) -> str:
+        """Name the first weight that is no number; see `VideoModel`."""
+        return first_not_finite(self._pipeline)
 
     def warm_up(self, parameters: VideoParameters) -> None:
         """Run each part once on a gray photo, so that the first video does not pay for compiling and choosing kernels.
@@ -139,11 +150,14 @@ class SvdModel:
         noise = randn_tensor(image.shape, generator=generator, device=self._device, dtype=image.dtype)
         image = image + parameters.noise_aug_strength * noise
         needs_upcasting = pipeline.vae.dtype == torch.float16 and pipeline.vae.config.force_upcast
-        if needs_upcasting:
-            pipeline.vae.to(dtype=torch.float32)
-        image_latents = pipeline._encode_vae_image(image, self._device, 1, do_classifier_free_guidance=False)
-        if needs_upcasting:
-            pipeline.vae.to(dtype=torch.float16)
+        try:
+            if needs_upcasting:
+                pipeline.vae.to(dtype=torch.float32)
+            image_latents = pipeline._encode_vae_image(image, self._device, 1, do_classifier_free_guidance=False)
+        finally:
+            # Also when memory ran out, for the decodes that come.
+            if needs_upcasting:
+                pipeline.vae.to(dtype=torch.float16)
         # (6), (7) Only this method uses the pipeline's own scheduler: the noise is scaled by its largest sigma.
         pipeline.scheduler.set_timesteps(parameters.steps, device=self._device)
         latents = pipeline.prepare_latents(
@@ -227,9 +241,6 @@ class SvdModel:
         with self._meter.measuring("decode", shape_for("decode", in_chunks)):
             frames = self._pipeline.decode_latents(tensors["latents"], parameters.num_frames, decode_chunk_size)
             if not torch.isfinite(frames).all():
-                raise SampleError(
-                    "The decoded frames are not numbers (NaN or infinity); "
-                    "try another seed, or float32 instead of half precision."
-                )
+                raise SampleError(f"The decoded frames are not numbers (NaN or infinity){blame(self, self._dtype)}")
             images = self._pipeline.video_processor.postprocess_video(frames, output_type="pil")[0]
         return np.stack([np.asarray(image) for image in images])

@@ -4,6 +4,7 @@ Weights are read from safetensors only, never from pickles, and nothing here cau
 """
 
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,10 +13,12 @@ import torch
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute import DTYPES, WEIGHTS
-from svdq.pipeline.models.folder_check import check_folder, variants
+from svdq.pipeline.models.folder_check import another_model, check_folder, stored, variants
 from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.model import Part
 from svdq.pipeline.models.model_index import COMPONENTS, read_json
+from svdq.pipeline.models.safetensors_header import StoredTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,43 +49,89 @@ class SvdFolder:
         """
         return read_json(self.path / component / "config.json", self.name)
 
-    def load_pipeline(self, parts: Part, dtype: torch.dtype, device: torch.device) -> Any:
+    def load_pipeline(
+        self, parts: Part, dtype: torch.dtype, device: torch.device, *, unet_on_host: bool = False
+    ) -> Any:
         """Load a StableVideoDiffusionPipeline whose other components are None, on its device.
 
         Weights are mapped from their files. For a GPU they go there one by one; on a CPU, weights that have the dtype
         already stay mapped, so that all ranks of a host share their pages.
 
+        Args:
+            parts: what the components are needed for.
+            dtype: of their weights.
+            device: where they go.
+            unet_on_host: leave the UNet on the host, for the caller to move.
+
         Raises:
-            InputError: a component cannot be loaded.
+            InputError: a component cannot be loaded, for whatever reason.
         """
         be_quiet()
         import diffusers
-        from safetensors import SafetensorError
 
         encoder, decoder = Part.ENCODER in parts, Part.DECODER in parts
-        arguments: dict[str, Any] = {}
-        try:
-            arguments["unet"] = self._load("unet", dtype, device) if Part.DENOISER in parts else None
-            arguments["vae"] = self._load("vae", dtype, device) if encoder or decoder else None
-            arguments["image_encoder"] = self._load("image_encoder", dtype, device) if encoder else None
-            if not encoder:
-                arguments["feature_extractor"] = None
-            pipeline = diffusers.StableVideoDiffusionPipeline.from_pretrained(
+        wanted = {"unet": Part.DENOISER in parts, "vae": encoder or decoder, "image_encoder": encoder}
+        arguments: dict[str, Any] = {} if encoder else {"feature_extractor": None}
+
+        def needed() -> int:
+            return sum(self._bytes(component, dtype) for component in wanted if wanted[component])
+
+        for component, is_wanted in wanted.items():
+            place = torch.device("cpu") if component == "unet" and unet_on_host else device
+            with in_a_sentence(f"The {component} of the model {self.name}", device, needed):
+                arguments[component] = self._load_whole(component, dtype, place) if is_wanted else None
+        with in_a_sentence(f"The model {self.name}", device, needed):
+            pipeline: Any = diffusers.StableVideoDiffusionPipeline.from_pretrained(
                 self.path, local_files_only=True, **arguments
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise InputError(
-                f"The model {self.name} cannot be loaded ({_first_line(error)}); "
-                "it must be a whole StableVideoDiffusionPipeline folder with safetensors weights."
-            ) from error
-        if pipeline.vae is not None:
-            if not encoder:
-                pipeline.vae.encoder = pipeline.vae.quant_conv = None
-            if not decoder:
-                pipeline.vae.decoder = None
-        return pipeline.to(device)
+            if pipeline.vae is not None:
+                if not encoder:
+                    pipeline.vae.encoder = pipeline.vae.quant_conv = None
+                if not decoder:
+                    pipeline.vae.decoder = None
+            return pipeline if unet_on_host else pipeline.to(device)
+
+    def _load_whole(self, component: str, dtype: torch.dtype, device: torch.device) -> Any:
+        """Load one component that has weights.
+
+        Raises:
+            InputError: its weights do not fit its config.
+        """
+        try:
+            return self._load(component, dtype, device)
+        except (ValueError, RuntimeError) as error:
+            # Of a weight in another shape the libraries tell in a report on the log, or in a page of advice.
+            if misfit := self._misfit(component, dtype):
+                raise InputError(f"{misfit}; get the model again, or one whose files belong to its config.") from error
+            raise
+
+    def _misfit(self, component: str, dtype: torch.dtype) -> str:
+        """Say which weight has another shape than the config gives it, "" when none has."""
+        from svdq.pipeline.models.memory_skeleton import SkeletonFolder
+
+        try:
+            skeleton = SkeletonFolder(path=self.path, name=self.name)._load(component, dtype, torch.device("meta"))
+        except Exception:  # noqa: BLE001 - it is the config then, and the caller has an error of it already
+            return ""
+        found = self._stored(component, dtype)
+        for weight, tensor in skeleton.state_dict().items():
+            expected = list(tensor.shape)
+            if weight in found and found[weight].shape != expected:
+                return another_model(component, self.name, weight, found[weight].shape, expected)
+        return ""
+
+    def _stored(self, component: str, dtype: torch.dtype) -> dict[str, StoredTensor]:
+        """Read what the headers say of the weights that are loaded for a dtype."""
+        return stored(self.path, component, half=self._is_half(component, dtype))
+
+    def _is_half(self, component: str, dtype: torch.dtype) -> bool:
+        """Whether it is a component's half precision weights that are loaded for a dtype."""
+        there = variants(self.path, component)
+        return next(kind for kind in acceptable(dtype) if kind in there)
+
+    def _bytes(self, component: str, dtype: torch.dtype) -> int:
+        """Count the bytes of a component's weights in a dtype."""
+        return dtype.itemsize * sum(math.prod(tensor.shape) for tensor in self._stored(component, dtype).values())
 
     def _load(self, component: str, dtype: torch.dtype, device: torch.device) -> Any:
         """Load one component that has weights.
@@ -93,8 +142,7 @@ class SvdFolder:
         import diffusers
         import transformers
 
-        half = variants(self.path, component)
-        variant = "fp16" if next(kind for kind in acceptable(dtype) if kind in half) else None
+        variant = "fp16" if self._is_half(component, dtype) else None
         arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
         if device.type != "cpu":
             arguments["device_map"] = {"": device}
@@ -132,8 +180,3 @@ def be_quiet() -> None:
     # Where torchao is installed, diffusers imports it: it tells of each of its parts for GPUs that does not fit.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _first_line(error: Exception) -> str:
-    line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
-    return line if len(line) <= 160 else f"{line[:160]}…"

@@ -1,6 +1,7 @@
 """`svdq doctor` on healthy and broken servers, storages and model folders."""
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -170,6 +171,27 @@ def cut(folder: Path) -> None:
         file.truncate((folder / UNET).stat().st_size - 100)
 
 
+def move(tensor: int, begin: int = 0, end: int = 0, **values: object) -> Callable[[Path], object]:
+    """Change what the UNet's header says of the tensor that lies at a place among all."""
+
+    def change(text: str) -> str:
+        header = json.loads(text)
+        entry = sorted((each for each in header.values() if "dtype" in each), key=lambda each: each["data_offsets"])[
+            tensor
+        ]
+        first, last = entry["data_offsets"]
+        entry |= {"data_offsets": [first + begin, last + end], **values}
+        return json.dumps(header)
+
+    return lambda folder: rewrite_header(folder / UNET, change)
+
+
+def pipe(file: Path) -> None:
+    """Put a named pipe in a file's place; who opens it waits."""
+    file.unlink()
+    os.mkfifo(file)
+
+
 def text_to_image(folder: Path) -> None:
     """Name another pipeline."""
     index = folder / "model_index.json"
@@ -204,6 +226,30 @@ def text_to_image(folder: Path) -> None:
             lambda folder: (folder / "scheduler/scheduler_config.json").unlink(),
             "no readable scheduler/scheduler_",
         ),
+        (move(5, begin=-4), "begin at byte"),
+        (move(5, begin=4), "begin at byte"),
+        (move(0, begin=-4), "header is corrupt"),
+        (
+            lambda folder: rewrite_header(folder / UNET, lambda text: text.replace("conv_in.", "in.")),
+            "as conv_in.weight",
+        ),
+        (move(5, shape=[2**62] * 300), "header is corrupt"),
+        (move(5, shape=[3]), "bytes where F32 [3] takes 12"),
+        (move(5, shape="many"), "header is corrupt"),
+        (lambda folder: (folder / UNET).write_bytes(struct.pack("<Q", 2) + b"{}"), "holds no weights"),
+        (lambda folder: rewrite_header(folder / UNET, lambda _: "[" * 100_000), "header is corrupt"),
+        (lambda folder: (folder / UNET).write_bytes(struct.pack("<Q", 99_000_000) + b"{}"), "header is corrupt"),
+        (lambda folder: rewrite_header(folder / UNET, lambda text: text.replace('"pt"', "5")), "header is corrupt"),
+        (lambda folder: pipe(folder / UNET), "is no regular file"),
+        (lambda folder: pipe(folder / "vae/config.json"), "no readable vae/config.json"),
+        (lambda folder: (folder / f"{UNET}.index.json").write_text('{"weight_map": {}}'), "lists no weights"),
+        (lambda folder: (folder / "model_index.json").write_text("[" * 100_000), "has no readable model_index.json;"),
+        (lambda folder: (folder / "model_index.json").write_text("{}"), "names no pipeline (_class_name)"),
+        (configure("unet", num_frames=True), "has num_frames True"),
+        (configure("unet", block_out_channels=5), "has a config.json that makes no sense"),
+        (configure("image_encoder", hidden_size=999), "weight is [32, 32], and its config says [32, 999]"),
+        (configure("vae", block_out_channels=[64, 32, 32, 32]), "encoder.conv_in.weight is [32, 3, 3, 3], and"),
+        (lambda folder: (folder / "feature_extractor/preprocessor_config.json").unlink(), "/preprocessor_config.json"),
     ],
 )
 def test_what_is_wrong_with_a_model(model: Path, damage: Callable[[Path], object], sentence: str) -> None:
@@ -216,6 +262,20 @@ def test_what_is_wrong_with_a_model(model: Path, damage: Callable[[Path], object
     with pytest.raises(InputError, match=re.escape(sentence)) as caught:
         model_check.check_model(str(model))
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent.parent)
+    name = f"{model.parent.name}/{model.name}"
+    (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
+    with pytest.raises(InputError, match="get the full ones too") as caught:
+        model_check.check_model(name, on_gpus=False)
+    assert "pull" not in str(caught.value)
+    (model / "unet/diffusion_pytorch_model.fp16.safetensors").unlink()
+    [finding] = check_model(name)
+    assert finding.advice == "get it again"
 
 
 def test_a_model_under_the_home_that_is_whole_is_taken(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +305,15 @@ def test_half_precision_only(model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    [("preview", "ok"), ("simulated:step_ms=5", "ok"), ("no/such/folder", "fail"), ("nobody/nothing-of-ours", "fail")],
+    [
+        ("preview", "ok"),
+        ("simulated:step_ms=5", "ok"),
+        ("simulated:foo", "fail"),
+        ("no/such/folder", "fail"),
+        ("nobody/nothing-of-ours", "fail"),
+        ("~nobody-of-that-name/model", "fail"),
+        ("m" * 300, "fail"),
+    ],
 )
 def test_models_by_name(name: str, level: str) -> None:
     assert [finding.level for finding in check_model(name)] == [level]

@@ -182,6 +182,8 @@ def test_no_such_model_and_no_hub(pull: Pull, hub: Hub, monkeypatch: pytest.Monk
     assert (done.exit_code, "has no model someone/else (404)" in done.sentence) == (2, True)
     done = pull("nonsense")
     assert (done.exit_code, "is no hub id" in done.sentence) == (2, True)
+    done = pull(f"{NAME}@v1", "--revision", "v2")
+    assert (done.exit_code, "names two revisions; give one" in done.sentence) == (2, True)
     know("http://127.0.0.1:1", monkeypatch)
     done = pull(NAME)
     assert (done.exit_code, "The hub at http://127.0.0.1:1 cannot be reached" in done.sentence) == (3, True)

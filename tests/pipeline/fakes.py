@@ -33,9 +33,14 @@ class CountingModel:
         #: Bytes by what takes them.
         self.taken: dict[str, int] = {}
         self.warmed: list[VideoParameters] = []
+        #: The weight that is no number.
+        self.broken = ""
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
         return self.taken
+
+    def broken_weights(self) -> str:
+        return self.broken
 
     def warm_up(self, parameters: VideoParameters) -> None:
         self.warmed.append(parameters)

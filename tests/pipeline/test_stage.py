@@ -1,5 +1,6 @@
 """The loop of a rank: every sample ends once, and one that fails harms no other."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -120,6 +121,23 @@ def test_large_but_finite_half_precision_latents_are_no_failure() -> None:
             return latents
 
     group = Alone(LargeModel(), [request(1)])
+    group.stage.run()
+    assert group.source.reports["job-1"].failure is None
+
+
+def test_a_decode_that_runs_out_of_memory_lets_go_of_what_it_had_before_it_is_tried_again() -> None:
+    class HoldingModel(CountingModel):
+        held: weakref.ref[torch.Tensor] | None = None
+
+        def decode(self, tensors, parameters, decode_chunk_size):
+            if self.held is None:
+                half_made = torch.zeros(3)
+                self.held = weakref.ref(half_made)
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            assert self.held() is None
+            return super().decode(tensors, parameters, decode_chunk_size)
+
+    group = Alone(HoldingModel(), [request(1, frames=4)])
     group.stage.run()
     assert group.source.reports["job-1"].failure is None
 

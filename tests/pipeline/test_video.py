@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from svdq.pipeline import video
 from svdq.pipeline.animation import IMAGE_DESCRIPTION, finish_gif, spread
-from svdq.pipeline.errors import SampleError, UnavailableError
+from svdq.pipeline.errors import SampleError
 from svdq.pipeline.video import write_video
 
 COMMENT = '{"seed": 7, "name": "Käfer ☕", "text": "a=b; \\"c\\"\\nd"}' * 20
@@ -201,7 +200,7 @@ def fake_ffmpeg(monkeypatch, folder, script):
     program = folder / "ffmpeg"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(video, "_ffmpeg_program", lambda: str(program))
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
 
 
 def test_a_killed_ffmpeg_is_an_os_error(monkeypatch, tmp_path):
@@ -224,8 +223,18 @@ def test_no_ffmpeg(monkeypatch, tmp_path):
         raise RuntimeError("none")
 
     monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", fail)
-    with pytest.raises(UnavailableError, match="no ffmpeg"):
+    with pytest.raises(SampleError, match="no ffmpeg"):
         write_video(still(), tmp_path / "a.mp4", "mp4", 7, "")
+
+
+def test_ffmpeg_that_cannot_be_started_fails_the_video(monkeypatch, tmp_path):
+    """It is no trouble of the storage, which a group waits out."""
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "text").chmod(0o755)
+    for path in (tmp_path / "missing", tmp_path, tmp_path / "text"):
+        monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(path))
+        with pytest.raises(SampleError, match=r"cannot be started .* set IMAGEIO_FFMPEG_EXE to an ffmpeg"):
+            write_video(still(), tmp_path / "a.mp4", "mp4", 7, "")
 
 
 def test_uses_no_torch():

@@ -43,6 +43,7 @@ def test_why_a_run_ended(how: Ending, until: str | None, left: dict, pauses: lis
         ("2,5,7", {"ranks": 2}, ["gpu 2", "gpu 5"]),
         ("0,1,2", {"ranks": 1, "groups": 2}, ["gpu 0", "gpu 1"]),
         ("GPU-8f2d", {}, ["gpu GPU-8f2d"]),
+        ("1,1,-1,2", {"ranks": 3}, ["gpu 1"]),
         ("0,1", {"device": "cpu"}, ["cpu"]),
         ("", {}, ["cpu"]),
     ],

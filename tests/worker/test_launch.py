@@ -1,5 +1,6 @@
 """Starting a group: what is checked before any rank starts, and what a user is told."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.worker.launching import rundir
-from svdq.worker.launching.gpus import gpu_names, num_gpus
+from svdq.worker.launching.gpus import gpu_names, num_gpus, share_out, visible_gpus
 from svdq.worker.launching.model_check import check_model
 
 
@@ -29,8 +30,13 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["preview", "simulated", "simulated:step_ms=1"])
-def test_models_without_files_are_left_to_the_ranks(name: str) -> None:
+def test_models_without_files(name: str) -> None:
     check_model(name)
+
+
+def test_costs_that_cannot_be_simulated() -> None:
+    with pytest.raises(InputError, match="'simulated:step_ms=x' cannot be simulated"):
+        check_model("simulated:step_ms=x")
 
 
 def test_a_hub_id_that_is_not_here_and_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,11 +50,30 @@ def test_a_hub_id_that_is_not_here_and_a_folder_of_its_name(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected"), [("", 0), ("-1", 0), ("0", 1), ("0,1,2", 3), ("GPU-8f2d, GPU-11ab", 2), ("0,,2", 2)]
+    ("visible", "expected"),
+    [("", 0), ("-1", 0), ("0", 1), ("0,1,2", 3), ("GPU-8f2d, GPU-11ab", 2), ("0,,2", 2), ("0,-1,1", 1), ("1,1", 1)],
 )
 def test_gpus_are_counted_as_the_ranks_will_see_them(visible: str, expected: int, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert num_gpus() == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "groups", "ranks", "expected"),
+    [
+        ("2,3", 2, 1, [["2"], ["3"]]),
+        ("4,5,6,7", 2, 2, [["4", "5"], ["6", "7"]]),
+        # More ranks than GPUs: they take turns, and none is named twice.
+        ("2,3", 2, 3, [["2", "3"], ["3", "2"]]),
+        ("3", 2, 2, [["3"], ["3"]]),
+        ("GPU-8f2d, MIG-11ab", 3, 1, [["GPU-8f2d"], ["MIG-11ab"], ["GPU-8f2d"]]),
+    ],
+)
+def test_groups_get_gpus_among_those_that_the_user_left(
+    visible: str, groups: int, ranks: int, expected: list[list[str]], monkeypatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert share_out(visible_gpus(), groups, ranks) == expected
 
 
 def put_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +86,7 @@ def put_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_gpus_are_listed_by_nvidias_tool(tmp_path: Path, monkeypatch) -> None:
     put_nvidia_smi(tmp_path, 'echo "GPU 0: RTX A5000 (UUID: a)"; echo "GPU 1: RTX A5000 (UUID: b)"', monkeypatch)
-    assert num_gpus() == 2
+    assert visible_gpus() == ["0", "1"]
     assert gpu_names() == ["RTX A5000", "RTX A5000"]
 
 
@@ -124,7 +149,18 @@ def test_a_senseless_number_of_ranks_is_refused(house, ranks: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_only_the_ranks_can_know_is_said_once(house) -> None:
-    """The ranks find it out, all of them; the user reads one sentence, and no rank is left."""
-    message = refused(house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", "simulated:step_ms=x"))
-    assert "'simulated:step_ms=x' cannot be simulated" in message
+def test_what_only_loading_shows_is_said_once(house, tmp_path: Path) -> None:
+    """A rank finds it out; the user reads one sentence, nothing is tried again, and no rank is left."""
+    from svdq.pipeline.models.tiny import write_tiny_model
+
+    folder = tmp_path / "model"
+    write_tiny_model(folder)
+    config = folder / "image_encoder" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": "two"}))
+    done = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    # The other rank may have loaded its own parts by then.
+    *before, message = done.stderr.splitlines()
+    assert all("Loaded" in line for line in before), done.stderr
+    assert message.startswith(f"Error: The image_encoder of the model {folder} cannot be loaded")
+    assert "expected int, got str" in message

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.compute import DEFAULTS
 from svdq.pipeline.models.memory_plan import Admitted, DoesNotFitError, MemoryPlan, Room
 from svdq.pipeline.models.memory_room import RESERVE_BYTES, rooms_of
 from svdq.pipeline.models.model import ModelInfo
@@ -26,6 +27,7 @@ from svdq.producer.results.provenance import read_provenance
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
+from svdq.worker.intake.memory import plan_of, start_estimates
 from svdq.worker.intake.preparing import Preparer
 from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.checkpoints import Archive, Codec
@@ -236,6 +238,42 @@ def test_a_limit_counts_for_each_rank_and_processors_have_none() -> None:
     assert rooms_of([{}, {}]) == []
 
 
+def test_a_limit_that_the_weights_exceed_is_refused_at_the_start(tmp_path: Path) -> None:
+    def start(*limits: int, estimates: LikeXt | None = None) -> MemoryPlan | None:
+        facts = [json.dumps({"limit": limit, "device": "cpu"}) for limit in limits]
+        return plan_of(tmp_path, MODEL, facts, estimates or LikeXt(), fit=True)
+
+    assert start(4_380_000_000, 3_050_000_000, 3_180_000_000) is not None
+    with pytest.raises(
+        InputError, match=r"weights alone need 4\.4 GB on the first rank .* grants 4\.0 GB: every video"
+    ):
+        start(4 * GB, 4 * GB, 4 * GB)
+    with pytest.raises(InputError, match=r"need 4\.5 GB on this worker's only rank, .* grants 24 bytes"):
+        start(24)
+    # Nothing is refused that nobody could look at.
+    assert start(1, estimates=NoEstimates()) is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "limit", "fit", "words"),
+    [
+        ("preview", 24 * GB, False, "--memory-limit (SVDQ_MEMORY_LIMIT): of no effect with the model preview"),
+        ("simulated:step_ms=1", None, True, "--fit-memory: of no effect with the model simulated:step_ms=1"),
+        ("preview", 1, True, "--memory-limit (SVDQ_MEMORY_LIMIT) and --fit-memory: of no effect with"),
+        ("/models/svd-xt", None, True, "--fit-memory: of no effect on a processor without --memory-limit"),
+        ("preview", None, False, ""),
+        ("/models/svd-xt", None, False, ""),
+    ],
+)
+def test_options_that_do_nothing_are_said_to(
+    model: str, limit: int | None, fit: bool, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cpu = torch.device("cpu")
+    assert start_estimates(model, torch.float32, cpu, DEFAULTS, limit, fit=fit) is None
+    assert len(caplog.records) == bool(words)
+    assert words in caplog.text
+
+
 # On rank 0.
 
 
@@ -377,7 +415,7 @@ def test_what_was_changed_stands_in_the_video_and_in_its_notice(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_worker_with_little_memory(house) -> None:
+def test_a_worker_with_little_memory(house, until) -> None:
     """One job is refused, the next is changed, rendered and marked."""
     write_tiny_model(house.folder / "model")
     options = ("--memory-limit", "25MB", "--fit-memory", "--burst")
@@ -385,6 +423,12 @@ def test_a_worker_with_little_memory(house) -> None:
     changed = house.submit(frames=8, decode_chunk_size=8, steps=1, formats=("mp4",))
     fitting = house.submit(frames=1, steps=1, formats=("mp4",))
     group = house.start(2, *options, model=str(house.folder / "model"), wait=False)
+
+    def estimating() -> list[str]:
+        commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+        return [command for command in commands if "memory_process" in command and str(house.folder) in command]
+
+    until(estimating, lambda: group.text)
     refused, made, untouched = house.wait([too_large, changed, fitting])
     assert refused.status == "failed"
     assert re.match(
@@ -400,7 +444,21 @@ def test_a_worker_with_little_memory(house) -> None:
     assert made.notice.endswith(account["adjusted"])
     assert "adjusted" not in untouched.notice
     assert group.end() == 0
-    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    estimating = [command for command in commands if "memory_process" in command and str(house.folder) in command]
-    assert estimating == []
+    assert estimating() == []
     assert "Ranks have at least 25.0 MB of memory; videos that need more are changed to fit." in group.text
+
+
+@pytest.mark.slow
+def test_a_worker_with_too_little_memory_for_its_weights_does_not_start(house) -> None:
+    write_tiny_model(house.folder / "model")
+    job = house.submit()
+    ended = house.run(
+        "svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", house.folder / "model", "--memory-limit", 1
+    )
+    assert ended.returncode == 2, ended.stderr
+    said = ended.stderr.splitlines()
+    assert re.match(
+        r"Error: The weights alone need \d+\.\d MB on the .* rank of this group, and --memory-limit ", said[-1]
+    )
+    assert ended.stderr.count("Error: ") == 1
+    assert house.view(job).status == "queued"

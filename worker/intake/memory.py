@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 
+from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.compute import ComputeOptions
 from svdq.pipeline.models.memory_measured import WORKSPACE_BYTES, MeasuredMemory
 from svdq.pipeline.models.memory_plan import MemoryPlan
 from svdq.pipeline.models.memory_process import EstimatorProcess
 from svdq.pipeline.models.memory_room import RESERVE_BYTES, rooms_of
+from svdq.pipeline.models.memory_words import place
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.models.size_text import size_text
@@ -21,9 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 def start_estimates(
-    model: str, dtype: torch.dtype, device: torch.device, compute: ComputeOptions, limit: int | None
+    model: str, dtype: torch.dtype, device: torch.device, compute: ComputeOptions, limit: int | None, *, fit: bool
 ) -> EstimatorProcess | None:
     """Begin to estimate, beside the loading of the model, where memory is limited and the model takes any to speak of.
+
+    Options of memory that come to nothing here are said to.
 
     Args:
         model: as in SVDQ_MODEL.
@@ -31,8 +35,23 @@ def start_estimates(
         device: of rank 0.
         compute: how it computes.
         limit: bytes that the user grants each rank; None: what its GPU has.
+        fit: whether the user wants videos changed that do not fit.
     """
-    if not is_svd(model) or (limit is None and device.type != "cuda"):
+    if not is_svd(model):
+        asked = ["--memory-limit (SVDQ_MEMORY_LIMIT)"] * (limit is not None) + ["--fit-memory"] * fit
+        if asked:
+            logger.warning(
+                "%s: of no effect with the model %s, which takes little memory; its videos are neither refused nor "
+                "changed.",
+                " and ".join(asked),
+                model,
+            )
+        return None
+    if limit is None and device.type != "cuda":
+        if fit:
+            logger.warning(
+                "--fit-memory: of no effect on a processor without --memory-limit; no video is refused or changed."
+            )
         return None
     return EstimatorProcess(model, dtype, device.type, compute)
 
@@ -72,6 +91,9 @@ def plan_of(
         facts: what the ranks told, as `memory_room.look` found it, in JSON.
         estimates: what the model takes.
         fit: change videos that do not fit, in place of refusing them.
+
+    Raises:
+        InputError: the weights alone need more than the user grants a rank.
     """
     rooms = rooms_of([json.loads(fact) for fact in facts])
     if estimates is None or not rooms:
@@ -79,4 +101,22 @@ def plan_of(
     what = "changed to fit" if fit else "refused"
     smallest = min(room.capacity for room in rooms)
     logger.info("Ranks have at least %s of memory; videos that need more are %s.", size_text(smallest), what)
-    return MemoryPlan(len(facts), rooms, estimates, fit=fit, measured=remembered(home, info, facts))
+    plan = MemoryPlan(len(facts), rooms, estimates, fit=fit, measured=remembered(home, info, facts))
+    _check_weights(plan, [json.loads(fact).get("limit") for fact in facts])
+    return plan
+
+
+def _check_weights(plan: MemoryPlan, limits: Sequence[int | None]) -> None:
+    """Refuse limits under which every video would be refused; what a GPU has free may be more again tomorrow."""
+    try:
+        needs = [(plan.need(rank, None), rank, limit) for rank, limit in enumerate(limits) if limit is not None]
+    except UnavailableError as error:
+        logger.warning("Whether the weights fit is not known: %s", error)
+        return
+    need, rank, limit = max(needs, key=lambda found: found[0] - found[2], default=(0, 0, 0))
+    if need > limit:
+        raise InputError(
+            f"The weights alone need {size_text(need)} {place((rank,), len(limits))}, and --memory-limit "
+            f"(SVDQ_MEMORY_LIMIT) grants {size_text(limit) if limit >= 10**5 else f'{limit} bytes'}: every video would "
+            "be refused; grant more, such as 24GB."
+        )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from svdq.worker.launching.gpus import num_gpus
+from svdq.worker.launching.gpus import visible_gpus
 from svdq.worker.launching.launch import LaunchOptions
 
 #: Folder under SVDQ_HOME. The files in it stay: removing one would let a second run lock a new file of its name.
@@ -20,13 +20,11 @@ FOLDER = "locks"
 
 def devices_of(options: LaunchOptions) -> list[str]:
     """Name the devices that a run computes on: those GPUs that it sees and has ranks for, else the processor."""
-    gpus = 0 if options.device == "cpu" else num_gpus()
-    if gpus == 0:
+    gpus = [] if options.device == "cpu" else visible_gpus()
+    if not gpus:
         return ["cpu"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(gpus)]
-    num_ranks = options.ranks * options.groups if options.ranks else gpus
-    return [f"gpu {name}" for name in names if name][:num_ranks]
+    num_ranks = options.ranks * options.groups if options.ranks else len(gpus)
+    return [f"gpu {name}" for name in gpus[:num_ranks]]
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class GroupProcess:
         ranks: int,
         options: Sequence[str],
         run_dir: Path,
-        devices: Sequence[int] | None,
+        devices: Sequence[str] | None,
         hosts: Hosts | None = None,
     ) -> None:
         """Start it.
@@ -54,7 +54,7 @@ class GroupProcess:
             ranks: K; of a group over several hosts those of this one.
             options: the ranks' command line.
             run_dir: an existing folder that is this group's alone.
-            devices: the GPUs it may see, or None for all.
+            devices: the GPUs it may see, by names of CUDA_VISIBLE_DEVICES; None: those of this process.
             hosts: those of a group over several; None: this one.
         """
         self._run_dir = run_dir
@@ -70,7 +70,7 @@ class GroupProcess:
         self._command = command
         self._environment = {**environment_of(settings), **(hosts.environment() if hosts else {})}
         if devices is not None:
-            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         self._start()
 
     def _start(self) -> None:

@@ -18,18 +18,19 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.compute import ComputeOptions
 from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.trace import write_trace
+from svdq.pipeline.trace import trace_text
 from svdq.producer.moments import parse_future
 from svdq.producer.queue import server_url
+from svdq.producer.results.pages import write
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
 from svdq.worker.launching.compute_options import as_arguments
-from svdq.worker.launching.gpus import gpu_names, num_gpus
+from svdq.worker.launching.gpus import gpu_names, share_out, visible_gpus
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
 from svdq.worker.launching.kept_options import kept_for
@@ -78,6 +79,8 @@ class LaunchOptions:
     metrics_address: str = "127.0.0.1"
     #: Change videos that do not fit into memory, in place of refusing them.
     fit_memory: bool = False
+    #: What tensors go through between ranks: host or nccl.
+    transport: str = "host"
     #: How the ranks log: text or json.
     log_format: str = "text"
     #: How the UNet computes, the same on all ranks; None: as was measured to be fastest here, else diffusers' own way.
@@ -102,28 +105,26 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     Raises:
         InputError: the settings, the options or the model cannot be used.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("This machine can submit photos only: a worker needs PyTorch; pip install 'svdq[worker]'.")
     # Once, so that a group that is restarted in the morning does not go on until the next.
     until_s = parse_future(options.until, "--until", datetime.now().astimezone()).timestamp() if options.until else None
-    gpus = 0 if options.device == "cpu" else num_gpus()
-    if options.device == "cuda" and gpus == 0:
+    gpus = [] if options.device == "cpu" else visible_gpus()
+    if options.device == "cuda" and not gpus:
         raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
     for shape in options.warm:
         VideoParameters.of_shape(shape)
     hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
     # GPUs are shared out among the groups.
-    ranks = options.ranks or (max(1, gpus // options.groups) if gpus else DEFAULT_CPU_RANKS)
+    ranks = options.ranks or (max(1, len(gpus) // options.groups) if gpus else DEFAULT_CPU_RANKS)
     arguments = ["--device", options.device]
     arguments += ["--checkpoints", options.checkpoints]
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
     arguments += ["--fit-memory"] if options.fit_memory else []
-    arguments += ["--log-format", options.log_format]
+    arguments += ["--transport", options.transport, "--log-format", options.log_format]
     if options.compute is not None:
         arguments += as_arguments(options.compute)
-    elif (kept := _kept(settings, options, gpus)) is not None:
+    elif gpus and (kept := _kept(settings, options)) is not None:
         arguments += ["--kept", *as_arguments(kept)]
     for shape in options.warm:
         arguments += ["--warm", shape]
@@ -134,25 +135,33 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         SchedulerProcess(settings) as scheduler,
     ):
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
+        shares = share_out(gpus, options.groups, ranks) if gpus and options.groups > 1 else [None] * options.groups
         groups = []
-        for number, run_dir in enumerate(run_dirs):
+        for number, (run_dir, devices) in enumerate(zip(run_dirs, shares, strict=True)):
             run_dir.mkdir()
-            devices = None
-            if options.groups > 1 and gpus:
-                devices = [(number * ranks + rank) % gpus for rank in range(ranks)]
             groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices, hosts))
         if endpoint is not None:
             endpoint.tell_of(groups)
         watch = _Watch(groups, scheduler, until_s)
         code = watch.run()
-        if options.trace is not None:
-            write_trace(options.trace, rundir.read_traces(run_dirs))
+        if options.trace is not None and not _write_trace(options.trace, run_dirs):
+            code = code or SvdqError.exit_code
         return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups * options.nnodes)
 
 
-def _kept(settings: Settings, options: LaunchOptions, gpus: int) -> ComputeOptions | None:
+def _write_trace(path: Path, run_dirs: list[Path]) -> bool:
+    """Write the trace of all ranks; where that fails after a night's work, the night's report is told all the same."""
+    try:
+        write(path, [trace_text(rundir.read_traces(run_dirs))])
+    except InputError as error:
+        logger.error("%s", error)
+        return False
+    return True
+
+
+def _kept(settings: Settings, options: LaunchOptions) -> ComputeOptions | None:
     """Give the way that was measured to be fastest here; other hosts of a group may not have it."""
-    if not gpus or options.nnodes > 1 or not is_svd(settings.model):
+    if options.nnodes > 1 or not is_svd(settings.model):
         return None
     kept = kept_for(settings.home, gpu_names())
     if kept is None:

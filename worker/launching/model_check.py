@@ -4,6 +4,7 @@ from svdq.pipeline.models.compute import WEIGHTS
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.model_index import is_svd
+from svdq.pipeline.models.simulated_timings import timings_of
 
 
 def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> None:
@@ -20,3 +21,5 @@ def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") 
     if is_svd(name):
         half = WEIGHTS.get(dtype, None if on_gpus is None else WEIGHTS["fp16" if on_gpus else "fp32"])
         check_folder(find_folder(name), name, half=half)
+    elif name != "preview":
+        timings_of(name)

@@ -1,0 +1,63 @@
+"""Why a model cannot be loaded, in a sentence: whatever was raised, a restart does not mend it. Knows no files."""
+
+import logging
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.models.size_text import size_text
+
+logger = logging.getLogger(__name__)
+
+#: What errors of memory say that have no class of their own: PyTorch's allocator of a processor, CUDA's own.
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory")
+
+
+@contextmanager
+def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | None = None) -> Iterator[None]:
+    """Raise every error of a block as an `InputError`, and our own as they are.
+
+    Args:
+        what: the model or the part of it that is loaded, as the sentence begins.
+        device: where to.
+        needed: tells the bytes of all weights that this rank loads, where it is known.
+
+    Raises:
+        InputError: why it cannot be loaded.
+    """
+    try:
+        yield
+    except SvdqError:
+        raise
+    except Exception as error:
+        logger.debug("Loading failed.", exc_info=error)
+        is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if is_memory or any(words in str(error) for words in _OUT_OF_MEMORY):
+            raise InputError(_out_of_memory(what, device, needed() if needed else 0)) from error
+        raise InputError(
+            f"{what} cannot be loaded ({said(error)}); "
+            "it must be of a whole StableVideoDiffusionPipeline folder, with weights that belong to its config."
+        ) from error
+
+
+def said(error: Exception) -> str:
+    """Give the beginning of what an error says, on one line; its class as well where that says more."""
+    text = textwrap.shorten(str(error), 200, placeholder=" …").rstrip(".")
+    return text if " " in text else f"{type(error).__name__} {text}".rstrip()
+
+
+def _out_of_memory(what: str, device: torch.device, needed: int) -> str:
+    """Say what memory is needed and free, and what to do."""
+    ran_out = f"{what} cannot be loaded: memory ran out"
+    weights = f", and this rank needs {size_text(needed)} for its weights" if needed else ""
+    if device.type != "cuda":
+        return f"{ran_out}{weights}; start fewer ranks (--ranks), or end what else runs on this machine."
+    free, total = torch.cuda.mem_get_info(device)
+    there = f"{size_text(free)} of {size_text(total)} free, {size_text(torch.cuda.memory_allocated(device))} loaded"
+    return (
+        f"{ran_out} on {device} ({there}){weights}; "
+        "start fewer ranks on this GPU (--ranks), or end what else runs on it."
+    )

@@ -1,0 +1,51 @@
+"""Models that cannot be loaded for reasons that no file shows."""
+
+import pytest
+import torch
+
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.load_errors import in_a_sentence
+from svdq.pipeline.models.model import Part
+from svdq.pipeline.models.svd_folder import SvdFolder
+
+CPU = torch.device("cpu")
+
+
+class LittleMemory(SvdFolder):
+    """A folder for which memory runs out."""
+
+    def _load(self, component, dtype, device):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def test_memory_that_runs_out_says_what_is_needed_and_what_to_do(tiny_model) -> None:
+    weights = sum(file.stat().st_size for file in tiny_model.glob("unet/*.safetensors"))
+    for dtype, share in ((torch.float32, 1.0), (torch.float16, 0.5)):
+        with pytest.raises(
+            InputError, match=r"memory ran out, and this rank needs .* fewer ranks \(--ranks\)"
+        ) as caught:
+            LittleMemory.find(str(tiny_model), dtype).load_pipeline(Part.DENOISER, dtype, CPU)
+        # The headers are not weights.
+        needed = float(str(caught.value).partition("needs ")[2].partition(" MB")[0])
+        assert needed == pytest.approx(weights * share / 1e6, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "memory ran out"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "memory ran out"),
+        (ZeroDivisionError("division by zero"), r"cannot be loaded \(division by zero\)"),
+        (KeyError("quick"), r"cannot be loaded \(KeyError 'quick'\)"),
+        (ValueError("first line:\n    second line."), r"cannot be loaded \(first line: second line\)"),
+    ],
+)
+def test_whatever_is_raised_becomes_one_sentence(error: Exception, words: str) -> None:
+    with pytest.raises(InputError, match=rf"^The model x .*{words}.*\.$") as caught, in_a_sentence("The model x", CPU):
+        raise error
+    assert "\n" not in str(caught.value)
+
+
+def test_our_own_errors_are_sentences_already() -> None:
+    with pytest.raises(UnavailableError, match=r"^As it is\.$"), in_a_sentence("The model x", CPU):
+        raise UnavailableError("As it is.")
