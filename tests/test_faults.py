@@ -26,5 +26,5 @@ def test_nothing_is_lost_in_the_short_campaigns(tmp_path: Path) -> None:
     campaigns = {outcome["campaign"]: outcome for outcome in json.loads(report.read_text())["campaigns"]}
     assert {*campaigns} == {"kill-rank", "mixed", "kill-all"}
     # A harness that injects nothing proves nothing.
-    assert all(outcome["num_faults"] >= 1 for outcome in campaigns.values()), campaigns
-    assert "longest recovery" in answer.stdout
+    assert all(campaigns[name]["recoveries_s"] for name in ("kill-rank", "kill-all")), campaigns
+    assert campaigns["mixed"]["num_starts"] >= 3, "the job that kills its rank has killed it twice"

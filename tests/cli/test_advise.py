@@ -22,10 +22,10 @@ def advised(*arguments: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_the_trace_of_a_group_that_decodes(svdq: Any, tmp_path: Path) -> None:
+def test_the_trace_of_a_group_that_decodes(home: Path, tmp_path: Path) -> None:
     trace = tmp_path / "run.trace"
-    shape = ["--ranks", 2, "--steps", 4, "--step-ms", 5, "--decode-ms", 40, "--frames", 2, "--size", "64x64"]
-    assert svdq("bench", *shape, "--samples", 12, "--trace", trace).returncode == 0
+    shape = ["--ranks", "2", "--steps", "4", "--step-ms", "5", "--decode-ms", "40", "--frames", "2", "--size", "64x64"]
+    assert run(["bench", *shape, "--samples", "12", "--trace", str(trace)]) == 0
     (found,) = advised(trace)
     assert found["best"]["text"].startswith(
         "Use 2 replicas in place of one of 2: the last rank does nothing but decode"

@@ -48,6 +48,12 @@ WITH_REDIS = [
 ]
 
 
+@pytest.fixture
+def svdq(svdq_process: Cli) -> Cli:
+    """Exit codes are a process's, whatever the command."""
+    return svdq_process
+
+
 @pytest.fixture(autouse=True)
 def files(home: Path) -> None:
     """A photo and a list in the working folder."""
@@ -100,18 +106,21 @@ def test_2_wrong_input(svdq: Cli, arguments: list[str]) -> None:
     assert done.stderr.startswith("Error: ")
 
 
-def test_3_redis_cannot_be_reached(svdq: Cli) -> None:
+def test_3_redis_cannot_be_reached(svdq: Cli, home: Path) -> None:
     def run(command: str) -> "subprocess.CompletedProcess[str]":
-        return svdq(*command.split()[1:], *ARGUMENTS.get(command, []), "--redis-url", "redis://127.0.0.1:1/0")
+        return svdq(*command.split()[1:], *ARGUMENTS.get(command, []), "--redis-url", "redis://:secret@127.0.0.1:1/0")
 
     # Together: each asks for two seconds, the time of a restart, before it gives up.
     with ThreadPoolExecutor(8) as pool:
         ends = dict(zip(WITH_REDIS, pool.map(run, WITH_REDIS), strict=True))
     assert len(ends) > 15
     assert {command: done.returncode for command, done in ends.items() if done.returncode != 3} == {}
-    sentence = "Error: The Redis server redis://127.0.0.1:1/0 cannot be used"
+    sentence = "Error: The Redis server redis://:***@127.0.0.1:1/0 cannot be used"
     assert {command for command, done in ends.items() if sentence not in done.stderr} == set()
-    assert {command for command, done in ends.items() if "Traceback" in done.stderr} == set()
+    assert {command for command, done in ends.items() if done.stderr.count("\n") != 1} == set()
+    assert {command for command, done in ends.items() if "secret" in done.stdout + done.stderr} == set()
+    # Only a watched folder has notes of its own, beside Redis.
+    assert [path.name for path in home.iterdir()] == ["watch"], "nothing is stored, no server started"
 
 
 @pytest.mark.parametrize(

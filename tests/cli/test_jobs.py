@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import redis
 import rq
 from rq.job import JobStatus
@@ -223,16 +222,6 @@ def test_nothing_yet(svdq: Cli) -> None:
     done = svdq("list")
     assert (done.returncode, done.stdout) == (0, "")
     assert "svdq submit" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["status", "list", "info", "wait", "logs"])
-def test_redis_away(svdq: Cli, home: Path, command: str) -> None:
-    done = svdq(
-        command, *(["0" * 20] if command in ("wait", "logs") else []), "--redis-url", "redis://:secret@127.0.0.1:1"
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
-    assert "secret" not in done.stderr
-    assert not home.exists()
 
 
 def test_redis(svdq: Cli, home: Path) -> None:

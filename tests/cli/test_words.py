@@ -2,30 +2,11 @@
 
 from datetime import datetime, timedelta
 
-import pytest
-
-from svdq.cli.words import clock, duration, expected, trouble_reason
+from svdq.cli.words import clock, expected, trouble_reason
 from svdq.producer.status.outlook import Outlook
 from svdq.producer.status.ranks import Trouble
 
 NOW = datetime(2027, 1, 30, 22, 15).astimezone()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "1 s"),
-        (89.4, "89 s"),
-        (90, "2 min"),
-        (3600, "60 min"),
-        (5400, "1 h 30 min"),
-        (7200, "2 h"),
-        (7230, "2 h"),
-        (200_000, "55 h"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_times_of_another_day_have_their_date() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tests.faults.arena import Arena
 from tests.faults.campaigns import bits, groups, kills, mixed, redis_away, soak, storage, windows
+from tests.faults.group import READY
 from tests.faults.leftovers import leftovers
 from tests.faults.plan import Size
 from tests.faults.report import Outcome
@@ -105,6 +106,7 @@ def judge(name: str, arena: Arena) -> Outcome:
         leftovers=tuple(leftovers(arena)),
         broken=tuple(tally.broken),
         recoveries_s=tuple(tally.recoveries_s),
+        num_starts=sum(group.text.count(READY) for group in arena.groups),
         num_rendered_again=verdict.num_rendered_again,
         most_steps_again=verdict.most_steps_again,
         notes=tuple(tally.notes),

@@ -25,6 +25,8 @@ class Outcome:
     broken: tuple[str, ...] = ()
     #: Seconds from each fault until the jobs that it hit were in work again; empty: it was not measured.
     recoveries_s: tuple[float, ...] = ()
+    #: Times that a group of ranks has begun, the first ones included.
+    num_starts: int = 0
     #: Videos rendered more than once.
     num_rendered_again: int = 0
     #: The most steps of one video that were done again after one fault.

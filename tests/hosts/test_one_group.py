@@ -18,7 +18,8 @@ from tests.worker.test_recovery import leftovers
 READY = "Ready with"
 SIMULATED = "simulated:step_ms=50"
 #: Enough to be in flight when a cable is pulled, for a model that takes 2 ms a step.
-VIDEO = {"steps": 600, "frames": 8, "formats": ("png",)}
+LONG_VIDEO = {"steps": 600, "frames": 8, "formats": ("png",)}
+VIDEO = {**LONG_VIDEO, "steps": 60}
 
 
 def start(lan: Lan, host: Host, ranks: int, *options: str, model: str = "preview", at: str = "alpha") -> Running:
@@ -53,13 +54,13 @@ def pictures(storage: Storage, job_id: str) -> np.ndarray:
     return np.stack([np.asarray(Image.open(BytesIO(storage.read(key)))) for key in keys])
 
 
-def rendered_by_one_rank(lan: Lan, seeds: list[int]) -> list[np.ndarray]:
+def rendered_by_one_rank(lan: Lan, seeds: list[int], video: dict[str, object]) -> list[np.ndarray]:
     """Make the same videos on this machine, without any network."""
     home = lan.house.folder / "alone"
     settings = Settings(home=home, redis_url=None, storage=str(home / "storage"))
     alone = House(lan.house.folder, settings, connect(settings), lan.house.photo)
     try:
-        jobs = [alone.submit(seed=seed, **VIDEO) for seed in seeds]
+        jobs = [alone.submit(seed=seed, **video) for seed in seeds]
         environment = {"SVDQ_HOME": str(home), "SVDQ_STORAGE": settings.storage}
         group = alone.start(1, "--burst", wait=False, **environment)
         assert group.end() == 0, group.text
@@ -77,6 +78,7 @@ def check_bits(lan: Lan, jobs: list[str], expected: list[np.ndarray], *, num_ran
         np.testing.assert_array_equal(pictures(storage, job_id), frames)
         sidecar = json.loads(storage.read(f"outputs/photo-{job_id}.json"))
         assert sidecar["group"]["ranks"] == num_ranks
+        assert {stage["rank"] for stage in sidecar["stages"]} == {*range(num_ranks)}
 
 
 def stop(parts: list[Running]) -> None:
@@ -90,7 +92,7 @@ def stop(parts: list[Running]) -> None:
 def test_two_hosts_make_the_bits_of_one_rank(lan: Lan) -> None:
     jobs = [lan.house.submit(seed=seed, **VIDEO) for seed in (1, 2)]
     parts = [start(lan, host, 1, "--burst", at=lan.alpha.address) for host in (lan.alpha, lan.beta)]
-    expected = rendered_by_one_rank(lan, [1, 2])
+    expected = rendered_by_one_rank(lan, [1, 2], VIDEO)
     check_bits(lan, jobs, expected, num_ranks=2)
     assert [part.end() for part in parts] == [0, 0], lan.all_text()
 
@@ -98,9 +100,9 @@ def test_two_hosts_make_the_bits_of_one_rank(lan: Lan) -> None:
 @pytest.mark.long
 def test_a_pulled_cable_stops_the_group_until_it_is_back(lan: Lan) -> None:
     house, seeds = lan.house, list(range(8))
-    expected = rendered_by_one_rank(lan, seeds)
+    expected = rendered_by_one_rank(lan, seeds, LONG_VIDEO)
     parts = start_both(lan, 2)
-    jobs = [house.submit(seed=seed, **VIDEO) for seed in seeds]
+    jobs = [house.submit(seed=seed, **LONG_VIDEO) for seed in seeds]
     wait_until(lambda: "finished" in house.states(jobs), lan.all_text)
     lan.beta.pull_cable()
     # Neither side goes on alone, and none waits for ever for the other: all ranks end, to be started again.

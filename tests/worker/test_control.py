@@ -54,6 +54,19 @@ def test_jobs_are_moved(house) -> None:
         control.move(house.connection, one, front=True, priority=None)
 
 
+def test_all_ids_are_looked_up_before_the_first_job_is_touched(house) -> None:
+    one, two = house.submit(), house.submit()
+    for command in (["cancel"], ["retry"], ["requeue"], ["move", "--priority", "high"]):
+        done = house.run("svdq", *command, one, "nope", two)
+        assert (done.returncode, done.stdout) == (2, "")
+    control.cancel(house.connection, two)
+    done = house.run("svdq", "cancel", one, two)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has ended already" in done.stderr
+    assert house.states([one, two]) == ["queued", "canceled"]
+    assert house.run("svdq", "cancel", one, one).stdout == f"{one}  cancelled\n"
+
+
 def test_a_pause_is_rqs_and_shown(house) -> None:
     house.run("svdq", "pause")
     assert house.connection.exists("rq:suspended")
@@ -89,22 +102,24 @@ def test_jobs_in_flight_stop_at_their_next_step(house, until) -> None:
     assert not list((Path(house.settings.storage) / "outputs").glob(f"*{jobs[1]}*"))
     assert "Traceback" not in group.text
 
-    # Once more, this time to its end.
-    house.run("svdq", "retry", jobs[1])
-    assert house.wait([jobs[1]])[0].status == "finished"
+    # Once more.
+    assert house.run("svdq", "retry", jobs[1]).returncode == 0
+    until(lambda: house.states([jobs[1]]) == ["started"], lambda: group.text)
+    until(lambda: house.view(jobs[1]).step > 0, lambda: group.text)
 
 
 @pytest.mark.slow
 def test_pause_and_requeue_of_a_running_group(house, until) -> None:
-    group = house.start(2, model=SIMULATED)
+    group = house.start(1, model=SIMULATED)
     done = house.submit(steps=4)
     file = Path(house.wait([done])[0].outputs[0])
     before = file.stat().st_mtime_ns
 
     control.pause(house.connection)
-    until(lambda: "Intake is paused" in group.text or house.run("svdq", "info"))
-    waiting = house.submit(steps=4)
     until(lambda: "Intake is paused" in group.text, lambda: group.text)
+    waiting = house.submit(steps=4)
+    # Which takes longer than the group takes between two looks at the queue.
+    assert "Paused: no jobs are taken" in house.run("svdq", "info").stdout
     assert house.states([waiting]) == ["queued"]
     control.requeue(house.connection, Storage(house.settings.storage), done)
     control.resume(house.connection)
@@ -115,7 +130,7 @@ def test_pause_and_requeue_of_a_running_group(house, until) -> None:
 
 @pytest.mark.slow
 def test_three_jobs_that_fail_alike_pause_intake(house, until) -> None:
-    group = house.start(2, model="simulated:step_ms=20,nan_seed=5")
+    group = house.start(1, model="simulated:step_ms=20,nan_seed=5")
     jobs = [house.submit(steps=6, seed=5) for _ in range(3)]
     house.wait(jobs)
     until(lambda: "INTAKE IS PAUSED" in group.text, lambda: group.text)

@@ -276,7 +276,11 @@ def test_ctrl_c_finishes_what_is_in_flight(house, until, no_processes_left) -> N
 
 
 @pytest.mark.parametrize(
-    "signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)], ids=["sigterm", "ctrl-c twice"]
+    "signals",
+    [
+        pytest.param((signal.SIGTERM,), id="sigterm", marks=pytest.mark.long),
+        pytest.param((signal.SIGINT, signal.SIGINT), id="ctrl-c twice"),
+    ],
 )
 def test_stopping_gives_jobs_back(house, until, no_processes_left, signals: tuple[signal.Signals, ...]) -> None:
     """Once for an init system, once for a person in a hurry: it ends in the middle of videos, and nothing is lost."""

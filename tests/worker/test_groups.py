@@ -22,7 +22,7 @@ def test_groups_share_a_queue_and_each_job_is_done_once(house) -> None:
 
 
 def test_one_ctrl_c_drains_all_groups(house, until, no_processes_left) -> None:
-    group = house.start(2, "--groups", "2", model=SIMULATED).ready(times=2)
+    group = house.start(1, "--groups", "2", model=SIMULATED).ready(times=2)
     processes = psutil.Process(group.process.pid).children(recursive=True)
     job_ids = [house.submit(steps=20) for _ in range(12)]
     until(lambda: house.states(job_ids).count("started") >= 2, lambda: group.text)

@@ -361,6 +361,7 @@ def test_whether_another_video_can_be_done_is_judged_by_those_that_were(house, o
     time.sleep(max(0.0, until_s - 3.5 - time.time()))
     intake.ended(finished(slow))
     house.wait([slow.job_id])
+    assert time.time() < until_s
     assert intake.take() is None  # one like it would not be done
     assert len(house.queued()) == 1
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from svdq.producer.queue import fetch
 from tests.worker.conftest import House
 
 SMALL = ("--frames", 2, "--steps", 4, "--size", "64x64", "--format", "gif", "--json")
@@ -23,6 +24,8 @@ def test_folder_name_time_and_order(house: House) -> None:
     house.start(1)
     views = house.wait([str(made["id"]) for made in (first, after, later)])
     assert [view.status for view in views] == ["finished"] * 3
+    before, behind = (fetch(house.connection, str(made["id"])) for made in (first, after))
+    assert before.ended_at < behind.started_at
     (gif,) = views[0].outputs
     folder = Path(house.settings.storage, "outputs", "trip", "day 1")
     assert Path(gif) == folder / f"{house.photo.stem}-3-{first['id']}.gif"
