@@ -72,19 +72,22 @@ def test_a_group_computes_in_the_way_that_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text(f'#!/bin/sh\necho "GPU 0: {A5000} (UUID: GPU-1)"\n')
+    listed = f"GPU 0: {A5000} (UUID: GPU-1)\\nGPU 1: Quadro P400 (UUID: GPU-2)\\n"
+    program.write_text(f"#!/bin/sh\nprintf '{listed}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     settings = Settings(home=tmp_path, model="/models/svd")
-    assert _kept(settings, LaunchOptions(), 1) is None
+    assert _kept(settings, LaunchOptions(), ["0"]) is None
     kept_in(tmp_path, together=1.58)
     with caplog.at_level("INFO"):
-        assert _kept(settings, LaunchOptions(), 1) == VARIANTS["together"]
+        assert _kept(settings, LaunchOptions(), ["0"]) == VARIANTS["together"]
     assert "1.58 times as fast as diffusers' own way on this NVIDIA RTX A5000" in caplog.text
-    # Not on processors, not for models without a UNet, and not where another host may not have it.
-    assert _kept(settings, LaunchOptions(), 0) is None
-    assert _kept(Settings(home=tmp_path, model="preview"), LaunchOptions(), 1) is None
-    assert _kept(settings, LaunchOptions(nnodes=2, rdzv_endpoint="host"), 1) is None
+    # Not where a group has other GPUs as well,
+    assert _kept(settings, LaunchOptions(), ["0", "1"]) is None
+    # not on processors, not for models without a UNet, and not where another host may not have it.
+    assert _kept(settings, LaunchOptions(), []) is None
+    assert _kept(Settings(home=tmp_path, model="preview"), LaunchOptions(), ["0"]) is None
+    assert _kept(settings, LaunchOptions(nnodes=2, rdzv_endpoint="host"), ["0"]) is None
 
 
 def test_a_kept_way_that_does_not_work_any_more_keeps_no_worker_from_starting(

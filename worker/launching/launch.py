@@ -124,7 +124,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--transport", options.transport, "--log-format", options.log_format]
     if options.compute is not None:
         arguments += as_arguments(options.compute)
-    elif gpus and (kept := _kept(settings, options)) is not None:
+    elif (kept := _kept(settings, options, gpus)) is not None:
         arguments += ["--kept", *as_arguments(kept)]
     for shape in options.warm:
         arguments += ["--warm", shape]
@@ -159,11 +159,14 @@ def _write_trace(path: Path, run_dirs: list[Path]) -> bool:
     return True
 
 
-def _kept(settings: Settings, options: LaunchOptions) -> ComputeOptions | None:
-    """Give the way that was measured to be fastest here; other hosts of a group may not have it."""
-    if options.nnodes > 1 or not is_svd(settings.model):
+def _kept(settings: Settings, options: LaunchOptions, gpus: list[str]) -> ComputeOptions | None:
+    """Give the way that was measured to be fastest on these GPUs; other hosts of a group may not have it."""
+    if not gpus or options.nnodes > 1 or not is_svd(settings.model):
         return None
-    kept = kept_for(settings.home, gpu_names())
+    names = gpu_names()
+    # What has no number has no name that is known: then all GPUs have to be alike.
+    numbers = [int(gpu) for gpu in gpus if gpu.isdigit() and int(gpu) < len(names)]
+    kept = kept_for(settings.home, [names[number] for number in numbers] if len(numbers) == len(gpus) else names)
     if kept is None:
         return None
     logger.info(
