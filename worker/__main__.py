@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -42,17 +41,13 @@ from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
 from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
 from svdq.worker.recovery.fence import Fence
-from svdq.worker.recovery.recovery import count_crash
+from svdq.worker.recovery.restarts import count_crash_here, lost, stalled, try_again
 from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import Outage, connect, restarter, wait_for
 from svdq.worker.signals import Signals
 
 logger = logging.getLogger("svdq.worker")
 
-#: Seconds after a neighbour is gone in which the signal that ended it may still arrive here.
-STOP_HEARD_S = 1.0
-#: Seconds before a group that was restarted tries once more to load its model.
-RELOAD_S = 10.0
 #: Seconds that a rank which is told to stop takes, after its step, to write what it holds.
 FLUSH_S = 10.0
 
@@ -136,21 +131,18 @@ def _run(
     try:
         model = open_model(settings.model, parts, our_device, dtype, compute)
     except InputError as error:
-        if breadcrumbs.life == 0:
-            raise
-        # It was loaded before the restart: what is in the way may go, such as memory that somebody else took meanwhile.
-        logger.warning("%s It was loaded before, so this group tries again in %.0f s.", error, RELOAD_S)
-        time.sleep(RELOAD_S)
-        os._exit(1)
+        try_again(error, breadcrumbs.life)
     load_s = time.perf_counter() - opening_since
     if place.local_rank == 0 and not place.first:
-        _count_crash_here(url, breadcrumbs)
+        count_crash_here(url, breadcrumbs)
     try:
         facts = json.dumps(look(our_device, limit) | {"compute": model.info.compute})
         links = join(place, our_device, facts=facts, transport=transport)
+    except InputError as error:
+        try_again(error, breadcrumbs.life)
     except OSError as error:
         # A neighbour has ended in the middle of the meeting: as likely as not all were told to stop.
-        _lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
+        lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
         os._exit(0)
     check_alike(links.facts)
     # Before anything that has to be put away again: it refuses limits that nothing fits into.
@@ -193,12 +185,12 @@ def _run(
             monitor,
             place.rank,
             compiling.stall_s(settings.stall_s, compute),
-            on_stall=lambda: _stalled(monitor, breadcrumbs),
+            on_stall=lambda: stalled(monitor, breadcrumbs),
         ),
         tracer=tracer,
         source=intake,
         sink=outlet,
-        on_lost=lambda reason: _lost(reason, signals.stopping, breadcrumbs),
+        on_lost=lambda reason: lost(reason, signals.stopping, breadcrumbs),
         keeper=spool,
     )
     vitals.waiting = [part for part in (intake, outlet, spool) if part is not None]
@@ -250,31 +242,6 @@ def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Stor
     if info.name == "preview":
         logger.info("For diffusion set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id.")
     logger.info("Videos go to %s.", storage.location("outputs"))
-
-
-def _count_crash_here(url: str, breadcrumbs: Breadcrumbs) -> None:
-    """Tell rank 0, by way of Redis, what the life before died of on this host; rank 0 sees the records of its own."""
-    blame = read_blame(breadcrumbs.folder, breadcrumbs.life)
-    if blame is not None:
-        connection = connect(url)
-        wait_for(connection, Outage())
-        count_crash(connection, blame)
-
-
-def _lost(reason: str, stopping: threading.Event, breadcrumbs: Breadcrumbs) -> None:
-    """End the process when a neighbour is gone: torchrun then restarts the group, and its jobs are taken again."""
-    breadcrumbs.innocent()
-    # All ranks are told to stop at once, but a neighbour may have heard it first.
-    if not stopping.wait(STOP_HEARD_S):
-        logger.error("%s", reason)
-        os._exit(1)
-
-
-def _stalled(monitor: ProgressMonitor, breadcrumbs: Breadcrumbs) -> None:
-    """End the process when its step does not end; the next life of the group counts that against the step's job."""
-    breadcrumbs.stalled()
-    monitor.close()
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+"""How a rank's process ends before its time, for torchrun to restart its group, and what the next one makes of it."""
+
+import logging
+import os
+import threading
+import time
+from typing import Final, NoReturn
+
+from svdq.pipeline.errors import InputError
+from svdq.worker.health.progress import ProgressMonitor
+from svdq.worker.recovery.breadcrumbs import Breadcrumbs, read_blame
+from svdq.worker.recovery.recovery import count_crash
+from svdq.worker.redis_link import Outage, connect, wait_for
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after a neighbour is gone in which the signal that ended it may still arrive here.
+STOP_HEARD_S: Final = 1.0
+#: Seconds before a group that was restarted tries once more to begin.
+RELOAD_S: Final = 10.0
+
+
+def lost(reason: str, stopping: threading.Event, breadcrumbs: Breadcrumbs) -> None:
+    """End the process when a neighbour is gone: torchrun then restarts the group, and its jobs are taken again."""
+    breadcrumbs.innocent()
+    # All ranks are told to stop at once, but a neighbour may have heard it first.
+    if not stopping.wait(STOP_HEARD_S):
+        logger.error("%s", reason)
+        os._exit(1)
+
+
+def stalled(monitor: ProgressMonitor, breadcrumbs: Breadcrumbs) -> None:
+    """End the process when its step does not end; the next life of the group counts that against the step's job."""
+    breadcrumbs.stalled()
+    monitor.close()
+    os._exit(1)
+
+
+def try_again(error: InputError, life: int) -> NoReturn:
+    """End the process a little later, for torchrun to restart the group, if the group has worked in a life before.
+
+    Raises:
+        InputError: this is its first life, so it is for a person to mend.
+    """
+    if life == 0:
+        raise error
+    # What is in the way now may go again, such as memory that somebody else has taken meanwhile.
+    logger.warning("%s It did work before the restart, so the group tries again in %.0f s.", error, RELOAD_S)
+    time.sleep(RELOAD_S)
+    os._exit(1)
+
+
+def count_crash_here(url: str, breadcrumbs: Breadcrumbs) -> None:
+    """Tell rank 0, by way of Redis, what the life before died of on this host; rank 0 sees the records of its own."""
+    blame = read_blame(breadcrumbs.folder, breadcrumbs.life)
+    if blame is not None:
+        connection = connect(url)
+        wait_for(connection, Outage())
+        count_crash(connection, blame)
