@@ -147,9 +147,7 @@ def _keep(home: Path, device: "torch.device", figures: list[dict[str, Any]]) -> 
 
     if any(one["failure"] for one in figures if one["option"] == "eager"):
         raise click.ClickException("Nothing was kept: eager could not be measured; try a smaller --size.")
-    # What is not finite somewhere cannot be compared with eager.
-    comparable = [one for one in figures if one["failure"] or one["difference"] is not None]
-    kept = kept_options.best_of(torch.cuda.get_device_name(device), comparable)
+    kept = kept_options.best_of(torch.cuda.get_device_name(device), figures)
     kept_options.keep(home, kept)
     if kept is None:
         click.echo("Nothing exact is worth it here: workers compute as diffusers does.")

@@ -16,8 +16,7 @@ from svdq.producer.settings import Settings
 from svdq.worker.__main__ import _checked
 from svdq.worker.launching import kept_options
 from svdq.worker.launching.compute_options import compute_options, read_said
-from svdq.worker.launching.kept_options import best_of, keep, kept_for
-from svdq.worker.launching.launch import LaunchOptions, _kept
+from svdq.worker.launching.kept_options import best_of, keep, kept_for, kept_way
 
 A5000 = "NVIDIA RTX A5000"
 
@@ -48,7 +47,8 @@ def test_what_fails_strays_or_gains_little_is_not_kept(tmp_path: Path) -> None:
     found = figures(eager=1, channels_last=1.02, compiled=1.5, flash=1.3, cudnn=1.3, compiled_blocks=1.09)
     found[2]["failure"] = "no compiler"
     found[3]["difference"] = 0.02
-    found[4]["difference"] = float("nan")
+    found[4]["difference"] = None  # it was no number
+    found.append({"option": "math", "failure": "", "speedup": None, "difference": None})  # eager could not be run
     assert best_of(A5000, found) is None
     keep(tmp_path, None)
     assert kept_for(tmp_path, [A5000]) is None
@@ -77,17 +77,17 @@ def test_a_group_computes_in_the_way_that_is_kept(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     settings = Settings(home=tmp_path, model="/models/svd")
-    assert _kept(settings, LaunchOptions(), ["0"]) is None
+    assert kept_way(settings, ["0"], 1) is None
     kept_in(tmp_path, together=1.58)
     with caplog.at_level("INFO"):
-        assert _kept(settings, LaunchOptions(), ["0"]) == VARIANTS["together"]
+        assert kept_way(settings, ["0"], 1) == VARIANTS["together"]
     assert "1.58 times as fast as diffusers' own way on this NVIDIA RTX A5000" in caplog.text
     # Not where a group has other GPUs as well,
-    assert _kept(settings, LaunchOptions(), ["0", "1"]) is None
+    assert kept_way(settings, ["0", "1"], 1) is None
     # not on processors, not for models without a UNet, and not where another host may not have it.
-    assert _kept(settings, LaunchOptions(), []) is None
-    assert _kept(Settings(home=tmp_path, model="preview"), LaunchOptions(), ["0"]) is None
-    assert _kept(settings, LaunchOptions(nnodes=2, rdzv_endpoint="host"), ["0"]) is None
+    assert kept_way(settings, [], 1) is None
+    assert kept_way(Settings(home=tmp_path, model="preview"), ["0"], 1) is None
+    assert kept_way(settings, ["0"], 2) is None
 
 
 def test_a_kept_way_that_does_not_work_any_more_keeps_no_worker_from_starting(

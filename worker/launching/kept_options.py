@@ -3,6 +3,7 @@
 Without a measurement that is diffusers' own way. Approximate ways are never kept: whoever wants them says so each time.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from svdq.pipeline.models.compute import DEFAULTS, VARIANTS, ComputeOptions
+from svdq.pipeline.models.model_index import is_svd
 from svdq.producer.results.pages import write
+from svdq.producer.settings import Settings
+from svdq.worker.launching.gpus import gpu_names
+
+logger = logging.getLogger(__name__)
 
 FILE = "compute.json"
 #: What is compared: diffusers as it is, and all that is exact up to rounding.
@@ -56,6 +62,8 @@ def best_of(device: str, figures: Iterable[Mapping[str, Any]]) -> Kept | None:
         for one in figures
         if not one["failure"]
         and one["option"] in EXACT
+        # None: there was nothing to compare with, or no number.
+        and None not in (one["speedup"], one["difference"])
         and one["speedup"] >= (WORTH if VARIANTS[one["option"]].compiled == "off" else WORTH_COMPILED)
         and one["difference"] <= ROUNDING
     ]
@@ -63,6 +71,32 @@ def best_of(device: str, figures: Iterable[Mapping[str, Any]]) -> Kept | None:
         return None
     best = max(good, key=lambda one: one["speedup"])
     return Kept(device=device, **_versions(), option=best["option"], speedup=best["speedup"])
+
+
+def kept_way(settings: Settings, gpus: Sequence[str], num_hosts: int) -> ComputeOptions | None:
+    """Give the way that was measured to be fastest on the GPUs of a group, and log it; None: nothing holds for them.
+
+    Args:
+        settings: of the worker.
+        gpus: as `visible_gpus` names them.
+        num_hosts: of the group; other hosts may not have what is kept here.
+    """
+    if not gpus or num_hosts > 1 or not is_svd(settings.model):
+        return None
+    names = gpu_names()
+    # What has no number has no name that is known: then all GPUs have to be alike.
+    numbers = [int(gpu) for gpu in gpus if gpu.isdigit() and int(gpu) < len(names)]
+    kept = kept_for(settings.home, [names[number] for number in numbers] if len(numbers) == len(gpus) else names)
+    if kept is None:
+        return None
+    logger.info(
+        "Computing with %s, which `svdq bench unet --keep` found %.2f times as fast as diffusers' own way on this %s; "
+        "--compile off goes back to that.",
+        ", ".join(kept.options.changed()),
+        kept.speedup,
+        kept.device,
+    )
+    return kept.options
 
 
 def keep(home: Path, kept: Kept | None) -> None:

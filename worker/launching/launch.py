@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.compute import ComputeOptions
-from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import trace_text
 from svdq.producer.moments import parse_future
@@ -30,10 +29,10 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
 from svdq.worker.launching.compute_options import as_arguments
-from svdq.worker.launching.gpus import gpu_names, share_out, visible_gpus
+from svdq.worker.launching.gpus import share_out, visible_gpus
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
-from svdq.worker.launching.kept_options import kept_for
+from svdq.worker.launching.kept_options import kept_way
 from svdq.worker.launching.scheduler_process import SchedulerProcess
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--transport", options.transport, "--log-format", options.log_format]
     if options.compute is not None:
         arguments += as_arguments(options.compute)
-    elif (kept := _kept(settings, options, gpus)) is not None:
+    elif (kept := kept_way(settings, gpus, options.nnodes)) is not None:
         arguments += ["--kept", *as_arguments(kept)]
     for shape in options.warm:
         arguments += ["--warm", shape]
@@ -157,26 +156,6 @@ def _write_trace(path: Path, run_dirs: list[Path]) -> bool:
         logger.error("%s", error)
         return False
     return True
-
-
-def _kept(settings: Settings, options: LaunchOptions, gpus: list[str]) -> ComputeOptions | None:
-    """Give the way that was measured to be fastest on these GPUs; other hosts of a group may not have it."""
-    if not gpus or options.nnodes > 1 or not is_svd(settings.model):
-        return None
-    names = gpu_names()
-    # What has no number has no name that is known: then all GPUs have to be alike.
-    numbers = [int(gpu) for gpu in gpus if gpu.isdigit() and int(gpu) < len(names)]
-    kept = kept_for(settings.home, [names[number] for number in numbers] if len(numbers) == len(gpus) else names)
-    if kept is None:
-        return None
-    logger.info(
-        "Computing with %s, which `svdq bench unet --keep` found %.2f times as fast as diffusers' own way on this %s; "
-        "--compile off goes back to that.",
-        ", ".join(kept.options.changed()),
-        kept.speedup,
-        kept.device,
-    )
-    return kept.options
 
 
 def _endpoint(
