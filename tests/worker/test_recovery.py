@@ -312,7 +312,7 @@ def test_jobs_of_a_host_that_died_are_taken_over_by_another(house, until) -> Non
         SVDQ_REDIS_URL=ensure_server(house.settings.home),
         SVDQ_STORAGE=house.settings.storage,
     )
-    jobs = [house.submit(steps=100) for _ in range(3)]
+    jobs = [house.submit(steps=400) for _ in range(3)]
     until(lambda: house.states(jobs).count("started") >= 2)
     assert [worker.hostname for worker in view_workers(house.connection)] == ["elsewhere"]
     here = house.start(2, model=SIMULATED)
