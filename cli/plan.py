@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.main import redis_options
+from svdq.cli.option_types import MILLISECONDS, Number
 from svdq.cli.words import clock, table
 from svdq.producer.moments import duration
 
@@ -24,7 +25,7 @@ Examples:
   svdq plan --videos 500 --deadline 8h --from bench.json --gpu-hour-price 2.5 --watts 700 --plot plan.png
 """
 
-_SECONDS = click.FloatRange(0, min_open=True, max=1e9)
+_SECONDS = Number(0, 1e9, min_open=True)
 
 
 @click.command(epilog=EXAMPLES)
@@ -35,14 +36,14 @@ _SECONDS = click.FloatRange(0, min_open=True, max=1e9)
 @click.option("--shape", metavar="WxHxF", help="With --from live: which videos [default: the latest].")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: as recorded, else 25].")
 @click.option("--step-ms", type=_SECONDS, help="Milliseconds of a step; in place of --from.")
-@click.option("--encode-ms", type=click.FloatRange(0, 1e9), default=0.0, help="Milliseconds of an encode.")
-@click.option("--decode-ms", type=click.FloatRange(0, 1e9), default=0.0, help="Milliseconds of a decode.")
-@click.option("--transfer-ms", type=click.FloatRange(0, 1e9), default=0.0, help="Milliseconds of a hand-over.")
+@click.option("--encode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of an encode.")
+@click.option("--decode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of a decode.")
+@click.option("--transfer-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of a hand-over.")
 @click.option("--one-gpu-s", type=_SECONDS, help="Seconds of a video on one GPU, with the next two in place of --from.")
 @click.option("--fill-s", type=_SECONDS, help="Seconds until the first video of --gpus GPUs.")
 @click.option("--pace-s", type=_SECONDS, help="Seconds between two videos of --gpus GPUs after it.")
-@click.option("--gpu-hour-price", type=click.FloatRange(0), metavar="PRICE", help="Price of a GPU for an hour.")
-@click.option("--watts", type=click.FloatRange(0), help="Power of a GPU at work, its share of the machine included.")
+@click.option("--gpu-hour-price", type=Number(0), metavar="PRICE", help="Price of a GPU for an hour.")
+@click.option("--watts", type=Number(0), help="Power of a GPU at work, its share of the machine included.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture as PNG.")
 @redis_options

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.main import redis_options
+from svdq.cli.option_types import Number
 from svdq.cli.words import clock
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ PLAIN_WIDTH = 120
     "--interval",
     "interval_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=Number(0.1, 3600),
     help=f"Seconds between two looks, without end: includes --watch.  [default: {INTERVAL_S:g}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, one a line.")

@@ -124,6 +124,7 @@ def test_costs_from_a_live_group(connection: redis.Redis) -> None:
         ("--videos 5 --from runs.json", "record it again"),
         ("--videos 5 --step-ms 50 --deadline soon", "--deadline 'soon' is not a time"),
         ("--videos 5 --step-ms 0", "0.0 is not in the range"),
+        ("--videos 5 --step-ms nan", "'nan' is not a number"),
         ("--videos 5 --from live", "No live group has measured any video"),
         ("--videos 5 --step-ms 50 --plot none/plan.png", "cannot be written"),
     ],
