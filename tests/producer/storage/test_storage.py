@@ -105,6 +105,7 @@ def test_problems_are_sentences_without_secrets(tmp_path: Path) -> None:
         ("sftp://user:secret@host/x", "paramiko", "sftp"),
     ],
 )
+@pytest.mark.usefixtures("home")
 def test_a_plugin_that_is_not_installed_is_named(url: str, module: str, extra: str) -> None:
     code = (
         "import sys\n"
