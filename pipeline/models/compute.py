@@ -5,6 +5,7 @@ line reads its names from this module, so torch is imported where it is used.
 """
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -152,9 +153,17 @@ def weight_bytes(unet: Any) -> int:
 
 
 def stored_bytes(weight: Any) -> int:
-    """Count the bytes of a weight; a quantised one calls itself float, and is made of several tensors."""
-    parts = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
-    return sum(getattr(weight, part).nbytes for part in parts) if parts else int(weight.nbytes)
+    """Count the bytes of a weight as it is stored."""
+    return sum(part.nbytes for part in stored_parts(weight))
+
+
+def stored_parts(weight: Any) -> "Iterator[torch.Tensor]":
+    """Give the tensors that a weight is stored as: a quantised one calls itself float, and is made of several."""
+    names = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
+    if not names:
+        yield weight
+    for name in names:
+        yield from stored_parts(getattr(weight, name))
 
 
 def _fuse_qkv(unet: Any) -> None:

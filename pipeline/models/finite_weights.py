@@ -1,12 +1,12 @@
 """Whether a model's weights are numbers, looked at when what it computes is not. Knows no samples."""
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from svdq.pipeline.models.compute import stored_parts
 from svdq.pipeline.models.model import VideoModel
 
 #: The components of a pipeline that have weights.
@@ -18,7 +18,7 @@ def first_not_finite(pipeline: Any) -> str:
     for component in _COMPONENTS:
         module = getattr(pipeline, component)
         for name, weight in () if module is None else chain(module.named_parameters(), module.named_buffers()):
-            if not all(_is_finite(part) for part in _parts(weight)):
+            if not all(_is_finite(part) for part in stored_parts(weight)):
                 return f"{component} ({name})"
     return ""
 
@@ -33,15 +33,6 @@ def blame(model: VideoModel, dtype: torch.dtype) -> str:
     if weight := model.broken_weights():
         return f": the weights of {weight} are not finite; fetch the model {model.info.name} again."
     return "; try another seed, or float32 in place of float16." if dtype == torch.float16 else "; try another seed."
-
-
-def _parts(weight: Any) -> Iterator[Tensor]:
-    """Give the tensors that a weight is stored as: a quantised one calls itself float, and is made of several."""
-    if hasattr(weight, "__tensor_flatten__"):
-        for part in weight.__tensor_flatten__()[0]:
-            yield from _parts(getattr(weight, part))
-    elif isinstance(weight, Tensor):
-        yield weight
 
 
 def _is_finite(tensor: Tensor) -> bool:
