@@ -13,7 +13,7 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.pipeline.models.compute import DEFAULTS
-from svdq.worker.launching.compute_options import compute_options, read_said
+from svdq.worker.launching.compute_options import compute_options, read_said, transport_option
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -59,13 +59,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Change videos that need more in place of refusing them: a smaller decode_chunk_size, then fewer frames.",
 )
-@click.option(
-    "--transport",
-    type=click.Choice(["host", "nccl"]),
-    default="host",
-    show_default=True,
-    help="How latents get from rank to rank: through memory of the host, or from GPU to GPU by NCCL.",
-)
+@transport_option
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",
