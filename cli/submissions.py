@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from svdq.cli.main import EXIT_FAILED
-from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, Submission, submit_all
+from svdq.producer.submitting.submit import (
+    BadPhotosError,
+    BadRequest,
+    Observer,
+    Request,
+    Submission,
+    submit_all,
+)
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -111,7 +118,12 @@ class Teller:
 
 
 def submit_and_tell(
-    settings: "Settings", requests: Sequence[Request], *, skip_bad: bool = False, do_wait: bool, as_json: bool
+    settings: "Settings",
+    requests: Sequence[Request | BadRequest],
+    *,
+    skip_bad: bool = False,
+    do_wait: bool,
+    as_json: bool,
 ) -> int:
     """Submit photos, print what became of them, and return the exit code.
 
@@ -163,7 +175,7 @@ def _wait(settings: "Settings", submitted: dict[str, Submission], as_json: bool)
 
     def tell(view: "JobView") -> None:
         if as_json:
-            ended = {"status": view.status, "outputs": list(view.outputs), "error": view.error}
+            ended = {"status": view.status, "outputs": list(view.outputs), "error": view.error, "notice": view.notice}
             click.echo(json.dumps(_object(submitted[view.id]) | ended))
 
     return wait_for(settings, list(submitted), quiet=as_json, on_end=tell)[1]
@@ -175,7 +187,9 @@ def _object(submission: Submission) -> dict[str, Any]:
 
 
 def _line(submission: Submission, *, do_wait: bool) -> str:
-    if not submission.is_new:
+    if submission.replaced_model:
+        note = f" (replaces the video that {submission.replaced_model} made)"
+    elif not submission.is_new:
         note = f" (exists already, {submission.status}; --force renders anew)"
     elif submission.at:
         note = f" (waits until {submission.at.astimezone():%a %Y-%m-%d %H:%M:%S %Z})"

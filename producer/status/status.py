@@ -47,6 +47,8 @@ class JobView:
     error: str | None
     #: What is to be said wherever its work is shown, such as "preview (no diffusion model)".
     notice: str
+    #: Name of the model that made it, once it is finished; "" when that is not known.
+    model: str
     #: Its parameters: as used where a worker has filled them in, else as submitted.
     parameters: dict[str, Any]
     #: The queue it was put in, and when.
@@ -161,6 +163,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: "_Wait") -> JobView:
         outputs=tuple(value.get("outputs") or ()),
         error=error,
         notice=str(value.get("notice") or meta.get("notice") or ""),
+        model=str(value.get("model") or ""),
         parameters=parameters,
         queue=rq_job.origin,
         created_at=as_utc(rq_job.created_at),

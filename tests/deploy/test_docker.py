@@ -93,6 +93,11 @@ def test_nothing_but_this_machine_can_reach_the_services(compose: dict) -> None:
     assert all(port.startswith("127.0.0.1:") for found in ports.values() for port in found)
 
 
+def test_redis_keeps_what_it_has_accepted(compose: dict) -> None:
+    """A power cut must not lose the jobs of the last second."""
+    assert "--appendonly yes --appendfsync always" in compose["services"]["redis"]["command"][-1]
+
+
 def test_images_are_named_by_name_and_tag(compose: dict) -> None:
     texts = [(DOCKER / name).read_text() for name in DOCKERFILES]
     images = [image for text in texts for image in re.findall(r"^ARG \w+_IMAGE=(.*)$", text, re.MULTILINE)]

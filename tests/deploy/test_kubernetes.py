@@ -140,6 +140,11 @@ def test_every_volume_is_mounted_and_every_claim_is_there() -> None:
         assert asked == claims
 
 
+def test_redis_keeps_what_it_has_accepted() -> None:
+    """A power cut must not lose the jobs of the last second."""
+    assert "--appendonly yes --appendfsync always" in " ".join((KUBERNETES / "base/redis.yaml").read_text().split())
+
+
 def test_secrets_are_named_and_not_given() -> None:
     things = [thing for folder in ["base", *VARIANTS] for thing in read(folder)]
     assert "Secret" not in {thing["kind"] for thing in things}

@@ -99,7 +99,8 @@ def test_seven_ranks_render_what_is_submitted_while_they_run(house) -> None:
         expected |= {"outputs": submitted["outputs"], "seed": submitted["seed"], "image": submitted["image"]}
         expected |= {"frames": frames, "width": width, "height": height, "decode_chunk_size": frames, "name": name}
         expected |= {"min_guidance_scale": 1.0, "max_guidance_scale": 3.0, "noise_aug_strength": 0.02}
-        expected |= {"notice": "preview (no diffusion model)"}
+        expected |= {"notice": "preview (no diffusion model)", "model": "preview"}
+        assert submitted["notice"] == "preview (no diffusion model)"
         assert {key: status[key] for key in expected} == expected
 
         formats = [str(value) for flag, value in itertools.pairwise(flags) if flag == "--format"] or ["mp4"]

@@ -39,7 +39,12 @@ def job_as_used(parameters: VideoParameters, ticket: Mapping[str, Any]) -> Job:
 
 def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Make the result of a job, as Redis keeps it, from its account."""
-    return {"outputs": document["outputs"], "used": document["job"], "notice": notice_of(document)}
+    return {
+        "outputs": document["outputs"],
+        "used": document["job"],
+        "model": document["model"]["name"],
+        "notice": notice_of(document),
+    }
 
 
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
