@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from svdq.producer.disk_reserve import check_room
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.temporary import temporary_name
 
@@ -112,9 +113,14 @@ class FolderFiles:
                 path.unlink()
 
     def temporary_path(self) -> Path:
-        """Make up a fresh name. Not by mkstemp or mkdtemp: what they make is closed to others, and would stay so."""
+        """Make up a fresh name. Not by mkstemp or mkdtemp: what they make is closed to others, and would stay so.
+
+        Raises:
+            OSError: the folder cannot be made, or the disk is full.
+        """
         folder = self.folder / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
+        check_room(folder)
         return folder / temporary_name()
 
 

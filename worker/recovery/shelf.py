@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from svdq.producer.disk_reserve import check_room
 from svdq.producer.storage.storage import Storage
 
 #: End of a checkpoint's file name; what is before it is the step.
@@ -72,6 +73,7 @@ class FolderShelf:
     def write(self, job_id: str, step: int, data: bytes) -> None:
         """Write under another name, flush, rename; a folder that is gone by now is left gone."""
         folder = self._folder / job_id
+        check_room(self._folder)
         temporary = folder / f".{step}-{secrets.token_hex(4)}"
         try:
             with temporary.open("wb") as file:
