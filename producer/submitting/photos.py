@@ -6,12 +6,15 @@ Orientation, cropping and resizing happen when the video is made; what is stored
 import contextlib
 import hashlib
 import io
+import os
 import stat
+import sys
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
@@ -74,8 +77,7 @@ class Photo:
         Raises:
             InputError: the file has changed since.
         """
-        with _plain_errors(self.path):
-            data = self.path.read_bytes()
+        data = _read(self.path, sys.maxsize)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InputError(f"The photo {str(self.path)!r} changed while it was being submitted; submit it again.")
         return data
@@ -116,34 +118,66 @@ def check_photos(
     return checked
 
 
+def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
+    """Decode the first frame of a photo that was read by `read_file`.
+
+    Raises:
+        InputError: as `check_photo`.
+    """
+    with _pillow_without_limits():
+        return _decode(data, path, max_pixels)
+
+
+def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
+    """Read an open file.
+
+    Raises:
+        InputError: it is empty, or larger than any photo of `max_pixels` pixels.
+        OSError: it cannot be read.
+    """
+    num_bytes = os.fstat(file.fileno()).st_size
+    if num_bytes == 0:
+        raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
+    limit = max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20)
+    if num_bytes > limit:
+        raise InputError(
+            f"The file {str(path)!r} has {num_bytes:,} bytes, more than a photo of {max_pixels:,} pixels can; "
+            "give a photo or raise SVDQ_MAX_PIXELS."
+        )
+    return file.read(num_bytes)
+
+
 def _check(path: Path, max_pixels: int) -> Photo:
     with _plain_errors(path):
         num_bytes = path.stat().st_size
     with _BYTES.take(num_bytes):
-        data = _read(path, max_pixels)
-        image = _open(path, data)
-        if image.width * image.height > max_pixels:
-            raise InputError(
-                f"The photo {str(path)!r} has {image.width}x{image.height} pixels, more than the {max_pixels:,} "
-                "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
-            )
-        try:
-            # A JPEG is decoded at an eighth of its size: every byte is read, and most of the arithmetic is saved.
-            image.draft("RGB", (max(image.width // 8, 1), max(image.height // 8, 1)))
-            with _PIXELS.take(image.width * image.height):
-                image.load()
-        except Exception as error:
-            # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError and more.
-            raise InputError(
-                f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({reason_of(error)}); "
-                "give a whole copy of it."
-            ) from error
-        return Photo(
-            path=path,
-            sha256=hashlib.sha256(data).hexdigest(),
-            extension=EXTENSIONS[image.format or ""],
-            name=safe_name(path.stem),
+        return _decode(_read(path, max_pixels), path, max_pixels)
+
+
+def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
+    image = _open(path, data)
+    if image.width * image.height > max_pixels:
+        raise InputError(
+            f"The photo {str(path)!r} has {image.width}x{image.height} pixels, more than the {max_pixels:,} "
+            "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
         )
+    try:
+        # A JPEG is decoded at an eighth of its size: every byte is read, and most of the arithmetic is saved.
+        image.draft("RGB", (max(image.width // 8, 1), max(image.height // 8, 1)))
+        with _PIXELS.take(image.width * image.height):
+            image.load()
+    except Exception as error:
+        # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError and more.
+        raise InputError(
+            f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({reason_of(error)}); "
+            "give a whole copy of it."
+        ) from error
+    return Photo(
+        path=path,
+        sha256=hashlib.sha256(data).hexdigest(),
+        extension=EXTENSIONS[image.format or ""],
+        name=safe_name(path.stem),
+    )
 
 
 def safe_name(stem: str) -> str:
@@ -156,19 +190,17 @@ def safe_name(stem: str) -> str:
 
 def _read(path: Path, max_pixels: int) -> bytes:
     with _plain_errors(path):
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
+        # Opening a FIFO blocks without O_NONBLOCK.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            os.close(descriptor)
+        if stat.S_ISDIR(mode):
             raise InputError(f"{str(path)!r} is a folder; give the photos in it, such as {str(path / '*.jpg')!r}.")
-        if not stat.S_ISREG(status.st_mode):  # a pipe or a device might never end
+        if not stat.S_ISREG(mode):  # a pipe or a device might never end
             raise InputError(f"{str(path)!r} is not a file; give a photo ({ACCEPTED}).")
-        if status.st_size == 0:
-            raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
-        if status.st_size > max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20):
-            raise InputError(
-                f"The file {str(path)!r} has {status.st_size:,} bytes, more than a photo of {max_pixels:,} pixels can; "
-                "give a photo or raise SVDQ_MAX_PIXELS."
-            )
-        return path.read_bytes()
+        with os.fdopen(descriptor, "rb") as file:
+            return read_file(file, path, max_pixels)
 
 
 def _open(path: Path, data: bytes) -> Image.Image:

@@ -11,7 +11,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.settings import PARAMETER_KEYS, Settings
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.order import Order
-from svdq.producer.watching.defaults import FolderDefaults
+from svdq.producer.watching.folder_config import FolderConfig
 
 FLAGS = Order(options=(SubmitOptions(frames=14, fps=6),), priority="low")
 
@@ -24,26 +24,26 @@ def write(path: Path, text: str) -> None:
 def test_the_nearest_file_wins_over_the_flags(tmp_path: Path) -> None:
     write(tmp_path / "svdq.toml", "frames = 3\nsteps = 9")
     write(tmp_path / "day" / "svdq.toml", 'frames = 5\nsize = "128x64"\nformat = ["gif", "mp4"]\npriority = "high"')
-    defaults = FolderDefaults(tmp_path, FLAGS)
+    config = FolderConfig(tmp_path, FLAGS)
 
-    top = defaults.order_for("a.jpg")
+    top = config.order_for("a.jpg")
     assert top.options == (SubmitOptions(frames=3, steps=9, fps=6),)
     assert (top.priority, top.folder) == ("low", "")
 
-    deep = defaults.order_for("day/roll 1/a.jpg")
+    deep = config.order_for("day/roll 1/a.jpg")
     assert deep.options == (SubmitOptions(frames=5, fps=6, width=128, height=64, formats=("gif", "mp4")),)
     assert (deep.priority, deep.folder) == ("high", "day/roll 1")
 
 
 def test_a_file_counts_as_it_is_when_the_photo_is_taken(tmp_path: Path) -> None:
-    defaults = FolderDefaults(tmp_path, FLAGS)
-    assert defaults.order_for("a.jpg").options[0].frames == 14
+    config = FolderConfig(tmp_path, FLAGS)
+    assert config.order_for("a.jpg").options[0].frames == 14
     write(tmp_path / "svdq.toml", "frames = 3")
-    assert defaults.order_for("a.jpg").options[0].frames == 3
+    assert config.order_for("a.jpg").options[0].frames == 3
     write(tmp_path / "svdq.toml", "frames = 25")
-    assert defaults.order_for("a.jpg").options[0].frames == 25
+    assert config.order_for("a.jpg").options[0].frames == 25
     (tmp_path / "svdq.toml").unlink()
-    assert defaults.order_for("a.jpg").options[0].frames == 14
+    assert config.order_for("a.jpg").options[0].frames == 14
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_file_counts_as_it_is_when_the_photo_is_taken(tmp_path: Path) -> None:
     [
         ("framez = 3", "there is no key 'framez'"),
         ("frames = 0", "frames 0 is not allowed"),
-        ('frames = "many"', "frames many is not allowed"),
+        ('frames = "many"', "frames 'many' is not allowed"),
         ('size = "100x100"', "size 100x100 is not allowed"),
         ('size = "big"', "size big is not a size"),
         ('format = "avi"', "format avi is not allowed"),
@@ -59,27 +59,43 @@ def test_a_file_counts_as_it_is_when_the_photo_is_taken(tmp_path: Path) -> None:
         ("min-guidance-scale = 9", "min_guidance_scale 9"),
         ('model = "other"', "there is no key 'model'"),
         ("frames = ", "cannot be read"),
+        ('seed = "7"', "seed '7' is not allowed"),
+        ("seed = 2027-01-31", "seed 2027-01-31 is not allowed"),
+        ("frames = 2027-01-31T22:00:00Z", "frames 2027-01-31"),
+        ("seed = [7]", "seed [7] is not allowed"),
+        ("seed = {a = 1}", "seed {'a': 1} is not allowed"),
+        ("frames = true", "frames True is not allowed"),
+        ("seed = nan", "seed nan is not allowed"),
+        ("noise-aug-strength = nan", "noise_aug_strength nan"),
+        ("format = [1, [2]]", "format 1 is not allowed"),
+        ("format = {a = 1}", "format {'a': 1} is not allowed"),
+        ("size = [1024, 576]", "is not a size"),
+        ("priority = ['high']", "There is no priority ['high']"),
+        ("fit = 3", "fit 3 is not allowed"),
+        (f"seed = {'[' * 9999}{']' * 9999}", "nested too deeply"),
+        (f"seed = '{'x' * 9999}'", "x… is not allowed"),
+        (f"seed = '{'x' * 99999}'", "larger than"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_name_of_the_file(tmp_path: Path, text: str, reason: str) -> None:
+def test_errors_name_the_file(tmp_path: Path, text: str, reason: str) -> None:
     file = tmp_path / "day" / "svdq.toml"
     write(file, text)
-    defaults = FolderDefaults(tmp_path, FLAGS)
+    config = FolderConfig(tmp_path, FLAGS)
     for _ in range(2):
         with pytest.raises(InputError) as raised:
-            defaults.order_for("day/a.jpg")
+            config.order_for("day/a.jpg")
         assert str(file) in str(raised.value)
         assert reason in str(raised.value)
         assert "--" not in str(raised.value)
-    assert defaults.order_for("a.jpg").options == FLAGS.options
+    assert config.order_for("a.jpg").options == FLAGS.options
 
 
 def test_the_watched_folders_own_file_and_the_flags_are_checked_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--frames 0"):
-        FolderDefaults(tmp_path, Order(options=(SubmitOptions(frames=0),)))
+        FolderConfig(tmp_path, Order(options=(SubmitOptions(frames=0),)))
     write(tmp_path / "svdq.toml", "framez = 3")
     with pytest.raises(InputError, match="framez"):
-        FolderDefaults(tmp_path, FLAGS)
+        FolderConfig(tmp_path, FLAGS)
 
 
 def test_the_file_of_the_working_folder_may_have_both_settings_and_parameters(
@@ -90,11 +106,11 @@ def test_the_file_of_the_working_folder_may_have_both_settings_and_parameters(
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "svdq.toml", 'frames = 3\nmax_pixels = 1000\nhome = "here"')
     assert Settings.load().max_pixels == 1000
-    assert FolderDefaults(tmp_path, FLAGS).order_for("a.jpg").options[0].frames == 3
+    assert FolderConfig(tmp_path, FLAGS).order_for("a.jpg").options[0].frames == 3
 
 
 def test_folders_that_no_storage_takes_are_given_names_that_all_take(tmp_path: Path) -> None:
-    order = FolderDefaults(tmp_path, FLAGS).order_for('what: "this"?/.x/a.jpg')
+    order = FolderConfig(tmp_path, FLAGS).order_for('what: "this"?/.x/a.jpg')
     assert order.folder == "what_ _this__/x"
     order.check()
 

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,14 @@ from svdq.producer.settings import Settings
 from svdq.producer.submitting.enqueue import Enqueued, Entry
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.order import Order
-from svdq.producer.submitting.photos import Photo
-from svdq.producer.watching.aftermath import Then
-from svdq.producer.watching.defaults import FolderDefaults
+from svdq.producer.watching.directory import signature
 from svdq.producer.watching.events import Event
-from svdq.producer.watching.ledger import Ledger, Record, State
+from svdq.producer.watching.folder_config import FolderConfig
+from svdq.producer.watching.post_submit import PostSubmit
+from svdq.producer.watching.processor import Processor, Submitter
+from svdq.producer.watching.scanner import Debounce
 from svdq.producer.watching.selection import Selection
-from svdq.producer.watching.settling import Settling
-from svdq.producer.watching.submitter import Submitter
-from svdq.producer.watching.taker import Taker
-from svdq.producer.watching.tree import Tree
+from svdq.producer.watching.state import Outcome, Record, State
 
 
 class Killed(BaseException):
@@ -37,61 +34,57 @@ class LethalSubmitter(Submitter):
         super().__init__(settings)
         self._submits = submits
 
-    def submit(self, photo: Photo, entry: Entry) -> Enqueued:
+    def submit(self, data: bytes, entry: Entry) -> Enqueued:
         if self._submits:
-            super().submit(photo, entry)
+            super().submit(data, entry)
         raise Killed
 
 
-class LethalLedger(Ledger):
-    """Is killed before it writes down a file in one state, or that a file is done with."""
-
-    def __init__(self, home: Path, root: Path, before: State | None) -> None:
-        super().__init__(home, root)
-        self._before = before
+class LethalState(State):
+    """Is killed before it remembers or forgets a file."""
 
     def put(self, path: str, record: Record) -> None:
-        if record.state is self._before:
-            raise Killed
-        super().put(path, record)
+        raise Killed
 
     def remove(self, path: str) -> None:
-        if self._before is None:
-            raise Killed
-        super().remove(path)
+        raise Killed
 
 
 class Bench:
-    """A watched folder with one taker after another, each as after a restart."""
+    """A watched folder with one processor after another, each as after a restart."""
 
     def __init__(self, settings: Settings, root: Path) -> None:
         self.settings = settings
         self.root = root
-        self.then = "keep"
+        self.on_success = "keep"
         self.order = Order(options=(SubmitOptions(frames=2),))
         self.events: list[Event] = []
 
-    def take(self, path: str, *, submitter: Submitter | None = None, ledger: Ledger | None = None) -> Record | None:
-        """Take a file that has stopped growing; return what is remembered of it."""
-        with ledger or Ledger(self.settings.home, self.root) as open_ledger:
-            settling = Settling(0)
-            tree = Tree(self.root, Selection(recursive=True), [])
-            taker = Taker(
-                tree=tree,
-                ledger=open_ledger,
-                defaults=FolderDefaults(self.root, self.order),
+    def process(
+        self, path: str, *, submitter: Submitter | None = None, state_class: type[State] = State, times: int = 1
+    ) -> Record | None:
+        """Process a file that has stopped growing; return what is remembered of it."""
+        with state_class(self.settings.home, self.root) as state:
+            pending = Debounce(0)
+            processor = Processor(
+                root=self.root,
+                settings=self.settings,
+                selection=Selection(recursive=True),
+                state=state,
+                config=FolderConfig(self.root, self.order),
                 submitter=submitter or Submitter(self.settings),
-                then=Then.read(self.then, self.root),
-                settling=settling,
-                settle_s=0,
-                patient=True,
-                tell=self.events.append,
+                post_submit=PostSubmit.parse(self.on_success, self.root),
+                pending=pending,
+                stable_for_s=0,
+                once=False,
+                report=self.events.append,
             )
-            signature = tree.look(path)
-            assert signature is not None
-            settling.see(path, signature, time.monotonic())
-            taker.take(path)
-            return open_ledger.get(path)
+            version = signature(self.root, path)
+            assert version is not None
+            pending.update(path, version, time.monotonic())
+            for _ in range(times):
+                processor.process(path)
+            return state.get(path)
 
     @property
     def kinds(self) -> list[str]:
@@ -112,42 +105,41 @@ def queued(connection: redis.Redis) -> list[int | None]:
     return [job.frames for job in jobs if job is not None]
 
 
-@pytest.mark.parametrize("then", ["keep", "move:done", "delete"])
-@pytest.mark.parametrize("place", ["before the queue", "after the queue", "before it is done with"])
+@pytest.mark.parametrize("on_success", ["keep", "move:done", "delete"])
+@pytest.mark.parametrize("place", ["before the queue", "after the queue", "before it is remembered"])
 def test_a_kill_between_two_steps_neither_loses_nor_doubles(
-    bench: Bench, connection: redis.Redis, then: str, place: str
+    bench: Bench, connection: redis.Redis, on_success: str, place: str
 ) -> None:
-    bench.then = then
-    settings, root = bench.settings, bench.root
-    submitter = ledger = None
-    if place == "before it is done with":
-        ledger = LethalLedger(settings.home, root, State.DONE if then == "keep" else None)
+    bench.on_success = on_success
+    root = bench.root
+    submitter = state_class = None
+    if place == "before it is remembered":
+        state_class = LethalState
     else:
-        submitter = LethalSubmitter(settings, submits=place == "after the queue")
+        submitter = LethalSubmitter(bench.settings, submits=place == "after the queue")
     with pytest.raises(Killed):
-        bench.take("day/a.jpg", submitter=submitter, ledger=ledger)
-    # Whoever starts it again may ask for something else: this photo's wish was there before.
-    bench.order = Order(options=(SubmitOptions(frames=9),))
+        bench.process("day/a.jpg", submitter=submitter, state_class=state_class or State)
     if (root / "day" / "a.jpg").exists():
-        bench.take("day/a.jpg")
+        bench.process("day/a.jpg")
     assert queued(connection) == [2]
-    assert (root / "day" / "a.jpg").exists() == (then == "keep")
-    assert (root / "done" / "day" / "a.jpg").exists() == (then == "move:done")
+    assert (root / "day" / "a.jpg").exists() == (on_success == "keep")
+    assert (root / "done" / "day" / "a.jpg").exists() == (on_success == "move:done")
 
 
 def test_a_job_has_the_folder_of_its_photo(bench: Bench, connection: redis.Redis) -> None:
-    record = bench.take("day/a.jpg")
+    record = bench.process("day/a.jpg")
     (job,) = map(read_job, SvdqQueue(connection=connection).jobs)
     assert job is not None
     assert (job.name, job.folder) == ("a", "day")
-    assert record == replace(record, state=State.DONE, job_id=SvdqQueue(connection=connection).job_ids[0])
+    assert record is not None
+    assert record[1:] == (Outcome.SUBMITTED, SvdqQueue(connection=connection).job_ids[0])
 
 
 def test_a_photo_that_was_only_touched_is_known(bench: Bench, connection: redis.Redis) -> None:
-    first = bench.take("day/a.jpg")
+    first = bench.process("day/a.jpg")
     connection.flushall()  # as when Redis has forgotten it, long after
     os.utime(bench.root / "day" / "a.jpg", (1_000, 1_000))
-    second = bench.take("day/a.jpg")
+    second = bench.process("day/a.jpg")
     assert bench.kinds == ["submitted", "known"]
     assert first is not None
     assert second is not None
@@ -158,10 +150,10 @@ def test_a_photo_that_was_only_touched_is_known(bench: Bench, connection: redis.
 def test_another_photo_under_the_same_name_is_another_job(
     bench: Bench, connection: redis.Redis, tmp_path: Path
 ) -> None:
-    bench.take("day/a.jpg")
+    bench.process("day/a.jpg")
     path = bench.root / "day" / "a.jpg"
     path.write_bytes(path.read_bytes() + b"more")
-    bench.take("day/a.jpg")
+    bench.process("day/a.jpg")
     assert bench.kinds == ["submitted", "submitted"]
     assert len(queued(connection)) == 2
 
@@ -173,24 +165,24 @@ def test_the_same_photo_is_one_job_in_a_folder_and_another_in_another_folder(
     (bench.root / "day" / "b.jpg").write_bytes(data)
     (bench.root / "c.jpg").write_bytes(data)
     for path in ("day/a.jpg", "day/b.jpg", "c.jpg"):
-        bench.take(path)
+        bench.process(path)
     assert bench.kinds == ["submitted", "known", "submitted"]
     assert len(queued(connection)) == 2
 
 
-@pytest.mark.parametrize("then", ["keep", "delete"])
-def test_a_bad_file_is_told_and_never_deleted(bench: Bench, connection: redis.Redis, then: str) -> None:
-    bench.then = then
+@pytest.mark.parametrize("on_success", ["keep", "delete"])
+def test_a_bad_file_is_told_and_never_deleted(bench: Bench, connection: redis.Redis, on_success: str) -> None:
+    bench.on_success = on_success
     path = bench.root / "day" / "bad.jpg"
     path.write_text("no photo")
-    record = bench.take("day/bad.jpg")
+    record = bench.process("day/bad.jpg")
     (event,) = bench.events
     assert (event.kind, event.path) == ("rejected", "day/bad.jpg")
     assert "not a photo" in event.text
     assert queued(connection) == []
-    if then == "keep":
+    if on_success == "keep":
         assert record is not None
-        assert record.state is State.BAD
+        assert record.outcome is Outcome.REJECTED
         assert path.exists()
         assert not (bench.root / "rejected").exists()
     else:
@@ -202,17 +194,19 @@ def test_a_bad_file_is_told_and_never_deleted(bench: Bench, connection: redis.Re
 def test_an_empty_file_beside_its_download_is_waited_for(bench: Bench) -> None:
     (bench.root / "new.jpg").touch()
     (bench.root / "new.x81.jpg.part").touch()
-    assert bench.take("new.jpg") is None
+    assert bench.process("new.jpg") is None
     assert bench.events == []
 
 
-def test_a_file_that_cannot_be_moved_is_told_once_and_submitted_once(bench: Bench, connection: redis.Redis) -> None:
-    bench.then = "move:done"
+def test_a_file_that_cannot_be_moved_is_reported_once_and_submitted_once(bench: Bench, connection: redis.Redis) -> None:
+    bench.on_success = "move:done"
     (bench.root / "done").write_text("in the way")
-    for _ in range(2):
-        record = bench.take("day/a.jpg")
-        assert record is not None
-        assert record.state is State.SUBMITTED
-    assert bench.kinds == ["submitted", "trouble", "trouble"]  # one of each taker
+    bench.process("day/a.jpg", times=3)
+    assert bench.kinds == ["submitted", "problem"]
     assert "cannot be moved" in bench.events[1].text
+    bench.process("day/a.jpg")  # as after a restart
+    assert bench.kinds == ["submitted", "problem", "known", "problem"]
+    (bench.root / "done").unlink()
+    bench.process("day/a.jpg")
+    assert (bench.root / "done" / "day" / "a.jpg").exists()
     assert queued(connection) == [2]
