@@ -17,7 +17,6 @@ from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.device_link import connect
 from svdq.pipeline.transport.meeting import address_among_hosts, meet
 from svdq.pipeline.transport.ports import Keeper, Monitor, Sink, Source
 from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
@@ -102,7 +101,6 @@ def join(
     device: torch.device,
     *,
     facts: str = "",
-    transport: str = "host",
     init_method: str = "env://",
 ) -> Links:
     """Meet the other ranks and connect to the neighbours.
@@ -111,13 +109,10 @@ def join(
         place: which rank this is.
         device: this rank's.
         facts: what rank 0 is to know of this one.
-        transport: what tensors go through, the same on all ranks: host (sockets), or nccl; gloo does what nccl does,
-            on processors.
         init_method: how the store is found, in torch's words.
 
     Raises:
         OSError: the other ranks have ended, or the host that keeps their addresses has.
-        InputError: NCCL is wanted and does not work between these ranks.
     """
     if place.num_ranks == 1:
         return Links(facts=(facts,))
@@ -127,14 +122,10 @@ def join(
         # The store outlives a restart of the group: what stands there must be of this life alone.
         own_store = PrefixStore(f"svdq/{met.word}", store)
         told = _tell(own_store, place, facts)
-        _check_transport(own_store, place, device, transport)
     except dist.DistError as error:
         raise ConnectionError(f"torchrun's store does not answer: {str(error).partition(chr(10))[0]}") from error
-    upstream, downstream = (None, None)
-    if transport != "host":
-        upstream, downstream = connect(transport, own_store, place.rank, place.num_ranks, device)
-    outgoing = Channel(met.following, device, downstream)
-    incoming = Channel(met.preceding, device, upstream)
+    outgoing = Channel(met.following, device)
+    incoming = Channel(met.preceding, device)
     return Links(
         upstream=None if place.first else incoming,
         downstream=None if place.last else outgoing,
@@ -149,24 +140,6 @@ def _tell(store: Store, place: Place, facts: str) -> tuple[str, ...]:
     store.set(f"facts{place.rank}", facts)
     ranks = range(place.num_ranks) if place.first else ()
     return tuple(store.get(f"facts{rank}").decode() for rank in ranks)
-
-
-def _check_transport(store: Store, place: Place, device: torch.device, transport: str) -> None:
-    """Check that every rank, on every host, can use NCCL where it is wanted, and was told to."""
-    apart = device.type == "cuda" and place.local_num_ranks <= torch.cuda.device_count()
-    store.set(f"transport{place.rank}", transport if apart or transport != "nccl" else "shared")
-    for rank in range(place.num_ranks) if transport == "nccl" else ():
-        found = store.get(f"transport{rank}").decode()
-        if found == "shared":
-            raise InputError(
-                f"--transport nccl needs a GPU for every rank, and rank {rank} has none of its own; "
-                "use --transport host."
-            )
-        if found != transport:
-            raise InputError(
-                f"Rank {place.rank} was started with --transport {transport} and rank {rank} with {found}; "
-                "give every host the same."
-            )
 
 
 def _address(place: Place, store: Store) -> str:

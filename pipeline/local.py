@@ -29,7 +29,6 @@ def spawn_ranks(
     main: RankMain,
     *args: Any,
     device: str = "cpu",
-    transport: str = "host",
     replicas: bool = False,
 ) -> None:
     """Run `main(place, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
@@ -39,7 +38,6 @@ def spawn_ranks(
         main: a module-level function, since it is looked up by name in the new processes.
         args: passed on.
         device: cpu, cuda or auto.
-        transport: what tensors go through between them: see `group.join`.
         replicas: each process is a group of one, without links; its `local_rank` tells which.
 
     Raises:
@@ -53,7 +51,7 @@ def spawn_ranks(
         try:
             torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
                 _enter,
-                (num_ranks, meeting, device, transport, replicas, main, args),
+                (num_ranks, meeting, device, replicas, main, args),
                 nprocs=num_ranks,
                 start_method="forkserver",
             )
@@ -69,7 +67,6 @@ def _enter(
     num_ranks: int,
     meeting: str,
     device: str,
-    transport: str,
     replicas: bool,
     main: RankMain,
     args: tuple[Any, ...],
@@ -79,7 +76,7 @@ def _enter(
     if replicas:
         place = replace(place, rank=0, num_ranks=1)
     try:
-        links = join(place, choose_device(device, place), transport=transport, init_method=meeting)
+        links = join(place, choose_device(device, place), init_method=meeting)
         main(place, links, *args)
     except SvdqError as error:
         told = Path(meeting.removeprefix("file://")).with_name(f"rank{rank}.{type(error).__name__}.error")

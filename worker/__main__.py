@@ -36,7 +36,7 @@ from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import plan_of, start_estimates
 from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.launching import compiling, rundir
-from svdq.worker.launching.compute_options import check_alike, compute_options, read, transport_option
+from svdq.worker.launching.compute_options import check_alike, compute_options, read
 from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
 from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
@@ -62,7 +62,6 @@ FLUSH_S = 10.0
 @click.option("--until-s", type=float)
 @click.option("--fit-memory", is_flag=True)
 @click.option("--kept", is_flag=True)
-@transport_option
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("--group")
 @compute_options
@@ -112,7 +111,6 @@ def _run(
     until_s: float | None,
     fit_memory: bool,
     kept: bool,
-    transport: str,
 ) -> None:
     our_device = choose_device(device, place)
     if our_device.type == "cpu":
@@ -137,7 +135,7 @@ def _run(
         count_crash_here(url, breadcrumbs)
     try:
         facts = json.dumps(look(our_device, limit) | {"compute": model.info.compute})
-        links = join(place, our_device, facts=facts, transport=transport)
+        links = join(place, our_device, facts=facts)
     except InputError as error:
         try_again(error, breadcrumbs.life)
     except OSError as error:

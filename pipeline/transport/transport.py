@@ -98,7 +98,7 @@ class Sender:
                 while self._send_rest():
                     pass
             self._channel.close()
-        except (OSError, RuntimeError) as error:  # RuntimeError: NCCL's
+        except (OSError, RuntimeError) as error:  # RuntimeError: CUDA's
             self._lost(error)
 
     def _send_rest(self) -> bool:
@@ -106,7 +106,7 @@ class Sender:
         if rest.ready is not None:
             rest.ready.wait()
         buffers = self._channel.begin(rest.message) if rest.buffers is None else rest.buffers
-        self._channel.finish(rest.message, buffers)
+        self._channel.finish(buffers)
         if not self._released:
             self._turn.release()
         return rest.message.kind is not Kind.CLOSE
