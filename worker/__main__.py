@@ -22,6 +22,7 @@ from svdq.pipeline.models.memory_room import look
 from svdq.pipeline.models.model import ModelInfo, Part, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import usage_event
+from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -37,6 +38,7 @@ from svdq.worker.intake.memory import plan_of, start_estimates
 from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.launching import compiling, rundir
 from svdq.worker.launching.compute_options import check_alike, compute_options, read
+from svdq.worker.launching.hosts import address_book
 from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
 from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
@@ -135,12 +137,13 @@ def _run(
         count_crash_here(url, breadcrumbs)
     try:
         facts = json.dumps(look(our_device, limit) | {"compute": model.info.compute})
-        links = join(place, our_device, facts=facts)
+        book = address_book(settings, on_one_host=place.local_num_ranks == place.num_ranks)
+        links = join(place, our_device, folder=private_folder(breadcrumbs.folder / "ranks"), book=book, facts=facts)
     except InputError as error:
         try_again(error, breadcrumbs.life)
     except OSError as error:
-        # A neighbour has ended in the middle of the meeting: as likely as not all were told to stop.
-        lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
+        # A neighbour has ended meanwhile: as likely as not all were told to stop.
+        lost(f"Cannot connect to the other ranks: {error}.", signals.stopping, breadcrumbs)
         os._exit(0)
     check_alike(links.facts)
     # Before anything that has to be put away again: it refuses limits that nothing fits into.

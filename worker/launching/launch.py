@@ -110,6 +110,8 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     for shape in options.warm:
         VideoParameters.of_shape(shape)
     hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
+    if hosts is not None:
+        logger.warning("%s", hosts.warning)
     # GPUs are shared out among the groups.
     ranks = options.ranks or (max(1, len(gpus) // options.groups) if gpus else DEFAULT_CPU_RANKS)
     arguments = ["--device", options.device]
