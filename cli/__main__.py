@@ -6,6 +6,6 @@ import sys
 if not sys.flags.safe_path:
     del sys.path[0]
 
-from svdq.cli.main import main  # noqa: E402
+from svdq.cli.main import main
 
 main()

@@ -134,12 +134,17 @@ class _Listener:
             selector.register(self._socket, selectors.EVENT_READ)
             #: In the order in which they called.
             callers: list[_Caller] = []
-            stack.callback(lambda: [caller.connection.close() for caller in callers])
 
             def drop(caller: "_Caller") -> None:
                 callers.remove(caller)
                 selector.unregister(caller.connection)
                 caller.connection.close()
+
+            def drop_all() -> None:
+                for caller in [*callers]:
+                    drop(caller)
+
+            stack.callback(drop_all)
 
             publish_at = time.monotonic() + _PUBLISH_S
             while True:

@@ -54,8 +54,8 @@ class Hosts:
         """Say what is open while the group runs, and to whom."""
         keeper = f"{self.store_host} (not this host)" if self.keeps_store is False else self.store_host
         return (
-            f"Open to the network: torchrun's rendezvous at port {self.store_port} of {keeper}, at all its addresses. It "
-            "has no password: whoever reaches it can run code as this user. While ranks start, each also listens at a "
+            f"Open to the network: torchrun's rendezvous at port {self.store_port} of {keeper}, at all its addresses. "
+            "It has no password: whoever reaches it can run code as this user. While ranks start, each also listens at a "
             f"port of {self.own_address}, protected by a secret from Redis. Admit only the hosts of this group."
         )
 
