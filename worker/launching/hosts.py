@@ -55,8 +55,8 @@ class Hosts:
         keeper = f"{self.store_host} (not this host)" if self.keeps_store is False else self.store_host
         return (
             f"Open to the network: torchrun's rendezvous at port {self.store_port} of {keeper}, at all its addresses. "
-            "It has no password: whoever reaches it can run code as this user. While ranks start, each also listens at a "
-            f"port of {self.own_address}, protected by a secret from Redis. Admit only the hosts of this group."
+            "It has no password: whoever reaches it can run code as this user. While ranks start, each also listens at "
+            f"a port of {self.own_address}, protected by a secret from Redis. Admit only the hosts of this group."
         )
 
     def environment(self) -> dict[str, str]:
