@@ -12,7 +12,6 @@ from svdq.cli.bench_ends import bench_ends
 from svdq.cli.bench_precision import bench_precision
 from svdq.cli.bench_unet import bench_unet
 from svdq.cli.option_types import MILLISECONDS, Number, OutputFile
-from svdq.worker.launching.compute_options import transport_option
 
 if TYPE_CHECKING:
     from svdq.pipeline.bench.figures import Run
@@ -51,7 +50,6 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
 )
-@transport_option
 @click.option(
     "--through",
     type=click.Choice(["loop", "daemon"]),

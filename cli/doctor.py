@@ -30,7 +30,7 @@ Examples:
 @storage_option
 @redis_options
 def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, redis_url: str | None) -> int:
-    """Look at Redis, storage, model, GPUs, NCCL, ffmpeg and versions, and say what to do about what is amiss.
+    """Look at Redis, storage, model, GPUs, ffmpeg and versions, and say what to do about what is amiss.
 
     Exit code 0 when nothing fails, 1 when anything does; a warning does not count.
     """

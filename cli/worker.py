@@ -13,7 +13,7 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.pipeline.models.compute import DEFAULTS
-from svdq.worker.launching.compute_options import compute_options, read_said, transport_option
+from svdq.worker.launching.compute_options import compute_options, read_said
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Change videos that need more in place of refusing them: a smaller decode_chunk_size, then fewer frames.",
 )
-@transport_option
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",

@@ -3,7 +3,7 @@
 Runs the commands that it prints, one after the other, and writes what they said to a Markdown file, with what is wanted
 beside what was measured. A section that fails says so, and the others go on. With `--only` it does some sections and
 keeps what the file has of the others, for machines that are there for minutes only. Several ranks share a GPU where
-there are fewer GPUs than ranks; NCCL is tried where each has its own. Measures nothing itself.
+there are fewer GPUs than ranks. Measures nothing itself.
 """
 
 import argparse

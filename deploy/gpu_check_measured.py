@@ -172,10 +172,6 @@ class Measured:
         )
         if many["gpu_mb"]:
             self._memory(many["gpu_mb"], step)
-        if gpus >= ranks:
-            nccl = self._pipeline(ranks, plan.steps, "--transport", "nccl", samples=plan.samples, warmup=plan.warmup)
-            what = f"Videos an hour of {ranks} ranks with --transport nccl over those through the host"
-            report.judge(what, f"{many['per_sample_mean_s'] / nccl['per_sample_mean_s']:.3f}", "about 1", None)
 
     def _pipeline(self, ranks: int, steps: int, *more: object, samples: int, warmup: int) -> dict[str, Any]:
         counts = ["--steps", steps, "--ranks", ranks, "--samples", samples, "--warmup-samples", warmup, *more]

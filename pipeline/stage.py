@@ -92,7 +92,8 @@ class Stage:
     def stop(self) -> None:
         """Have `run` return after the step that is being computed, keeping what is in flight; from any thread."""
         self._stopping.set()
-        for link in (self._upstream, self._downstream):
+        # All of them: rank 0 may wait for reports, or any rank for its last message to be sent, after the last sample.
+        for link in (self._upstream, self._downstream, self._returns, self._reports):
             if link is not None:
                 link.release()
         if self._sink is not None:

@@ -22,6 +22,7 @@ from svdq.pipeline.models.memory_room import look
 from svdq.pipeline.models.model import ModelInfo, Part, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import usage_event
+from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -36,7 +37,8 @@ from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import plan_of, start_estimates
 from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.launching import compiling, rundir
-from svdq.worker.launching.compute_options import check_alike, compute_options, read, transport_option
+from svdq.worker.launching.compute_options import check_alike, compute_options, read
+from svdq.worker.launching.hosts import address_book
 from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
 from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
@@ -62,7 +64,6 @@ FLUSH_S = 10.0
 @click.option("--until-s", type=float)
 @click.option("--fit-memory", is_flag=True)
 @click.option("--kept", is_flag=True)
-@transport_option
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("--group")
 @compute_options
@@ -112,7 +113,6 @@ def _run(
     until_s: float | None,
     fit_memory: bool,
     kept: bool,
-    transport: str,
 ) -> None:
     our_device = choose_device(device, place)
     if our_device.type == "cpu":
@@ -137,12 +137,13 @@ def _run(
         count_crash_here(url, breadcrumbs)
     try:
         facts = json.dumps(look(our_device, limit) | {"compute": model.info.compute})
-        links = join(place, our_device, facts=facts, transport=transport)
+        book = address_book(settings, on_one_host=place.local_num_ranks == place.num_ranks)
+        links = join(place, our_device, folder=private_folder(breadcrumbs.folder / "ranks"), book=book, facts=facts)
     except InputError as error:
         try_again(error, breadcrumbs.life)
     except OSError as error:
-        # A neighbour has ended in the middle of the meeting: as likely as not all were told to stop.
-        lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
+        # A neighbour has ended meanwhile: as likely as not all were told to stop.
+        lost(f"Cannot connect to the other ranks: {error}.", signals.stopping, breadcrumbs)
         os._exit(0)
     check_alike(links.facts)
     # Before anything that has to be put away again: it refuses limits that nothing fits into.

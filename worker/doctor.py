@@ -1,4 +1,4 @@
-"""Whether this machine can render: its GPUs and their memory, NCCL, ffmpeg. Imports torch only when it is there."""
+"""Whether this machine can render: its GPUs and their memory, torch, ffmpeg. Imports torch only when it is there."""
 
 import importlib.util
 import subprocess
@@ -12,14 +12,14 @@ _QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--fo
 
 
 def check_machine() -> Iterator[Finding]:
-    """Look at GPUs, NCCL and ffmpeg; a machine without GPUs renders on its processors."""
+    """Check GPUs, torch and ffmpeg; a machine without GPUs renders on its processors."""
     gpus = _gpus()
     for index, name, total, free in gpus:
         yield Finding(subject=f"GPU {index}", level="ok", text=f"{name}, {_gib(total)}, {_gib(free)} free")
     if not gpus:
         yield Finding(subject="GPUs", level="ok", text="none; videos are rendered on the processors")
-    if importlib.util.find_spec("torch") is not None:
-        yield _nccl(len(gpus))
+    if gpus and importlib.util.find_spec("torch") is not None:
+        yield from _torch()
     yield _ffmpeg()
 
 
@@ -38,21 +38,17 @@ def _gib(mebibytes: str) -> str:
     return f"{int(mebibytes) / 1024:.0f} GiB" if mebibytes.isdigit() else "memory unknown"
 
 
-def _nccl(num_gpus: int) -> Finding:
-    """Say whether torch can use the GPUs, and what they would talk through."""
+def _torch() -> Iterator[Finding]:
+    """Say whether torch can use the GPUs that there are."""
     import torch
 
-    if num_gpus and not torch.cuda.is_available():
-        return Finding(
-            subject="NCCL",
+    if not torch.cuda.is_available():
+        yield Finding(
+            subject="torch",
             level="warn",
             text=f"torch {torch.__version__} cannot use the GPUs",
             advice="install a torch that is built for CUDA, and a driver that is new enough for it",
         )
-    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        version = ".".join(map(str, torch.cuda.nccl.version()))
-        return Finding(subject="NCCL", level="ok", text=version)
-    return Finding(subject="NCCL", level="ok", text="none, and only `svdq worker --transport nccl` needs it")
 
 
 def _ffmpeg() -> Finding:

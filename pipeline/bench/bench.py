@@ -38,8 +38,6 @@ class Workload:
     num_samples: int
     #: cpu, cuda or auto.
     device: str = "cpu"
-    #: What tensors go through between ranks: see `group.join`.
-    transport: str = "host"
     #: Whether all ranks warm up at once before the first video.
     warm: bool = True
 
@@ -80,7 +78,6 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
             workload,
             folder,
             device=workload.device,
-            transport=workload.transport,
             replicas=replicas,
         )
         return [

@@ -41,8 +41,6 @@ class BenchOptions:
     frames: int
     size: str
     device: str
-    #: What tensors go through between ranks: host or nccl.
-    transport: str
     #: loop or daemon.
     through: str
     compare_replicas: bool
@@ -140,7 +138,6 @@ def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
         parameters=parameters,
         num_samples=options.samples,
         device=options.device,
-        transport=options.transport,
     )
 
 

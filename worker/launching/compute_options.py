@@ -1,7 +1,4 @@
-"""The options of `svdq worker` and of each rank that say how to compute and how to pass on what was computed.
-
-The same words for both. Knows no torch.
-"""
+"""The options of `svdq worker` and of each rank that say how to compute. Does not import torch."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -53,15 +50,6 @@ _OPTIONS = (
         help="Change results by more than rounding, and mark them; repeatable. int8: weights of linear layers in int8. "
         "reuse3: deep layers every third step only.",
     ),
-)
-
-
-transport_option = click.option(
-    "--transport",
-    type=click.Choice(["host", "nccl"]),
-    default="host",
-    show_default=True,
-    help="How latents get from rank to rank: through memory of the host, or from GPU to GPU by NCCL.",
 )
 
 

@@ -49,7 +49,7 @@ def gpu_names() -> list[str]:
     if listed is not None:
         return re.findall(r"^GPU \d+: (.*?)(?: \(UUID: .*)?$", listed, re.MULTILINE)
     # A container may have the GPUs and not the tool.
-    named = _said_by(sys.executable, "-c", _NAMES) if any(map(os.path.exists, _DEVICES)) else None
+    named = _said_by(sys.executable, "-P", "-c", _NAMES) if any(map(os.path.exists, _DEVICES)) else None
     return (named or "").splitlines()
 
 

@@ -78,8 +78,6 @@ class LaunchOptions:
     metrics_address: str = "127.0.0.1"
     #: Change videos that do not fit into memory, in place of refusing them.
     fit_memory: bool = False
-    #: What tensors go through between ranks: host or nccl.
-    transport: str = "host"
     #: How the ranks log: text or json.
     log_format: str = "text"
     #: How the UNet computes, the same on all ranks; None: as was measured to be fastest here, else diffusers' own way.
@@ -112,6 +110,8 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     for shape in options.warm:
         VideoParameters.of_shape(shape)
     hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
+    if hosts is not None:
+        logger.warning("%s", hosts.warning)
     # GPUs are shared out among the groups.
     ranks = options.ranks or (max(1, len(gpus) // options.groups) if gpus else DEFAULT_CPU_RANKS)
     arguments = ["--device", options.device]
@@ -120,7 +120,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
     arguments += ["--fit-memory"] if options.fit_memory else []
-    arguments += ["--transport", options.transport, "--log-format", options.log_format]
+    arguments += ["--log-format", options.log_format]
     if options.compute is not None:
         arguments += as_arguments(options.compute)
     elif (kept := kept_way(settings, gpus, options.nnodes)) is not None:

@@ -102,9 +102,10 @@ class Outlet:
         self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Wait until everything delivered is written and reported."""
+        """Wait until everything delivered is written and reported, or `release` is called."""
         self._waiting.put(None)
-        self._thread.join()
+        while self._thread.is_alive() and not self._patience.stopped:
+            self._thread.join(0.5)
 
     def _run(self) -> None:
         while (delivery := self._waiting.get()) is not None and not self._patience.stopped:
