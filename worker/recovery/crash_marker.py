@@ -130,6 +130,6 @@ def _suspects_in(record: bytes, rank: int) -> Iterator[CrashSuspect]:
     slots = [record[start : start + SLOT_BYTES] for start in range(0, RECORD_BYTES - 1, SLOT_BYTES)]
     for slot in slots[: _STAGE_LOOP + 1] if mark == _STALLED else slots:
         words = slot.decode(errors="replace").split()
-        if len(words) == 3 and words[0] in PHASES:
-            phase, step, job_id = words
-            yield CrashSuspect(job_id=job_id, phase=phase, step=int(step), rank=rank, stalled=mark == _STALLED)
+        phase = next((phase for phase in PHASES if words[:1] == [phase]), None)
+        if phase is not None and len(words) == 3:
+            yield CrashSuspect(job_id=words[2], phase=phase, step=int(words[1]), rank=rank, stalled=mark == _STALLED)
