@@ -37,6 +37,9 @@ class QuietMonitor:
     def step(self, sample: Sample, index: int) -> None:
         """Say nothing."""
 
+    def warm_up(self, sample: Sample) -> None:
+        """Say nothing."""
+
     def idle(self) -> None:
         """Say nothing."""
 

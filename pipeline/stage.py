@@ -139,13 +139,19 @@ class Stage:
                 # Passed on first, so that all ranks warm up at the same time.
                 if self._downstream is not None:
                     self._downstream.send(message)
-                self.warm_up(VideoParameters.model_validate(message.body))
+                parameters = VideoParameters.model_validate(message.body["parameters"])
+                # For the monitor: if the warm-up kills ranks, this job is the one to set aside.
+                job_id = message.body["job_id"]
+                self._monitor.warm_up(Sample(job_id=job_id, parameters=parameters, boundaries=(), step=0))
+                self.warm_up(parameters)
+                self._monitor.idle()
 
     def _admit(self, request: Request) -> Sample:
         parameters = request.parameters
         shape = Shape.of(parameters)
         if shape not in self._warm and self._downstream is not None:
-            self._downstream.send(Message(kind=Kind.WARM, body=parameters.model_dump(mode="json")))
+            body = {"job_id": request.job_id, "parameters": parameters.model_dump(mode="json")}
+            self._downstream.send(Message(kind=Kind.WARM, body=body))
         self._warm.add(shape)
         resume = request.resume
         first_step = resume.step if resume is not None else 0

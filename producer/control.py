@@ -89,6 +89,7 @@ def cancel(connection: redis.Redis, job_id: str) -> str:
                 return "stopping"
             continue  # it ended or went back to the queue just now
         if _in_transaction(connection, job, lambda pipeline, job: job.cancel(pipeline=pipeline)):
+            connection.hdel(keys.CRASHES, job_id)
             return "canceled"
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ from svdq.worker.launching import compiling, rundir
 from svdq.worker.launching.compute_options import check_alike, compute_options, read
 from svdq.worker.launching.hosts import address_book
 from svdq.worker.output.outlet import Outlet
-from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
 from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
+from svdq.worker.recovery.crash_marker import CrashMarker, folder_without_launcher, read_suspects
 from svdq.worker.recovery.fence import Fence
 from svdq.worker.recovery.restarts import count_crash_here, lost, stalled, try_again
 from svdq.worker.recovery.shelf import open_shelf
@@ -74,8 +75,8 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
     url = server_url(settings)
     place = Place.from_torchrun()
     life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    breadcrumbs = Breadcrumbs(run_dir or folder_without_launcher(settings.home), life, place.rank)
-    signals = Signals(on_stop=breadcrumbs.innocent)
+    marker = CrashMarker(run_dir or folder_without_launcher(settings.home), life, place.rank)
+    signals = Signals(on_stop=marker.mark_clean_exit)
     if run_dir is not None:
         rundir.write_pid(run_dir, place.rank)
     log = JobLogHandler(place.rank)
@@ -83,7 +84,7 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
     logging.getLogger().addHandler(log)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
-        _run(place, signals, breadcrumbs, settings, url, log, read(options), run_dir=run_dir, **options)
+        _run(place, signals, marker, settings, url, log, read(options), run_dir=run_dir, **options)
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
@@ -98,7 +99,7 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
 def _run(
     place: Place,
     signals: Signals,
-    breadcrumbs: Breadcrumbs,
+    marker: CrashMarker,
     settings: Settings,
     url: str,
     log: JobLogHandler,
@@ -131,32 +132,35 @@ def _run(
     try:
         model = open_model(settings.model, parts, our_device, dtype, compute)
     except InputError as error:
-        try_again(error, breadcrumbs.life)
+        try_again(error, marker.restart_count)
     load_s = time.perf_counter() - opening_since
     if place.local_rank == 0 and not place.first:
-        count_crash_here(url, breadcrumbs)
+        count_crash_here(url, marker)
     try:
         facts = json.dumps(look(our_device, limit) | {"compute": model.info.compute})
         book = address_book(settings, on_one_host=place.local_num_ranks == place.num_ranks)
-        links = join(place, our_device, folder=private_folder(breadcrumbs.folder / "ranks"), book=book, facts=facts)
+        links = join(place, our_device, folder=private_folder(marker.folder / "ranks"), book=book, facts=facts)
     except InputError as error:
-        try_again(error, breadcrumbs.life)
+        try_again(error, marker.restart_count)
     except OSError as error:
         # A neighbour has ended meanwhile: as likely as not all were told to stop.
-        lost(f"Cannot connect to the other ranks: {error}.", signals.stopping, breadcrumbs)
+        lost(f"Cannot connect to the other ranks: {error}.", signals.stopping, marker)
         os._exit(0)
     check_alike(links.facts)
     # Before anything that has to be put away again: it refuses limits that nothing fits into.
     memory = plan_of(settings.home, model.info, links.facts, estimates, fit=fit_memory) if place.first else None
     vitals = Vitals(describe(place, our_device, model.info.name, load_s, model.info.notice), our_device)
     tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
-    monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, breadcrumbs)
+    monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, marker)
     shelf = open_shelf(checkpoints, settings.home, storage)
     if shelf is not None:
         shelf = TallyingShelf(shelf, vitals.tallies)
     codec = Codec(model=model.info.name, device=our_device, compute=model.info.compute)
     spool = Spool(shelf, codec) if shelf is not None else None
-    outlet = Outlet(storage, model.info, tracer, fence=Fence(connect(url), signals.stopping)) if place.last else None
+    outlet = None
+    if place.last:
+        fence = Fence(connect(url), signals.stopping)
+        outlet = Outlet(storage, model.info, tracer, fence=fence, mark=partial(marker.during, "write"))
     intake = None
     if place.first:
         storage.sweep()
@@ -171,7 +175,8 @@ def _run(
             until_s=until_s,
             # One computed, one received and one sent by each rank, and those that are being written.
             max_in_flight=3 * place.num_ranks + 4,
-            blame=read_blame(breadcrumbs.folder, breadcrumbs.life),
+            suspects=read_suspects(marker.folder, marker.restart_count),
+            mark_prepare=partial(marker.during, "prepare"),
         )
         outage = Outage(restarter(settings))
         connection = connect(url)
@@ -186,12 +191,12 @@ def _run(
             monitor,
             place.rank,
             compiling.stall_s(settings.stall_s, compute),
-            on_stall=lambda: stalled(monitor, breadcrumbs),
+            on_stall=lambda: stalled(monitor, marker),
         ),
         tracer=tracer,
         source=intake,
         sink=outlet,
-        on_lost=lambda reason: lost(reason, signals.stopping, breadcrumbs),
+        on_lost=lambda reason: lost(reason, signals.stopping, marker),
         keeper=spool,
     )
     vitals.waiting = [part for part in (intake, outlet, spool) if part is not None]
@@ -219,7 +224,7 @@ def _run(
         os._exit(0)
     if spool is not None and not spool.flush(FLUSH_S):
         logger.warning("The checkpoints of videos that are finished could not be removed; the next worker does that.")
-    breadcrumbs.innocent()
+    marker.mark_clean_exit()
     if trace and run_dir is not None:
         rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
 

@@ -189,6 +189,9 @@ class _MemoryMonitor:
     def note(self) -> None:
         self.rss_mb.append(self._process.memory_info().rss / 2**20)
 
+    def warm_up(self, sample: Sample) -> None:
+        pass
+
     def idle(self) -> None:
         pass
 

@@ -130,6 +130,9 @@ class _Pairs:
     def step(self, sample: Sample, index: int) -> None:
         self._marks.append(self._meter())
 
+    def warm_up(self, sample: Sample) -> None:
+        """Say nothing."""
+
     def idle(self) -> None:
         """Say nothing."""
 

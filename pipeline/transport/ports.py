@@ -86,6 +86,10 @@ class Monitor(Protocol):
         """Step `index` of a sample is about to be done here; index == steps means its decode."""
         ...
 
+    def warm_up(self, sample: Sample) -> None:
+        """Take note that this rank is about to warm up for a sample that will come; it has no tensors yet."""
+        ...
+
     def idle(self) -> None:
         """Nothing is being computed here: the stage waits for work, or for room to pass it on."""
         ...

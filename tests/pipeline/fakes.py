@@ -117,10 +117,14 @@ class ListMonitor:
         #: job -> step at which it is cancelled.
         self.cancel_at: dict[str, int] = {}
         self._now: dict[str, int] = {}
+        self.warmed: list[str] = []
 
     def step(self, sample: Sample, index: int) -> None:
         self.steps.append((sample.job_id, index))
         self._now[sample.job_id] = index
+
+    def warm_up(self, sample: Sample) -> None:
+        self.warmed.append(sample.job_id)
 
     def idle(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,45 @@ def test_no_more_is_in_flight_than_the_group_can_hold(house, open_intake: Open, 
     intake.nearly_free()
     let_it_go_round(house, until)
     assert house.queued() == job_ids[2:]
+
+
+def test_a_suspect_of_a_crash_runs_alone(house, open_intake: Open, until) -> None:
+    """Nothing else is in flight, and no other photo is prepared, until it has ended."""
+    marked: list[str] = []
+    first, bad, after = (house.submit() for _ in range(3))
+    house.connection.hset(keys.CRASHES, bad, "{}")
+    intake = open_intake(mark_prepare=lambda job_id: nullcontext(marked.append(job_id)))
+    request = take(intake)
+    intake.nearly_free()
+    until(lambda: house.view(bad).status == "started")
+    let_it_go_round(house, until)
+    assert (request.job_id, {*marked}) == (first, {first})
+
+    intake.ended(finished(request))
+    request = take(intake)
+    intake.nearly_free()
+    let_it_go_round(house, until)
+    assert (request.job_id, {*marked}) == (bad, {first, bad})
+    assert house.queued() == [after]
+
+    intake.ended(finished(request))
+    assert take(intake).job_id == after
+    assert not house.connection.exists(keys.CRASHES)
+
+
+def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(house, open_intake: Open, until) -> None:
+    first, bad = house.submit(), house.submit()
+    house.connection.hset(keys.CRASHES, bad, "{}")
+    intake = open_intake()
+    request = take(intake)
+    intake.nearly_free()
+    until(lambda: house.view(bad).status == "started")
+    intake.drain()
+    intake.ended(finished(request))
+    assert take(intake).job_id == bad
+    intake.ended(Report(job_id=bad, body={}, result={}, failure="It broke."))
+    assert intake.take() is None
+    assert house.states([first, bad]) == ["finished", "failed"]
 
 
 def test_an_urgent_job_overtakes_what_is_not_taken_yet(house, open_intake: Open) -> None:

@@ -14,6 +14,7 @@ import redis
 
 from svdq.pipeline.models.tiny import write_tiny_model
 from svdq.producer import keys
+from svdq.producer.control import cancel
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
@@ -21,8 +22,9 @@ from svdq.producer.status.workers import view_workers
 from svdq.worker import identity
 from svdq.worker.jobs import handover
 from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.recovery.breadcrumbs import Blame
-from svdq.worker.recovery.recovery import Crashes, Recovery
+from svdq.worker.recovery.crash_count import CrashCount, count_crash, must_run_alone, read_count
+from svdq.worker.recovery.crash_marker import CrashSuspect, Phase
+from svdq.worker.recovery.recovery import Recovery
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -124,14 +126,14 @@ def test_jobs_of_a_dead_group_come_back_in_order(
     handover.pop(connection, dead.queues, dead.name)  # killed right after: d
     put(connection, "newer")
 
-    Recovery(worker, 2).at_start(None)
+    Recovery(worker, 2).at_start([])
 
     assert waiting(connection) == ["b", "c", "d", "e", "newer"]
     assert worker.holds(mine)
     for job_id in ("b", "c", "d"):
         job = fetch(connection, job_id)
         assert (job.get_status().value, job.retries_left) == ("queued", 3)
-    Recovery(worker, 2).at_start(None)
+    Recovery(worker, 2).at_start([])
     assert waiting(connection) == ["b", "c", "d", "e", "newer"]
 
 
@@ -141,7 +143,7 @@ def test_a_dead_groups_lock_is_freed_and_a_living_ones_is_not(
     connection.set("rq:clean_registries:svdq-default", dead.name)
     connection.set("rq:clean_registries:svdq-high", worker.name)
     connection.set("rq:clean_registries:svdq-low", 1)  # RQ's own
-    Recovery(worker, 2).at_start(None)
+    Recovery(worker, 2).at_start([])
     assert not connection.exists("rq:clean_registries:svdq-default")
     assert connection.exists("rq:clean_registries:svdq-high", "rq:clean_registries:svdq-low") == 2
 
@@ -171,20 +173,74 @@ def test_expired_leases_come_back_without_spending_retries(
 # Jobs that end their rank.
 
 
-def crash(step: int, *, stalled: bool = False) -> Blame:
-    return Blame(job_id="a", step=step, rank=1, stalled=stalled)
+def suspect(job_id: str, step: int = 4, phase: Phase = "step") -> CrashSuspect:
+    return CrashSuspect(job_id=job_id, phase=phase, step=step, rank=1)
 
 
-def test_crashes_are_counted_at_one_step() -> None:
-    first = Crashes.after(None, crash(4))
+def counted(before: CrashCount | None, found: CrashSuspect, *, only_suspect: bool = True) -> CrashCount:
+    return CrashCount.after(before, found, worker="", only_suspect=only_suspect)
+
+
+def test_crashes_are_counted_at_one_place() -> None:
+    first = counted(None, suspect("a"))
     assert (first.here, first.total) == (1, 1)
-    assert Crashes.after(first, crash(4)).too_many(2)
-    moved = Crashes.after(first, crash(7))
-    assert not moved.too_many(2)
+    assert counted(first, suspect("a")).is_too_many(2)
+    assert not counted(first, suspect("a", 4, "decode")).is_too_many(2), "another phase is another place"
+    moved = counted(first, suspect("a", 7))
+    assert not moved.is_too_many(2)
     for step in range(8, 16):
-        moved = Crashes.after(moved, crash(step))
+        moved = counted(moved, suspect("a", step))
     assert moved.total == 10
-    assert moved.too_many(2)  # wherever: it does not go on for ever
+    assert moved.is_too_many(2), "at any place: it does not go on for ever"
+
+
+def test_one_of_several_suspects_is_never_set_aside_before_it_has_died_alone() -> None:
+    count = None
+    for _ in range(20):
+        count = counted(count, suspect("a"), only_suspect=False)
+    assert count is not None
+    assert not count.is_too_many(2)
+    assert counted(count, suspect("a")).is_too_many(2)
+
+
+def test_suspects_run_alone_until_they_have_ended(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+) -> None:
+    put(connection, "a", "b", "c")
+    dead.pop()
+    dead.pop()
+    Recovery(worker, 1).at_start([suspect("a"), suspect("c", 0, "prepare"), suspect("gone")])
+    assert waiting(connection) == ["a", "b", "c"], "none is set aside, though one attempt is all they have"
+    assert [must_run_alone(connection, job_id) for job_id in ("a", "b", "c", "gone")] == [True, False, True, False]
+    worker.succeed(worker.pop(), {"outputs": []})
+    assert not must_run_alone(connection, "a")
+    cancel(connection, "c")
+    assert not must_run_alone(connection, "c")
+    assert not connection.exists(keys.CRASHES)
+
+
+def test_one_crash_that_two_hosts_of_a_group_report_is_counted_once(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+) -> None:
+    put(connection, "a")
+    dead.pop()
+    count_crash(connection, [suspect("a", 0, "warm-up")])
+    Recovery(worker, 2).at_start([suspect("a", 0, "warm-up")])
+    count = read_count(connection, "a")
+    assert count is not None
+    assert (count.here, count.total) == (1, 1)
+    assert waiting(connection) == ["a"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 4, "rank": 1, "here": 1, "total": 1}', "null"])
+def test_a_count_that_cannot_be_read_is_begun_anew(connection: redis.Redis, worker: GroupWorker, text: str) -> None:
+    put(connection, "a", "b")
+    connection.hset(keys.CRASHES, mapping={"a": text, "gone": text})
+    Recovery(worker, 2).at_start([suspect("a")])
+    count = read_count(connection, "a")
+    assert count is not None
+    assert count.total == 1
+    assert connection.hkeys(keys.CRASHES) == [b"a"], "what was counted of a job that is gone goes, too"
 
 
 def test_a_job_that_killed_its_rank_twice_is_set_aside(
@@ -193,11 +249,12 @@ def test_a_job_that_killed_its_rank_twice_is_set_aside(
     put(connection, "a", "b")
     dead.pop()
     dead.pop()
-    Recovery(worker, 2).at_start(crash(4))
+    Recovery(worker, 2).at_start([suspect("a")])
     assert waiting(connection) == ["a", "b"]
     dead.pop()
     dead.pop()
-    Recovery(worker, 2).at_start(crash(4))
+    connection.hset("rq:job:a", "worker_name", "another process's")
+    Recovery(worker, 2).at_start([suspect("a")])
     assert waiting(connection) == ["b"]
     failed = fetch(connection, "a")
     assert failed.get_status().value == "failed"

@@ -74,7 +74,9 @@ class Intake:
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._reporter = Reporter(self._worker, on_ended=self._forget)
         self._wake = threading.Event()
-        self._preparer = Preparer(storage, model, options.max_pixels, archive, options.memory)
+        self._preparer = Preparer(
+            storage, model, options.max_pixels, archive, options.memory, mark=options.mark_prepare
+        )
         self._feeder = Feeder(
             self._worker, self._reporter, self._preparer, options, archive, self._wake, self._take_back_unknown
         )
@@ -197,7 +199,7 @@ class Intake:
     def _round(self, *, closing: bool) -> None:
         if not self._begun:
             self._worker.start()
-            self._recovery.at_start(self._options.blame)
+            self._recovery.at_start(self._options.suspects)
             self._sweep()
             self._sweep_at = time.monotonic() + SWEEP_S
             self._begun = True

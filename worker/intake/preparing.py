@@ -5,6 +5,8 @@ Runs in a thread beside everything else, ahead of need. Knows no queue.
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,6 +60,7 @@ class Preparer:
         archive: Archive | None,
         memory: MemoryPlan | None = None,
         *,
+        mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         first_delay_s: float = FIRST_DELAY_S,
         photo_patience_s: float = PHOTO_PATIENCE_S,
     ) -> None:
@@ -69,6 +72,7 @@ class Preparer:
             max_pixels: photos with more are refused.
             archive: where checkpoints are found; None where there are none.
             memory: says which videos fit; None lets all through.
+            mark: called with a job's id; the block that it guards may crash the process.
             first_delay_s: how long to wait when the storage refuses for the first time.
             photo_patience_s: how long a storage that can be used otherwise may refuse a photo.
         """
@@ -77,6 +81,7 @@ class Preparer:
         self._max_pixels = max_pixels
         self._archive = archive
         self._memory = memory
+        self._mark = mark
         self._photo_patience_s = photo_patience_s
         self._patience = Patience("No video is begun", first_delay_s=first_delay_s)
         #: The job that is insisted on, and the one that nobody wants any more.
@@ -98,7 +103,7 @@ class Preparer:
             found = self._patience.insist(find, lambda: self._unwanted != job_id)
         except UnavailableError as error:
             raise SvdqError(str(error)) from error  # no patience mends it
-        return self._decoded(found, job)
+        return self._decoded(found, job_id, job)
 
     def prepare_ahead(self, job_id: str, job: Job) -> Prepared:
         """Do the same for a job that may never be taken: once.
@@ -107,7 +112,7 @@ class Preparer:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
-        return self._decoded(self._find(job_id, job, _Refusals(self._photo_patience_s)), job)
+        return self._decoded(self._find(job_id, job, _Refusals(self._photo_patience_s)), job_id, job)
 
     @property
     def trouble(self) -> Trouble | None:
@@ -143,6 +148,10 @@ class Preparer:
 
     def _find(self, job_id: str, job: Job, refusals: "_Refusals") -> "Prepared | _Begun":
         """Look once for all that is in the storage."""
+        with self._mark(job_id):
+            return self._find_once(job_id, job, refusals)
+
+    def _find_once(self, job_id: str, job: Job, refusals: "_Refusals") -> "Prepared | _Begun":
         parameters = job.parameters
         if parameters.frames is None:
             parameters = parameters.model_copy(update={"frames": self._model.default_frames})
@@ -156,10 +165,11 @@ class Preparer:
         admitted = self._admit(parameters)
         return _Begun(admitted, self._read(job.image, refusals))
 
-    def _decoded(self, found: "Prepared | _Begun", job: Job) -> Prepared:
+    def _decoded(self, found: "Prepared | _Begun", job_id: str, job: Job) -> Prepared:
         if isinstance(found, Prepared):
             return found
-        image = photo.prepare(photo.load(found.photo, self._max_pixels), job.width, job.height, job.fit)
+        with self._mark(job_id):
+            image = photo.prepare(photo.load(found.photo, self._max_pixels), job.width, job.height, job.fit)
         return Prepared(photo=image, parameters=found.admitted.parameters, adjusted=found.admitted.adjusted)
 
     def _read(self, key: str, refusals: "_Refusals") -> bytes:

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -54,6 +55,7 @@ class Outlet:
         tracer: Tracer,
         *,
         fence: Callable[[Sample], bool] = lambda _: True,
+        mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         first_delay_s: float = FIRST_DELAY_S,
     ) -> None:
         """Begin to wait for deliveries.
@@ -63,12 +65,14 @@ class Outlet:
             model: what made them, for the account beside them.
             tracer: records spans.
             fence: asked right before files are published, and while they cannot be, whether they are still to be.
+            mark: called with a job's id; the block that it guards may crash the process.
             first_delay_s: how long to wait when the storage refuses for the first time.
         """
         self._storage = storage
         self._model = model
         self._tracer = tracer
         self._fence = fence
+        self._mark = mark
         self._versions = {name: version(name) for name in VERSIONS_OF}
         self._patience = Patience("Videos wait to be written", first_delay_s=first_delay_s)
         self._waiting: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
@@ -136,6 +140,10 @@ class Outlet:
         logger.warning("Job %s was cancelled or is not ours any more; its files are dropped.", sample.job_id)
 
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
+        with self._mark(sample.job_id):
+            return self._write_once(sample, frames)
+
+    def _write_once(self, sample: Sample, frames: Frames) -> dict[str, Any]:
         """Write and publish a video's files and their account; an empty result when they are not to be any more."""
         started = time.perf_counter()
         job = job_as_used(sample.parameters, sample.ticket)

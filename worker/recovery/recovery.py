@@ -4,10 +4,9 @@ What is found goes back to the front of its queue, in its old order and without 
 has ended its rank too often. RQ's own maintenance, which spends everyone's retries, comes second.
 """
 
-import json
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -20,44 +19,10 @@ from svdq.producer import keys
 from svdq.worker import identity
 from svdq.worker.jobs import handover
 from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.recovery.breadcrumbs import Blame
+from svdq.worker.recovery.crash_count import count_crash, read_count
+from svdq.worker.recovery.crash_marker import CrashSuspect
 
 logger = logging.getLogger(__name__)
-
-#: How many times `max_attempts` a job may end its rank at whatever steps.
-MAX_CRASHES_FACTOR = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crashes:
-    """How often a rank died while it computed a job."""
-
-    #: The step at the last crash.
-    step: int
-    #: The rank that died last.
-    rank: int
-    #: Crashes in a row at that step: without progress.
-    here: int
-    #: Crashes at whatever steps.
-    total: int
-    #: Whether the last one was no crash: the rank ended itself because the step did not end.
-    stalled: bool = False
-
-    @classmethod
-    def after(cls, before: "Crashes | None", blame: Blame) -> "Crashes":
-        """Count one more; a job that came to another step than last time has not died of that one."""
-        same = before is not None and before.step == blame.step
-        return cls(
-            step=blame.step,
-            rank=blame.rank,
-            here=before.here + 1 if before is not None and same else 1,
-            total=before.total + 1 if before is not None else 1,
-            stalled=blame.stalled,
-        )
-
-    def too_many(self, max_attempts: int) -> bool:
-        """Whether it is time to set the job aside."""
-        return self.here >= max_attempts or self.total >= max_attempts * MAX_CRASHES_FACTOR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +43,20 @@ class Recovery:
         self._worker = worker
         self._connection: redis.Redis = worker.connection
         self._max_attempts = max_attempts
+        #: Whether the crash before this start is counted.
+        self._is_counted = False
         #: Jobs that were taken back so far.
         self.num_taken_back = 0
 
-    def at_start(self, blame: Blame | None) -> None:
+    def at_start(self, suspects: Sequence[CrashSuspect]) -> None:
         """Take back what dead groups of this host had; to be called before the first pop.
 
         Args:
-            blame: the job that the life before of this group died of, if it is known here; other hosts count theirs.
+            suspects: what ranks of this host were working on when this group died; other hosts count theirs.
         """
-        if blame is not None:
-            count_crash(self._connection, blame)
+        if not self._is_counted:  # this may be tried again when Redis goes away meanwhile
+            count_crash(self._connection, suspects)
+            self._is_counted = True
         for queue in self._worker.queues:
             self._unlock(queue)
             popped = self._give_back_popped(queue, identity.is_gone)
@@ -96,7 +64,10 @@ class Recovery:
             self._tell(queue, popped + self._give_back(queue, taken, handover.FOREVER))
             self._release_deferred(queue)
         for job_id in map(as_text, self._connection.hkeys(keys.CRASHES)):
-            self._set_aside_queued(job_id)
+            if self._connection.exists(rq.job.Job.key_for(job_id)):
+                self._set_aside_queued(job_id)
+            else:
+                self._connection.hdel(keys.CRASHES, job_id)
         self._forget_pauses()
 
     def unknown(self, held: Collection[str]) -> None:
@@ -150,8 +121,8 @@ class Recovery:
         given = []
         for item in taken:
             job_id = item.execution.job_id
-            crashes = _read_crashes(self._connection, job_id)
-            if crashes is not None and crashes.too_many(self._max_attempts):
+            crashes = read_count(self._connection, job_id)
+            if crashes is not None and crashes.is_too_many(self._max_attempts):
                 # Back in the queue first, from where it is taken in one step: no kill in between loses it.
                 if handover.give_back(self._connection, queue, item.execution, lease_until):
                     self._set_aside_queued(job_id)
@@ -192,8 +163,8 @@ class Recovery:
 
     def _set_aside_queued(self, job_id: str) -> None:
         """Take a job off the queue that has ended its rank too often, and fail it."""
-        crashes = _read_crashes(self._connection, job_id)
-        if crashes is None or not crashes.too_many(self._max_attempts):
+        crashes = read_count(self._connection, job_id)
+        if crashes is None or not crashes.is_too_many(self._max_attempts):
             return
         for queue in self._worker.queues:
             if handover.claim(self._connection, queue, job_id, self._worker.name):
@@ -201,7 +172,7 @@ class Recovery:
                 if rq_job is None:
                     handover.drop_popped(self._connection, queue, job_id)
                     continue
-                reason = _reason(crashes)
+                reason = crashes.reason
                 logger.error("Job %s is set aside: %s", job_id, reason)
                 self._worker.fail_popped(rq_job, queue, reason)
 
@@ -217,34 +188,3 @@ class Recovery:
         for name in map(as_text, self._connection.hkeys(keys.PAUSES)):
             if identity.is_gone(name):
                 self._connection.hdel(keys.PAUSES, name)
-
-
-def count_crash(connection: redis.Redis, blame: Blame) -> None:
-    """Count that a rank died of a job; on each host of a group, before its ranks meet and so before `at_start`."""
-    crashes = Crashes.after(_read_crashes(connection, blame.job_id), blame)
-    if connection.exists(rq.job.Job.key_for(blame.job_id)):
-        connection.hset(keys.CRASHES, blame.job_id, json.dumps(asdict(crashes)))
-    what = "made no progress" if blame.stalled else "died"
-    logger.warning("Rank %d %s in step %d of job %s.", blame.rank, what, blame.step + 1, blame.job_id)
-
-
-def _read_crashes(connection: redis.Redis, job_id: str) -> Crashes | None:
-    text = connection.hget(keys.CRASHES, job_id)
-    return Crashes(**json.loads(text)) if text else None
-
-
-def _reason(crashes: Crashes) -> str:
-    times = "once" if crashes.total == 1 else f"{crashes.total} times"
-    where = f"last rank {crashes.rank} in step {crashes.step + 1} (one more than its steps means the decode)"
-    if crashes.stalled:
-        return (
-            f"Its worker process made no progress and was ended {times} while it computed this job, {where}, so it was "
-            "set aside and the queue goes on. That is mostly a GPU or a driver that hangs: look at the worker's log "
-            "(`svdq logs`), which says where it stood, then `svdq retry` it; if a step may take that long here, raise "
-            "SVDQ_STALL_S."
-        )
-    return (
-        f"Its worker process died {times} while it computed this job, {where}, so it was set aside and the queue goes "
-        "on. That is mostly memory running out or a crash of the GPU's driver: look at the system's log, then try "
-        "fewer frames, a smaller size or a smaller decode_chunk_size, or `svdq retry` it."
-    )
