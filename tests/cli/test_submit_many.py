@@ -52,9 +52,13 @@ def test_a_folder(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
     assert job is not None
     assert job.folder == "trip/day 1"
 
-    again = svdq("submit", str(folder / "**" / "*.png"), "--output", "trip/day 1", "--name", "{stem}-{seed}")
-    assert [line.split()[0] for line in again.stdout.splitlines()] == [job["id"] for job in made]
-    assert again.stdout.count("exists already") == 22
+    below = read_job(fetch(connection, str(made[-1]["id"])))
+    assert below is not None
+    assert below.folder == "trip/day 1/sub"
+
+    again = svdq("submit", str(folder / "*.png"), "--output", "trip/day 1", "--name", "{stem}-{seed}")
+    assert [line.split()[0] for line in again.stdout.splitlines()] == [job["id"] for job in made[:20]]
+    assert again.stdout.count("exists already") == 20
     assert len(queued(connection)) == 22
 
 
