@@ -76,8 +76,6 @@ class LaunchOptions:
     #: Port and address of this machine where metrics are served; None: they are not.
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
-    #: Change videos that do not fit into memory, in place of refusing them.
-    fit_memory: bool = False
     #: What tensors go through between ranks: host or nccl.
     transport: str = "host"
     #: How the ranks log: text or json.
@@ -119,7 +117,9 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
-    arguments += ["--fit-memory"] if options.fit_memory else []
+    if gpus:
+        # Those of all groups.
+        arguments += ["--ranks-per-gpu", str(math.ceil(ranks * options.groups / len(gpus)))]
     arguments += ["--transport", options.transport, "--log-format", options.log_format]
     if options.compute is not None:
         arguments += as_arguments(options.compute)
