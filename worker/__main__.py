@@ -5,7 +5,6 @@
 
 import json
 import logging
-import math
 import os
 import sys
 import time
@@ -39,7 +38,7 @@ from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
 from svdq.worker.jobs.callbacks import Callbacks
-from svdq.worker.launching import compiling, rundir
+from svdq.worker.launching import compiling, gpus, rundir
 from svdq.worker.launching.compute_options import check_alike, compute_options, read, transport_option
 from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
@@ -227,14 +226,13 @@ def _memory(
     place: Place, device: torch.device, info: ModelInfo, limit: int | None, ranks_per_gpu: int | None
 ) -> RankMemory:
     """Find what memory this rank has, once its model is loaded."""
-    if ranks_per_gpu is None:  # svdq worker counts those of all groups; torchrun has one
-        num_gpus = torch.cuda.device_count() if device.type == "cuda" else place.local_num_ranks
-        ranks_per_gpu = math.ceil(place.local_num_ranks / num_gpus)
+    # svdq worker counts those of all groups; torchrun has one.
+    sharing = ranks_per_gpu or gpus.ranks_per_gpu(torch.cuda.device_count(), place.local_num_ranks)
     return RankMemory(
-        capacity=capacity(device, limit, ranks_per_gpu),
+        capacity=capacity(device, limit, sharing),
         weights=info.weight_bytes,
         device=name_of(device),
-        ranks_per_gpu=ranks_per_gpu,
+        ranks_per_gpu=sharing,
     )
 
 

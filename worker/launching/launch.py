@@ -29,7 +29,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
 from svdq.worker.launching.compute_options import as_arguments
-from svdq.worker.launching.gpus import share_out, visible_gpus
+from svdq.worker.launching.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
 from svdq.worker.launching.kept_options import kept_way
@@ -117,9 +117,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
-    if gpus:
-        # Those of all groups.
-        arguments += ["--ranks-per-gpu", str(math.ceil(ranks * options.groups / len(gpus)))]
+    arguments += ["--ranks-per-gpu", str(ranks_per_gpu(len(gpus), ranks * options.groups))]
     arguments += ["--transport", options.transport, "--log-format", options.log_format]
     if options.compute is not None:
         arguments += as_arguments(options.compute)
