@@ -54,11 +54,6 @@ if TYPE_CHECKING:
     help="What a rank's weights and activations may take, such as 24GB; videos that need more are refused "
     "(SVDQ_MEMORY_LIMIT). Default: what its GPU has.",
 )
-@click.option(
-    "--fit-memory",
-    is_flag=True,
-    help="Change videos that need more in place of refusing them: a smaller decode_chunk_size, then fewer frames.",
-)
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_check_report import Report
 
-from svdq.pipeline.models.memory_measured import WORKSPACE_BYTES
+from svdq.pipeline.models.memory import WORKSPACE_BYTES
 
 #: What ranks that share a card have to reach of one rank's pace, and ranks with a card each of their number.
 WANTED_PACE = 0.9

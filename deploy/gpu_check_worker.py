@@ -13,7 +13,8 @@ import PIL.Image
 import PIL.ImageOps
 from gpu_check_report import Report
 
-from svdq.pipeline.models.memory_measured import WORKSPACE_BYTES
+from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, estimate, shape_for
+from svdq.pipeline.parameters import VideoParameters
 
 
 class WorkerRuns:
@@ -48,15 +49,12 @@ class WorkerRuns:
         self._report.judge("Two photos make two videos", "yes" if differ else "no", "yes", differ)
 
     def memory(self) -> None:
-        """Render a video that its worker may not give all the memory it needs: it is changed to fit."""
+        """Render a video whose frames its worker has not the memory to decode at once: it decodes fewer at a time."""
         limit, weights = self._limit()
-        (made,) = self._rendered(
-            *("limited", [self._options.photo], "--memory-limit", limit, "--fit-memory"),
-            submit=["--decode-chunk-size", self._options.frames],
-        ).values()
-        adjusted = made.get("adjusted", "")
-        wanted = "adjusted to memory: and what was changed"
-        self._report.judge("A video too large for the limit", adjusted or "as it was", wanted, bool(adjusted))
+        (made,) = self._rendered("limited", [self._options.photo], "--memory-limit", limit).values()
+        chunk = made["job"]["decode_chunk_size"]
+        wanted = f"fewer than {self._options.frames}"
+        self._report.judge("Frames decoded at a time under the limit", str(chunk), wanted, chunk < self._options.frames)
         if taken := made.get("memory_bytes"):
             most = weights + max(taken.values())
             self._report.judge(
@@ -67,29 +65,28 @@ class WorkerRuns:
             )
 
     def _limit(self) -> tuple[int, int]:
-        """Give a limit between what the video needs and what its smallest form does, and the bytes of the weights."""
+        """Give a limit between what decoding all frames needs and what one at a time does, and the weights' bytes."""
         import torch
 
         from svdq.pipeline.models.compute import DEFAULTS, dtype_of
-        from svdq.pipeline.models.memory import MemoryEstimator
-        from svdq.pipeline.models.model import Part
+        from svdq.pipeline.models.model import Part, open_model
 
-        parts, device = Part.of_rank(0, 1), torch.device(self._options.device)
+        device = torch.device(self._options.device)
+        dtype = dtype_of(DEFAULTS, device)
+        weights = open_model(self._model, Part.of_rank(0, 1), device, dtype).info.weight_bytes
         width, height = map(int, self._options.size.split("x"))
-        estimates = MemoryEstimator(self._model, dtype_of(DEFAULTS, device), device.type, DEFAULTS)
-        weights, encode = estimates.weights(parts), estimates.encode(parts, width, height)
+        frames = self._options.frames
 
-        def need(frames: int) -> int:
-            peaks = (
-                encode,
-                estimates.step(width, height, frames, True),
-                estimates.decode(width, height, frames, frames),
-            )
+        def need(chunk: int) -> int:
+            video = VideoParameters(width=width, height=height, frames=frames, decode_chunk_size=chunk, seed=0)
+            activities: tuple[Activity, ...] = ("encode", "step", "decode")
+            name = str(dtype).removeprefix("torch.")
+            peaks = [estimate(each, shape_for(each, video), name, has_decoder=True) for each in activities]
             return weights + max(peaks) + (WORKSPACE_BYTES if self._on_gpu else 0)
 
-        all_of_it, least = need(self._options.frames), need(1)
+        all_of_it, least = need(frames), need(1)
         if all_of_it <= least:
-            raise RuntimeError(f"{self._options.frames} frames need no more memory than one: give more --frames")
+            raise RuntimeError(f"{frames} frames need no more memory than one: give more --frames")
         return (all_of_it + least) // 2, weights
 
     def _rendered(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.costs import CostBook, Shape
-from svdq.pipeline.decoding import decode
+from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
 from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.parameters import VideoParameters
@@ -57,6 +57,7 @@ class Stage:
         assert (sink is None) == (downstream is not None)
         self.rank = rank
         self._model = model
+        self._decoder = Decoder(model)
         self._monitor = monitor
         self._tracer = tracer
         self._source = source
@@ -120,6 +121,21 @@ class Stage:
                 shape_text = f"{shape.width}x{shape.height}x{shape.frames}"
                 logger.warning("%s", say_why(error, f"while this rank warmed up for {shape_text}"))
 
+    def warm_up_group(self, parameters: VideoParameters) -> None:
+        """Warm up on all ranks at the same time; on rank 0, before `run`.
+
+        Args:
+            parameters: of the shape, with the decode_chunk_size that is planned for it.
+        """
+        self._announce(parameters)
+        self.warm_up(parameters)
+
+    def _announce(self, parameters: VideoParameters, job_id: str = "") -> None:
+        """Have the ranks that follow warm up for a shape; `job_id` is the job that brings it, if one does."""
+        if self._downstream is not None:
+            body = {"job_id": job_id, "parameters": parameters.model_dump(mode="json")}
+            self._downstream.send(Message(kind=Kind.WARM, body=body))
+
     # Receiving: from the source on rank 0, from the neighbour elsewhere.
 
     def _receive(self) -> Sample | None:
@@ -140,18 +156,17 @@ class Stage:
                 if self._downstream is not None:
                     self._downstream.send(message)
                 parameters = VideoParameters.model_validate(message.body["parameters"])
-                # For the monitor: if the warm-up kills ranks, this job is the one to set aside.
-                job_id = message.body["job_id"]
-                self._monitor.warm_up(Sample(job_id=job_id, parameters=parameters, boundaries=(), step=0))
+                if job_id := message.body["job_id"]:
+                    # If the warm-up kills ranks, this job is the one to set aside.
+                    self._monitor.warm_up(Sample(job_id=job_id, parameters=parameters, boundaries=(), step=0))
                 self.warm_up(parameters)
                 self._monitor.idle()
 
     def _admit(self, request: Request) -> Sample:
         parameters = request.parameters
         shape = Shape.of(parameters)
-        if shape not in self._warm and self._downstream is not None:
-            body = {"job_id": request.job_id, "parameters": parameters.model_dump(mode="json")}
-            self._downstream.send(Message(kind=Kind.WARM, body=body))
+        if shape not in self._warm:
+            self._announce(parameters, request.job_id)
         self._warm.add(shape)
         resume = request.resume
         first_step = resume.step if resume is not None else 0
@@ -159,11 +174,16 @@ class Stage:
         boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape), self._stride)
         if resume is not None:
             # What it took before may have been on another kind of GPU.
-            sample = replace(resume, boundaries=boundaries, ticket=request.ticket, memory={})
+            sample = replace(resume, boundaries=boundaries, ticket=request.ticket, memory={}, ran_out=False)
             self._monitor.step(sample, first_step)
             return sample
         sample = Sample(
-            job_id=request.job_id, parameters=parameters, boundaries=boundaries, step=0, ticket=request.ticket
+            job_id=request.job_id,
+            parameters=parameters,
+            boundaries=boundaries,
+            step=0,
+            ticket=request.ticket,
+            chunk_chosen=request.chunk_chosen,
         )
         self._monitor.step(sample, 0)
         started = time.perf_counter()
@@ -248,7 +268,7 @@ class Stage:
         if not sample.ended:
             self._monitor.step(sample, sample.parameters.steps)
             with self._tracer.span("decode", sample.job_id):
-                sample, frames = decode(self._model, sample)
+                sample, frames = self._decoder.decode(sample)
             sample = sample.taking(self._model.memory(sample.parameters))
             self._monitor.idle()
             if frames is not None:

@@ -8,6 +8,8 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Place, build_stage, choose_device, join
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.models.compute_check import check
-from svdq.pipeline.models.memory_room import look
+from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.model import ModelInfo, Part, open_model
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import usage_event
 from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.queue import server_url
@@ -35,9 +38,9 @@ from svdq.worker.health.vitals import Vitals, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
-from svdq.worker.intake.memory import plan_of, start_estimates
+from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
 from svdq.worker.jobs.callbacks import Callbacks
-from svdq.worker.launching import compiling, rundir
+from svdq.worker.launching import compiling, gpus, rundir
 from svdq.worker.launching.compute_options import check_alike, compute_options, read
 from svdq.worker.launching.hosts import address_book
 from svdq.worker.output.outlet import Outlet
@@ -63,7 +66,7 @@ FLUSH_S = 10.0
 @click.option("--run-dir", type=click.Path(path_type=Path))
 @click.option("--checkpoints", type=click.Choice(["local", "storage", "off"]), default="local")
 @click.option("--until-s", type=float)
-@click.option("--fit-memory", is_flag=True)
+@click.option("--ranks-per-gpu", type=click.IntRange(min=1))
 @click.option("--kept", is_flag=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("--group")
@@ -112,7 +115,7 @@ def _run(
     run_dir: Path | None,
     checkpoints: str,
     until_s: float | None,
-    fit_memory: bool,
+    ranks_per_gpu: int | None,
     kept: bool,
 ) -> None:
     our_device = choose_device(device, place)
@@ -125,9 +128,6 @@ def _run(
     storage = Storage(settings.storage)
     parts = Part.of_rank(place.rank, place.num_ranks)
     dtype, limit = dtype_of(compute, our_device), settings.memory_limit
-    estimates = None
-    if place.first:
-        estimates = start_estimates(settings.model, dtype, our_device, compute, limit, fit=fit_memory)
     opening_since = time.perf_counter()
     try:
         model = open_model(settings.model, parts, our_device, dtype, compute)
@@ -137,7 +137,8 @@ def _run(
     if place.local_rank == 0 and not place.first:
         count_crash_here(url, marker)
     try:
-        facts = json.dumps(look(our_device, limit) | {"compute": model.info.compute})
+        memory = _memory(place, our_device, model.info, limit, ranks_per_gpu)
+        facts = json.dumps(asdict(memory) | {"compute": model.info.compute})
         book = address_book(settings, on_one_host=place.local_num_ranks == place.num_ranks)
         links = join(place, our_device, folder=private_folder(marker.folder / "ranks"), book=book, facts=facts)
     except InputError as error:
@@ -148,7 +149,7 @@ def _run(
         os._exit(0)
     check_alike(links.facts)
     # Before anything that has to be put away again: it refuses limits that nothing fits into.
-    memory = plan_of(settings.home, model.info, links.facts, estimates, fit=fit_memory) if place.first else None
+    plan = plan_of(settings.home, model.info, links.facts, limit) if place.first else None
     vitals = Vitals(describe(place, our_device, model.info.name, load_s, model.info.notice), our_device)
     tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
     monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, marker)
@@ -170,7 +171,7 @@ def _run(
             has_scheduler=run_dir is not None,
             callbacks=Callbacks(settings),
             max_pixels=settings.max_pixels,
-            memory=memory,
+            memory=plan,
             max_attempts=settings.max_attempts,
             until_s=until_s,
             # One computed, one received and one sent by each rank, and those that are being written.
@@ -203,8 +204,8 @@ def _run(
     if intake is not None:
         vitals.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     signals.attach(stage, intake)
-    for shape in warm:
-        stage.warm_up(VideoParameters.of_shape(shape))
+    if plan is not None:
+        _warm_up(stage, plan, warm)
     if intake is not None:
         intake.start()
     stage.run()
@@ -213,8 +214,6 @@ def _run(
         spool.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
     if intake is not None:
         intake.close(put_back=stage.stopped)
-    if estimates is not None:
-        estimates.close()
     if stage.stopped and outlet is not None:
         outlet.wait(flush_until - time.monotonic())
     monitor.close()
@@ -227,6 +226,29 @@ def _run(
     marker.mark_clean_exit()
     if trace and run_dir is not None:
         rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
+
+
+def _memory(
+    place: Place, device: torch.device, info: ModelInfo, limit: int | None, ranks_per_gpu: int | None
+) -> RankMemory:
+    """Find what memory this rank has, once its model is loaded."""
+    # svdq worker counts those of all groups; torchrun has one.
+    sharing = ranks_per_gpu or gpus.ranks_per_gpu(torch.cuda.device_count(), place.local_num_ranks)
+    return RankMemory(
+        capacity=capacity(device, limit, sharing),
+        weights=info.weight_bytes,
+        device=name_of(device),
+        ranks_per_gpu=sharing,
+    )
+
+
+def _warm_up(stage: Stage, plan: MemoryPlan, shapes: Sequence[str]) -> None:
+    """Have all ranks warm up for shapes, decoding in the chunks that are planned for them."""
+    for shape in shapes:
+        try:
+            stage.warm_up_group(plan.admit(VideoParameters.of_shape(shape)))
+        except DoesNotFitError as error:
+            logger.warning("--warm %s: %s", shape, error)
 
 
 def _checked(compute: ComputeOptions, device: torch.device, *, is_kept: bool) -> ComputeOptions:

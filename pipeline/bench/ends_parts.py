@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import DEFAULTS
-from svdq.pipeline.models.memory import MemoryEstimator
+from svdq.pipeline.models.device_memory import is_out_of_memory
+from svdq.pipeline.models.memory import Activity, estimate, shape_for
 from svdq.pipeline.models.model import Part
 from svdq.pipeline.models.model_index import UNET_DEFAULTS
 from svdq.pipeline.models.svd import SvdModel
@@ -122,7 +122,6 @@ class _Bench:
         self._device = device
         self._dtype = dtype
         self._repeats = repeats
-        self._estimates = MemoryEstimator(name, dtype, device.type, DEFAULTS)
         self._model: SvdModel | None = None
         self._result: Tensor | None = None
         #: Whether memory did not suffice the last time.
@@ -146,7 +145,7 @@ class _Bench:
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - torch raises whatever it likes; the next one may do
-            self.out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            self.out_of_memory = is_out_of_memory(error)
             line = str(error).strip().partition("\n")[0][:200]
             failure = "out of memory" if self.out_of_memory else f"{type(error).__name__}: {line}"
             return replace(figures, failure=failure), None
@@ -176,13 +175,10 @@ class _Bench:
         }
 
     def _estimated(self, video: VideoParameters, chunk_size: int | None) -> int:
-        width, height, frames = video.width, video.height, video.num_frames
-        if self._part is Part.ENCODER:
-            return self._estimates.encode(self._part, width, height)
-        if self._part is Part.DECODER:
-            assert chunk_size is not None
-            return self._estimates.decode(width, height, frames, chunk_size)
-        return self._estimates.step(width, height, frames, video.guided)
+        activities: dict[Part, Activity] = {Part.ENCODER: "encode", Part.DENOISER: "step", Part.DECODER: "decode"}
+        activity = activities[self._part]
+        in_chunks = video.model_copy(update={"decode_chunk_size": chunk_size})
+        return estimate(activity, shape_for(activity, in_chunks), str(self._dtype).removeprefix("torch."))
 
     def _timed(self, run: Callable[[int], None], number: int) -> float:
         started = time.perf_counter()

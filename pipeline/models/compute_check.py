@@ -12,6 +12,7 @@ from torch.nn.attention import sdpa_kernel
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute
 from svdq.pipeline.models.compute import ATTENTION, ComputeOptions, attention_backends, dtype_of
+from svdq.pipeline.models.device_memory import is_out_of_memory
 
 
 def check(options: ComputeOptions, device: torch.device) -> None:
@@ -51,9 +52,9 @@ def _reason(attempt: Callable[[], object]) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of everything that a back end lacks, a line each
             attempt()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - torch raises whatever it likes
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         # The compiler's first line only names the backend that raised.
         lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
         return (lines[0] if lines else type(error).__name__).rstrip(".")[:160]

@@ -47,8 +47,8 @@ def read_provenance(path: Path) -> dict[str, Any]:
 def notice_of(document: Mapping[str, Any]) -> str:
     """Give what is to be said wherever a video is shown, such as "preview (no diffusion model)", or ""."""
     model = document.get("model")
-    of_model = model.get("notice") if isinstance(model, dict) else None
-    return ", ".join(str(notice) for notice in (of_model, document.get("adjusted")) if notice)
+    notice = model.get("notice") if isinstance(model, dict) else None
+    return str(notice or "")
 
 
 def _not_ours(path: Path) -> InputError:

@@ -27,8 +27,9 @@ class CountingModel:
         self.fail_decode: dict[int, Exception] = {}
         #: seed -> step that yields NaN.
         self.nan: dict[int, int] = {}
-        #: Frames that fit into memory when decoded at once.
+        #: Frames that fit into memory when decoded at once, and the error of more.
         self.decodable_frames = 1000
+        self.out_of_memory: Exception = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
         self.chunk_sizes: list[int] = []
         #: Bytes by what takes them.
         self.taken: dict[str, int] = {}
@@ -45,7 +46,7 @@ class CountingModel:
     def warm_up(self, parameters: VideoParameters) -> None:
         self.warmed.append(parameters)
         if (parameters.decode_chunk_size or parameters.num_frames) > self.decodable_frames:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+            raise self.out_of_memory
 
     def encode(self, photo, parameters: VideoParameters) -> dict[str, torch.Tensor]:
         if parameters.seed in self.fail_encode:
@@ -60,7 +61,7 @@ class CountingModel:
         if parameters.seed in self.fail_decode:
             raise self.fail_decode[parameters.seed]
         if decode_chunk_size > self.decodable_frames:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+            raise self.out_of_memory
         count = int(tensors["latents"].max())
         return np.full((parameters.num_frames, parameters.height, parameters.width, 3), count % 256, np.uint8)
 

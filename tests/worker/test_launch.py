@@ -10,7 +10,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.worker.launching import rundir
-from svdq.worker.launching.gpus import gpu_names, num_gpus, share_out, visible_gpus
+from svdq.worker.launching.gpus import gpu_names, num_gpus, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launching.model_check import check_model
 
 
@@ -74,6 +74,21 @@ def test_groups_get_gpus_among_those_that_the_user_left(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert share_out(visible_gpus(), groups, ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "groups", "ranks", "expected"),
+    [(7, 1, 7, 1), (1, 1, 7, 7), (2, 2, 1, 1), (1, 2, 1, 2), (4, 2, 3, 2), (4, 2, 5, 3), (0, 2, 7, 1)],
+)
+def test_ranks_of_all_groups_that_share_a_gpu_are_counted(
+    num_gpus: int, groups: int, ranks: int, expected: int
+) -> None:
+    assert ranks_per_gpu(num_gpus, groups * ranks) == expected
+    if num_gpus:
+        gpus = [str(number) for number in range(num_gpus)]
+        # As `group.choose_device` has the ranks of a group take turns at what it sees.
+        chosen = [share[rank % len(share)] for share in share_out(gpus, groups, ranks) for rank in range(ranks)]
+        assert max(chosen.count(gpu) for gpu in gpus) == expected
 
 
 def put_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

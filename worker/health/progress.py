@@ -39,7 +39,7 @@ def meta_of(sample: Sample, index: int, rank: int, notice: str) -> dict[str, obj
     return {
         "step": index,
         "rank": rank,
-        "notice": ", ".join(filter(None, (notice, sample.ticket.get("adjusted")))),
+        "notice": notice,
         "used": {"frames": parameters.frames, "decode_chunk_size": parameters.decode_chunk_size},
     }
 

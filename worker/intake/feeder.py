@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.models.memory_plan import MemoryPlan
 from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer.queue import read_job
+from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.intake.preparing import Prepared, Preparer
 from svdq.worker.intake.reports import Reporter
 from svdq.worker.intake.until import is_too_late
@@ -247,13 +247,12 @@ class Feeder:
             resume = resumed(resume, _step_seen(flight.rq_job.meta))
             logger.info("Job %s goes on from step %d of %d.", job_id, resume.step, job.steps)
         ticket = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
-        if prepared.adjusted:
-            ticket["adjusted"] = prepared.adjusted
         return Request(
             job_id=job_id,
             parameters=prepared.parameters,
             photo=prepared.photo,
             resume=resume,
+            chunk_chosen=job.decode_chunk_size is None,
             ticket=ticket | execution_ticket(flight.queue.started_job_registry.key, flight.execution.composite_key),
         )
 

@@ -13,7 +13,6 @@ import time
 import redis
 
 from svdq.pipeline.models.model import ModelInfo
-from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer.status.ranks import IntakeStatus, Trouble
 from svdq.producer.status.status import view_many
@@ -135,9 +134,8 @@ class Intake:
         """Take note of how a sample ended, and of what it took."""
         self._reporter.add(report)
         self._wake.set()
-        if self._options.memory is not None and report.body.get("memory"):
-            parameters = VideoParameters.model_validate(report.body["parameters"])
-            self._options.memory.learn(parameters, report.body["memory"])
+        if self._options.memory is not None:
+            self._options.memory.learn(report.body)
 
     def drain(self) -> None:
         """Take no more jobs; those in flight are finished."""

@@ -15,13 +15,13 @@ from PIL.Image import Image
 
 from svdq.pipeline import photo
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.models.memory_plan import Admitted, MemoryPlan
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
 from svdq.producer.status.ranks import Trouble
 from svdq.producer.storage.storage import Storage
+from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.output.finished import job_as_used, recognise
 from svdq.worker.output.patience import FIRST_DELAY_S, Patience
 from svdq.worker.recovery.checkpoints import Archive
@@ -45,8 +45,6 @@ class Prepared:
     result: dict[str, Any] | None = None
     #: All that it leaves open filled in.
     parameters: VideoParameters
-    #: What was changed to make it fit into memory, in words; "" for nothing.
-    adjusted: str = ""
 
 
 class Preparer:
@@ -129,22 +127,17 @@ class Preparer:
         """Wait for the storage no longer; from any thread."""
         self._patience.stop()
 
-    def _admit(self, parameters: VideoParameters) -> Admitted:
-        """See to it that a video fits into memory.
+    def _admit(self, parameters: VideoParameters) -> VideoParameters:
+        """Check that a video fits into memory, and fill in its decode_chunk_size.
 
         Raises:
             SvdqError: it does not fit.
         """
         if self._memory is not None:
-            try:
-                return self._memory.admit(parameters)
-            except UnavailableError as error:
-                if not self._patience.stopped:
-                    logger.warning("%s From now on nobody looks whether videos fit into memory.", error)
-                self._memory = None
+            return self._memory.admit(parameters)
         if parameters.decode_chunk_size is None:
-            parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
-        return Admitted(parameters=parameters)
+            return parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
+        return parameters
 
     def _find(self, job_id: str, job: Job, refusals: "_Refusals") -> "Prepared | _Begun":
         """Look once for all that is in the storage."""
@@ -160,17 +153,15 @@ class Preparer:
             return Prepared(result=result, parameters=parameters)
         resume = self._archive.furthest(job_id, parameters) if self._archive is not None else None
         if resume is not None:
-            adjusted = str(resume.ticket.get("adjusted", ""))
-            return Prepared(resume=resume, parameters=resume.parameters, adjusted=adjusted)
-        admitted = self._admit(parameters)
-        return _Begun(admitted, self._read(job.image, refusals))
+            return Prepared(resume=resume, parameters=resume.parameters)
+        return _Begun(self._admit(parameters), self._read(job.image, refusals))
 
     def _decoded(self, found: "Prepared | _Begun", job_id: str, job: Job) -> Prepared:
         if isinstance(found, Prepared):
             return found
         with self._mark(job_id):
             image = photo.prepare(photo.load(found.photo, self._max_pixels), job.width, job.height, job.fit)
-        return Prepared(photo=image, parameters=found.admitted.parameters, adjusted=found.admitted.adjusted)
+        return Prepared(photo=image, parameters=found.parameters)
 
     def _read(self, key: str, refusals: "_Refusals") -> bytes:
         try:
@@ -194,7 +185,7 @@ class Preparer:
 class _Begun:
     """A job that starts from nothing: how its video is made, and its photo's file."""
 
-    admitted: Admitted
+    parameters: VideoParameters
     photo: bytes
 
 

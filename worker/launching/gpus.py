@@ -1,5 +1,6 @@
 """The GPUs that ranks will see, told by NVIDIA's tool: torch, which knows them too, takes seconds to import."""
 
+import math
 import os
 import re
 import subprocess
@@ -41,6 +42,16 @@ def share_out(gpus: Sequence[str], num_groups: int, num_ranks: int) -> list[list
     turns = [[gpus[(group * num_ranks + rank) % len(gpus)] for rank in range(num_ranks)] for group in range(num_groups)]
     # A GPU that CUDA is told of twice hides them all; ranks that share one count it by turns themselves.
     return [list(dict.fromkeys(turn)) for turn in turns]
+
+
+def ranks_per_gpu(num_gpus: int, num_ranks: int) -> int:
+    """Give the most ranks that share a GPU, when all ranks of a machine take turns at its GPUs.
+
+    Args:
+        num_gpus: that they see; 0: they compute on processors.
+        num_ranks: of all groups.
+    """
+    return math.ceil(num_ranks / num_gpus) if num_gpus else 1
 
 
 def gpu_names() -> list[str]:

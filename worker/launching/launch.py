@@ -29,7 +29,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
 from svdq.worker.launching.compute_options import as_arguments
-from svdq.worker.launching.gpus import share_out, visible_gpus
+from svdq.worker.launching.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
 from svdq.worker.launching.kept_options import kept_way
@@ -76,8 +76,6 @@ class LaunchOptions:
     #: Port and address of this machine where metrics are served; None: they are not.
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
-    #: Change videos that do not fit into memory, in place of refusing them.
-    fit_memory: bool = False
     #: How the ranks log: text or json.
     log_format: str = "text"
     #: How the UNet computes, the same on all ranks; None: as was measured to be fastest here, else diffusers' own way.
@@ -119,7 +117,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
-    arguments += ["--fit-memory"] if options.fit_memory else []
+    arguments += ["--ranks-per-gpu", str(ranks_per_gpu(len(gpus), ranks * options.groups))]
     arguments += ["--log-format", options.log_format]
     if options.compute is not None:
         arguments += as_arguments(options.compute)

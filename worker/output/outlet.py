@@ -157,8 +157,6 @@ class Outlet:
             "versions": self._versions,
             "outputs": [self._storage.location(key) for key in keys.values()],
         }
-        if "adjusted" in sample.ticket:
-            document["adjusted"] = sample.ticket["adjusted"]
         # Videos are passed on: where they lay on this machine is nobody else's business.
         comment = json.dumps({name: value for name, value in document.items() if name != "outputs"}, ensure_ascii=False)
         with self._storage.staging() as staging:

@@ -70,8 +70,8 @@ class Codec:
         except (KeyError, TypeError, SafetensorError) as error:
             raise ValueError(f"it is not a checkpoint: {error!r}") from error
         sample = sample_from(document["sample"], {name: tensor.to(self.device) for name, tensor in tensors.items()})
-        # What memory decided when it was begun stays.
-        ours = {name: getattr(sample.parameters, name) for name in ("decode_chunk_size", "frames")}
+        # The decode_chunk_size chosen when it was begun stays.
+        ours = {"decode_chunk_size": sample.parameters.decode_chunk_size}
         made_with = (document["model"], document["device"], sample.job_id, sample.parameters)
         if made_with != (self.model, self.device.type, job_id, parameters.model_copy(update=ours)):
             raise ValueError("it was made by another model, with other parameters or on another kind of device")
