@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-import click
-
-from svdq.cli.words import expected, with_notice
+from svdq.cli.words import echo, expected, with_notice
+from svdq.producer.text import printable
 
 if TYPE_CHECKING:
     from svdq.producer.status.outlook import Outlook
@@ -48,7 +47,7 @@ class Lines:
 
     def say(self, sentence: str) -> None:
         """Print it on stderr."""
-        click.echo(sentence, err=True)
+        echo(sentence, err=True)
 
 
 class Bars:
@@ -94,8 +93,8 @@ class Bars:
             self._tasks[view.id] = self._progress.add_task("", total=view.steps or None)
         state = view.status if outlook is None else f"{view.status}{expected(outlook)}"
         text = f"{view.name}  {with_notice(state, view)}"
-        self._progress.update(self._tasks[view.id], completed=view.step, description=text)
+        self._progress.update(self._tasks[view.id], completed=view.step, description=printable(text))
 
     def say(self, sentence: str) -> None:
         """Print it above the bars."""
-        self._progress.console.print(sentence, markup=False, highlight=False)
+        self._progress.console.print(printable(sentence), markup=False, highlight=False)

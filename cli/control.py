@@ -6,6 +6,7 @@ import click
 
 from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES
+from svdq.cli.words import echo
 from svdq.pipeline.errors import InputError
 
 
@@ -24,9 +25,9 @@ def _do(act: Callable[[str], str], job_ids: Iterable[str]) -> int:
     exit_code = 0
     for job_id in job_ids:
         try:
-            click.echo(f"{job_id}  {act(job_id)}")
+            echo(f"{job_id}  {act(job_id)}")
         except InputError as error:
-            click.echo(f"Error: {error}", err=True)
+            echo(f"Error: {error}", err=True)
             exit_code = EXIT_FAILED
     return exit_code
 
@@ -174,7 +175,7 @@ def pause(redis_url: str | None) -> None:
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         control.pause(connection)
-    click.echo("Paused; `svdq resume` goes on.")
+    echo("Paused; `svdq resume` goes on.")
 
 
 RESUME_EXAMPLES = """\b
@@ -193,6 +194,6 @@ def resume(redis_url: str | None) -> None:
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         for sentence in control.pauses(connection):
-            click.echo(sentence)
+            echo(sentence)
         control.resume(connection)
-    click.echo("Jobs are taken again.")
+    echo("Jobs are taken again.")

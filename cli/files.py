@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +37,13 @@ def open_video(job_id: str, storage: str | None, redis_url: str | None) -> int:
     place = Storage(settings.storage)
     [result] = results_of(settings, place, [job_id])
     if not has_desktop():
-        click.echo(place.location(result.outputs[0]))
+        echo(place.location(result.outputs[0]))
         return 0
     path = place.folder / result.outputs[0] if place.folder else fetch_to_look_at(place, result)
-    click.echo(path)
+    echo(path)
     if show(path):
         return 0
-    click.echo("The desktop has no program that opens it.", err=True)
+    echo("The desktop has no program that opens it.", err=True)
     return EXIT_FAILED
 
 
@@ -94,12 +95,12 @@ def fetch(
     for fetched in fetch_all(place, results, folder):
         paths = [str(path) for path in fetched.paths]
         if as_json:
-            click.echo(json.dumps({"id": fetched.job_id, "paths": paths, "copied": fetched.copied}))
+            echo(json.dumps({"id": fetched.job_id, "paths": paths, "copied": fetched.copied}))
         else:
             note = "" if fetched.copied else "  (was there already)"
-            click.echo(f"{fetched.job_id}  {'  '.join(paths)}{note}")
+            echo(f"{fetched.job_id}  {'  '.join(paths)}{note}")
     if not results and not as_json:
-        click.echo("There are no finished videos to fetch.", err=True)
+        echo("There are no finished videos to fetch.", err=True)
 
 
 PRUNE_EXAMPLES = """\b
@@ -139,20 +140,20 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     with session(settings) as connection:
         removals = find_removals(connection, place, home, age, datetime.now().astimezone())
         if not removals:
-            click.echo("There is nothing to remove.")
+            echo("There is nothing to remove.")
             return
         if dry_run:
             for removal in removals:
-                click.echo(f"{_size(removal.size):>10}  {'  '.join(map(removal.storage.location, removal.keys))}")
-            click.echo(f"Would remove {_sum(removals)}.")
+                echo(f"{_size(removal.size):>10}  {'  '.join(map(removal.storage.location, removal.keys))}")
+            echo(f"Would remove {_sum(removals)}.")
             return
         if not yes:
             click.confirm(f"Remove {_sum(removals)}?", abort=True)
         removed = remove_all(connection, removals)
     place.sweep()
-    click.echo(f"Removed {_sum(removed)}.")
+    echo(f"Removed {_sum(removed)}.")
     if len(removed) < len(removals):
-        click.echo(f"Kept {len(removals) - len(removed)} that had come into use.")
+        echo(f"Kept {len(removals) - len(removed)} that had come into use.")
 
 
 def _size(num_bytes: int) -> str:

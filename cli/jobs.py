@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.main import redis_options
-from svdq.cli.words import describe, table, trouble_reason
+from svdq.cli.words import describe, echo, table, trouble_reason
 from svdq.producer.moments import duration
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
         expected = outlooks(connection, jobs, groups)
     for job in jobs:
         outlook = expected.get(job.id, Outlook())
-        click.echo(json.dumps(job.as_json() | outlook.as_json()) if as_json else describe(job, outlook))
+        echo(json.dumps(job.as_json() | outlook.as_json()) if as_json else describe(job, outlook))
 
 
 LIST_EXAMPLES = """\b
@@ -82,10 +82,10 @@ def list_jobs(limit: int, skip: int, statuses: tuple[str, ...], as_json: bool, r
     with session(Settings.load(redis_url=redis_url)) as connection:
         jobs = newest_jobs(connection, limit, statuses, skip=skip)
     for job in jobs:
-        click.echo(json.dumps(job.as_json()) if as_json else describe(job))
+        echo(json.dumps(job.as_json()) if as_json else describe(job))
     if not jobs and not as_json:
         some = "such " if statuses else "more " if skip else ""
-        click.echo(f"There are no {some}jobs; put one in with `svdq submit PHOTO`.", err=True)
+        echo(f"There are no {some}jobs; put one in with `svdq submit PHOTO`.", err=True)
 
 
 INFO_EXAMPLES = """\b
@@ -126,16 +126,16 @@ def info(as_json: bool, redis_url: str | None) -> None:
             "pauses": list(reasons),
             "troubles": _troubles_json(groups),
         }
-        click.echo(json.dumps(document))
+        echo(json.dumps(document))
         return
     _print_queues(queues, reasons, groups, as_json=False)
-    click.echo()
+    echo()
     for worker in workers:
-        click.echo(f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  {worker.finished} finished")
+        echo(f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  {worker.finished} finished")
     if not workers:
-        click.echo("No worker is running; start one with `svdq worker`.")
+        echo("No worker is running; start one with `svdq worker`.")
     if jobs:
-        click.echo()
+        echo()
     rows = []
     for job in jobs:
         outlook = expected.get(job.id, Outlook())
@@ -144,7 +144,7 @@ def info(as_json: bool, redis_url: str | None) -> None:
         step = "waits for storage" if outlook.trouble else f"step {job.step}/{job.steps}"
         rows.append((job.id, job.name, step, place, job.notice, soon))
     for line in table(rows):
-        click.echo(line)
+        echo(line)
 
 
 def _troubles(groups: "Sequence[GroupStatus]") -> list[str]:
@@ -185,12 +185,12 @@ def _print_queues(
             "pauses": list(pauses),
             "troubles": _troubles_json(groups),
         }
-        click.echo(json.dumps(document))
+        echo(json.dumps(document))
         return
     for sentence in [*pauses, *_troubles(groups)]:
-        click.echo(sentence)
+        echo(sentence)
     rows = [("queue", *STATUSES), *((queue.name, *(queue.counts[name] for name in STATUSES)) for queue in queues)]
     for line in table(rows):
-        click.echo(line)
+        echo(line)
     if eta_s:
-        click.echo(f"All that waits will be done in about {duration(eta_s)}.")
+        echo(f"All that waits will be done in about {duration(eta_s)}.")

@@ -1,5 +1,6 @@
 """`svdq logs`: what workers have logged about a job, wherever they run."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.main import redis_options
+from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     import redis
@@ -46,10 +48,11 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
         is_empty = True
         for entry in _entries(connection, job_id, follow):
             is_empty = False
-            click.echo(entry.model_dump_json() if as_json else _line(entry))
+            for line in [json.dumps(entry.model_dump(mode="json"))] if as_json else _lines(entry):
+                echo(line)
             sys.stdout.flush()
     if is_empty and not as_json:
-        click.echo(f"No worker has logged anything about job {job_id} yet.", err=True)
+        echo(f"No worker has logged anything about job {job_id} yet.", err=True)
 
 
 def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[LogEntry]":
@@ -71,7 +74,7 @@ def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[
         time.sleep(POLL_S)
 
 
-def _line(entry: "LogEntry") -> str:
+def _lines(entry: "LogEntry") -> list[str]:
     first, *more = entry.text.splitlines() or [""]
     head = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}  {entry.host} rank {entry.rank}  {entry.level}  {first}"
-    return "\n".join([head, *(f"    {line}" for line in more)])
+    return [head, *(f"    {line}" for line in more)]

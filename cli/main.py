@@ -118,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.Abort:
         return EXIT_INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)
+        click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)  # noqa: TID251 - many lines
         return EXIT_BAD_INPUT
     except click.ClickException as error:
         return _complain(error.format_message(), error.exit_code)
@@ -138,5 +138,8 @@ def main() -> None:
 
 
 def _complain(sentence: str, exit_code: int) -> int:
-    click.echo(f"Error: {' '.join(sentence.split())}", err=True)
+    # Imported here: the table of commands imports nothing but click.
+    from svdq.cli.words import echo
+
+    echo(f"Error: {' '.join(sentence.split())}", err=True)
     return exit_code

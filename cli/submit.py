@@ -8,6 +8,7 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES, given, parameter_options, submission_options
+from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
@@ -126,6 +127,6 @@ def submit(
         storage=Storage(settings.storage).folder,
     )
     if sources.num_others:
-        click.echo(f"Files left out, for by their names they are no photos: {sources.num_others:,}.", err=True)
+        echo(f"Files left out, for by their names they are no photos: {sources.num_others:,}.", err=True)
     requests = [Request(path=path, order=order) for path in sources.paths]
     return submit_and_tell(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

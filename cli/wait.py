@@ -10,7 +10,7 @@ import click
 
 from svdq.cli.bars import MAX_BARS, Bars, Display, Lines
 from svdq.cli.main import EXIT_FAILED, redis_options
-from svdq.cli.words import describe, trouble_reason
+from svdq.cli.words import describe, echo, trouble_reason
 
 if TYPE_CHECKING:
     import redis
@@ -49,7 +49,7 @@ def wait(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> int:
     views, exit_code = wait_for(Settings.load(redis_url=redis_url), job_ids, quiet=as_json)
     if as_json:
         for view in views:
-            click.echo(json.dumps(view.as_json()))
+            echo(json.dumps(view.as_json()))
     return exit_code
 
 
@@ -86,12 +86,12 @@ def wait_for(
                         if on_end:
                             on_end(view)
                         if not live and not quiet:
-                            click.echo(describe(view))
+                            echo(describe(view))
                             sys.stdout.flush()
     # Only now that the bars are gone: stdout may be the same terminal.
     if live:
         for view in ended.values():
-            click.echo(describe(view))
+            echo(describe(view))
     exit_code = 0 if all(view.status == "finished" for view in ended.values()) else EXIT_FAILED
     return [ended[job_id] for job_id in job_ids], exit_code
 

@@ -11,6 +11,7 @@ import click
 
 from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES, given, parameter_options
+from svdq.cli.words import echo
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,9 +103,9 @@ def watch(
 
     def tell(event: "Event") -> None:
         if as_json:
-            click.echo(json.dumps(event.as_json()))
+            echo(json.dumps(event.as_json()))
         else:
-            click.echo(click.format_filename(event.text), err=event.kind in ("trouble", "mended"))
+            echo(event.text, err=event.kind in ("trouble", "mended"))
         if event.kind == "watching":
             notify_ready()
 

@@ -1,15 +1,23 @@
-"""How jobs, times and troubles read on a terminal: always with the notice. Knows nothing but what it is given."""
+"""Formats jobs, times and tables for a terminal, and prints lines that cannot control it."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import click
+
 from svdq.producer.moments import duration
+from svdq.producer.text import printable
 
 if TYPE_CHECKING:
     from svdq.producer.status.outlook import Outlook
     from svdq.producer.status.ranks import Trouble
     from svdq.producer.status.status import JobView
+
+
+def echo(line: object = "", *, err: bool = False) -> None:
+    """Print one line; whatever foreign text it contains cannot start another line or control the terminal."""
+    click.echo(printable(str(line)), err=err)  # noqa: TID251 - escaped here
 
 
 def with_notice(text: str, view: "JobView") -> str:
@@ -59,6 +67,6 @@ def clock(at: float, now: datetime | None = None) -> str:
 
 def table(rows: Sequence[Sequence[object]]) -> list[str]:
     """Align rows of cells into columns."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from svdq.cli.top.track import place_of
 from svdq.producer.moments import duration
+from svdq.producer.text import printable
 
 if TYPE_CHECKING:
     from svdq.producer.status.outlook import Outlook
@@ -60,7 +61,7 @@ def group_title(group: "GroupStatus", jobs: "Sequence[JobView]") -> Text:
     """Say where a group is, what makes its videos, and how it fares."""
     first = group.ranks[0]
     title = Text(overflow="ellipsis", no_wrap=True)
-    title.append(f"{first.host}:{first.pid}", style="bold")
+    title.append(printable(f"{first.host}:{first.pid}"), style="bold")
     title.append(f"  {first.num_ranks} {'rank' if first.num_ranks == 1 else 'ranks'}  {len(jobs)} in flight")
     if intake := group.intake:
         if intake.pace_s:
@@ -70,7 +71,7 @@ def group_title(group: "GroupStatus", jobs: "Sequence[JobView]") -> Text:
             title.append(f", {intake.failed} failed", style="red")
         if intake.draining:
             title.append("  takes no more jobs", style="yellow")
-    return title.append(f"  {first.notice or first.model}", style="dim")
+    return title.append(printable(f"  {first.notice or first.model}"), style="dim")
 
 
 def rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:
@@ -146,7 +147,7 @@ def _track(ranks_done: float, num_ranks: int, segment: int, options: ConsoleOpti
 def _doing(rank: "RankStatus", names: Mapping[str, str]) -> Text:
     if rank.job_id is None:
         return Text("waits for storage", style="yellow") if rank.activity == "waiting" else Text("idle", style="dim")
-    return Text(names.get(rank.job_id, rank.job_id))
+    return Text(printable(names.get(rank.job_id, rank.job_id)))
 
 
 def _steps_of(rank: "RankStatus") -> str:
@@ -196,7 +197,7 @@ def _table(
         )
     for row in rows:
         # As Text: a name in brackets is no markup.
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from svdq.cli.top.parts import Detail, flight_table, group_title, queue_table, rank_table
 from svdq.cli.words import clock, trouble_reason
 from svdq.producer.moments import duration
+from svdq.producer.text import printable
 
 if TYPE_CHECKING:
     from svdq.producer.status.ranks import GroupStatus
@@ -65,7 +66,7 @@ class View:
         yield self._headline()
         yield self._forecast()
         for sentence in self._warnings():
-            yield Text(sentence, style="bold yellow")
+            yield Text(printable(sentence), style="bold yellow")
         yield from blank
         yield queue_table(snapshot.queues, detail, options.max_width)
         for group in snapshot.groups:
@@ -81,7 +82,7 @@ class View:
             yield Text("No worker is running; start one with `svdq worker`.")
         if strays := snapshot.strays:
             names = ", ".join(job.name for job in strays[:5]) + (", …" if len(strays) > 5 else "")
-            yield Text(f"Begun by a group that has not spoken lately: {len(strays)} ({names}).", style="dim")
+            yield Text(printable(f"Begun by a group that has not spoken lately: {len(strays)} ({names})."), style="dim")
 
     def _headline(self) -> Text:
         snapshot = self._snapshot
