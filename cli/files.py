@@ -49,7 +49,8 @@ def open_video(job_id: str, storage: str | None, redis_url: str | None) -> int:
 
 FETCH_EXAMPLES = """\b
 Examples:
-  svdq fetch 1f0c… --output videos
+  svdq fetch 1f0c --output videos
+  svdq fetch --name 'cup*' --output videos
   svdq fetch --since 22:00 --output videos
   svdq fetch --all --output videos --storage s3://bucket/prefix
 """
@@ -59,6 +60,7 @@ Examples:
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @click.option("--output", "-o", "folder", required=True, type=click.Path(path_type=Path), help="Folder to fill.")
 @click.option("--all", "fetch_all_videos", is_flag=True, help="Every finished video there is.")
+@click.option("--name", metavar="PATTERN", help="Those of jobs of that name, such as 'cup*'.")
 @click.option("--since", metavar="TIME", help="Those finished since then: 22:00, 2027-01-31, 12h.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each video, one a line.")
 @storage_option
@@ -67,6 +69,7 @@ def fetch(
     job_ids: tuple[str, ...],
     folder: Path,
     fetch_all_videos: bool,
+    name: str | None,
     since: str | None,
     as_json: bool,
     storage: str | None,
@@ -75,9 +78,10 @@ def fetch(
     """Bring finished videos, and the JSON beside them, from the storage into a folder.
 
     What is there already is not fetched again, so the same line may run every morning. A file has its name only when
-    it has arrived whole.
+    it has arrived whole. IDs may be shortened to their first characters.
     """
     from datetime import datetime
+    from fnmatch import fnmatchcase
 
     from svdq.pipeline.errors import InputError
     from svdq.producer.moments import parse_past
@@ -86,12 +90,16 @@ def fetch(
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
 
-    if bool(job_ids) == (fetch_all_videos or since is not None):
-        raise InputError("Give the ids of jobs, or --all, or --since TIME for all that were finished since then.")
+    if bool(job_ids) == bool(fetch_all_videos or name or since):
+        raise InputError("Give either the ids of jobs or options that select some: --all, --name, --since.")
     moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage)
-    results = results_of(settings, place, job_ids) if job_ids else list(find_results(place, since=moment))
+    if job_ids:
+        results = results_of(settings, place, job_ids)
+    else:
+        found = find_results(place, since=moment)
+        results = [result for result in found if not name or fnmatchcase(result.name, name)]
     for fetched in fetch_all(place, results, folder):
         paths = [str(path) for path in fetched.paths]
         if as_json:

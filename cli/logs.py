@@ -40,16 +40,21 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
 
     It is kept as long as the job is; of very much the newest part.
     """
-    from svdq.producer.queue import fetch, session
+    from svdq.producer.moments import rfc3339
+    from svdq.producer.queue import session
+    from svdq.producer.selection import complete_ids
     from svdq.producer.settings import Settings
 
     with session(Settings.load(redis_url=redis_url)) as connection:
-        fetch(connection, job_id)  # tells that there is no such job
+        [job_id] = complete_ids(connection, [job_id])
         is_empty = True
         for entry in _entries(connection, job_id, follow):
             is_empty = False
-            for line in [json.dumps(entry.model_dump(mode="json"))] if as_json else _lines(entry):
-                echo(line)
+            if as_json:
+                echo(json.dumps(entry.model_dump(mode="json") | {"at": rfc3339(entry.at)}))
+            else:
+                for line in _lines(entry):
+                    echo(line)
             sys.stdout.flush()
     if is_empty and not as_json:
         echo(f"No worker has logged anything about job {job_id} yet.", err=True)

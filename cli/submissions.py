@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from svdq.cli.main import EXIT_FAILED
 from svdq.cli.words import echo
+from svdq.producer.moments import rfc3339
 from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, Submission, submit_all
 
 if TYPE_CHECKING:
@@ -162,15 +163,16 @@ def _wait(settings: "Settings", submitted: dict[str, Submission], as_json: bool)
 
     def tell(view: "JobView") -> None:
         if as_json:
-            ended = {"status": view.status, "outputs": list(view.outputs), "error": view.error}
-            echo(json.dumps(_object(submitted[view.id]) | ended))
+            names = ("status", "outputs", "error", "notice", "started_at", "ended_at", "duration_s")
+            ended = view.as_json()
+            echo(json.dumps(_object(submitted[view.id]) | {name: ended[name] for name in names}))
 
     return wait_for(settings, list(submitted), quiet=as_json, on_end=tell)[1]
 
 
 def _object(submission: Submission) -> dict[str, Any]:
-    described = {name: getattr(submission, name) for name in ("id", "image", "seed", "status", "name")}
-    return described | ({"at": submission.at.isoformat()} if submission.at else {})
+    described = {name: getattr(submission, name) for name in ("id", "photo", "image", "seed", "status", "name")}
+    return described | ({"at": rfc3339(submission.at)} if submission.at else {})
 
 
 def _line(submission: Submission, *, do_wait: bool) -> str:

@@ -14,7 +14,7 @@ from svdq.producer.moments import duration
 from svdq.producer.text import printable
 
 if TYPE_CHECKING:
-    from svdq.producer.status.outlook import Outlook
+    from svdq.producer.status.estimates import Estimate
     from svdq.producer.status.ranks import GroupStatus, RankStatus
     from svdq.producer.status.status import JobView, QueueView
 
@@ -29,8 +29,8 @@ _MIN_NAME, _MAX_NAME = 6, 40
 #: Columns between columns of a table.
 _GAP = 2
 #: From this width on there is room for devices, for memory, and for all states of a queue.
-_DEVICE_WIDTH, _MEMORY_WIDTH, _STATES_WIDTH = 90, 56, 78
-_STATES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "canceled")
+_DEVICE_WIDTH, _MEMORY_WIDTH, _STATES_WIDTH = 90, 56, 88
+_STATES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 _MAIN_STATES = ("queued", "started", "finished", "failed")
 
 
@@ -104,7 +104,7 @@ def rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleO
 def flight_table(
     group: "GroupStatus",
     jobs: "Sequence[JobView]",
-    outlooks: "Mapping[str, Outlook]",
+    estimates: "Mapping[str, Estimate]",
     detail: Detail,
     options: ConsoleOptions,
 ) -> list[RenderableType]:
@@ -115,7 +115,7 @@ def flight_table(
     width = options.max_width
     num_ranks = group.ranks[0].num_ranks
     places = [place_of(job, group) for job in shown]
-    eta_s = [outlooks[job.id].eta_s if job.id in outlooks else None for job in shown]
+    eta_s = [estimates[job.id].eta_s if job.id in estimates else None for job in shown]
     rows: list[list[Cell]] = [
         [job.name, place.doing, Text("" if eta is None else f"about {duration(eta)}", style="dim")]
         for job, place, eta in zip(shown, places, eta_s, strict=True)

@@ -49,6 +49,8 @@ class Submission:
     status: str
     #: Name of the job.
     name: str
+    #: Path of its photo.
+    photo: str
     #: Whether it was enqueued now; else the job was there before.
     is_new: bool
     #: When a new job is to be queued, with a zone; None means that it is.
@@ -187,7 +189,8 @@ def _entries(checked: Iterable[tuple[Photo, Order]]) -> Iterator[tuple[Entry, Or
     index = 1
     for photo, order in checked:
         for job, job_id in order.jobs(photo, index):
-            yield Entry(job=job, job_id=job_id, priority=order.priority, at=order.at), order
+            path = str(photo.path.absolute())
+            yield Entry(job=job, job_id=job_id, photo=path, priority=order.priority, at=order.at), order
             index += 1
 
 
@@ -207,6 +210,7 @@ def _submission(entry: Entry, enqueued: Enqueued) -> Submission:
         seed=recorded.seed,
         status=enqueued.rq_job.get_status(refresh=False).value,
         name=recorded.name,
+        photo=entry.photo,
         is_new=enqueued.is_new,
         at=entry.at if enqueued.is_new else None,
     )
