@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import redis
 import rq
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
 from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
@@ -106,11 +106,19 @@ def plain_errors(settings: Settings) -> Iterator[None]:
         yield
     except RedisError as error:
         where = without_secrets(settings.redis_url) if settings.redis_url else "embedded in " + str(settings.home)
-        raise UnavailableError(
-            # Servers never repeat passwords in what they answer.
-            f"The Redis server {where} cannot be used ({reason_of(error)}); "
-            "check that it runs and that SVDQ_REDIS_URL or --redis-url is right."
-        ) from error
+        raise UnavailableError(f"The Redis server {where} {_complaint(error)}") from error
+
+
+def _complaint(error: RedisError) -> str:
+    """Say what a server did not do and what helps; servers never repeat passwords in what they answer."""
+    reason = reason_of(error)
+    if "HELLO must be called" in reason or "Authentication required" in reason:
+        return "needs a password; set SVDQ_REDIS_URL with it, such as redis://:PASSWORD@host:6379/0."
+    if isinstance(error, redis.AuthenticationError):
+        return "refuses the user or the password; correct them in SVDQ_REDIS_URL."
+    if isinstance(error, NoPermissionError) or "NOPERM" in reason:
+        return f"does not allow its user to do this ({reason}); give that user the rights listed in docs/redis.md."
+    return f"cannot be used ({reason}); check that it runs and that SVDQ_REDIS_URL or --redis-url is right."
 
 
 @contextlib.contextmanager
