@@ -12,6 +12,7 @@ from svdq.cli.bench_ends import bench_ends
 from svdq.cli.bench_precision import bench_precision
 from svdq.cli.bench_unet import bench_unet
 from svdq.cli.option_types import MILLISECONDS, Number, OutputFile
+from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from svdq.pipeline.bench.figures import Run
@@ -101,9 +102,9 @@ def bench(
         headless_pyplot()  # so that matplotlib is missed before minutes are spent
     report = run_bench(BenchOptions(model=model, ranks=ranks, compare_replicas=compare == "replicas", **options))
     for line in _table(report.runs):
-        click.echo(line)
+        echo(line)
     for line in _comparisons(report.runs):
-        click.echo(line)
+        echo(line)
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
 
 

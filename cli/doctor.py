@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from svdq.producer.doctor import Finding
@@ -41,10 +42,10 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
     for finding in _findings(settings, quick=quick):
         failed = failed or finding.level == "fail"
         if as_json:
-            click.echo(json.dumps(asdict(finding)))
+            echo(json.dumps(asdict(finding)))
         else:
             advice = f"; {finding.advice}" if finding.advice else ""
-            click.echo(f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}")
+            echo(f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}")
     return EXIT_FAILED if failed else 0
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from svdq.cli.main import redis_options, storage_option
+from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
@@ -71,4 +72,4 @@ def gallery(
         find_results(place, since=moment, folder=under), key=lambda result: result.finished_at, reverse=True
     )[:limit]
     write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}", embed=embed)
-    click.echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")
+    echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")

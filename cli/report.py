@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from svdq.cli.main import redis_options, storage_option
+from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
@@ -59,7 +60,7 @@ def report(
     if page is not None:
         write(page, [report_page(found)])
     if as_json:
-        click.echo(json.dumps(found.as_json()))
+        echo(json.dumps(found.as_json()))
     else:
         for line in found.lines():
-            click.echo(line)
+            echo(line)

@@ -9,6 +9,7 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES, given, parameter_options, submission_options
+from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
@@ -143,7 +144,7 @@ def submit(
         storage=Storage(settings.storage).folder,
     )
     if sources.num_others:
-        click.echo(f"Files left out, for by their names they are no photos: {sources.num_others:,}.", err=True)
+        echo(f"Files left out, for by their names they are no photos: {sources.num_others:,}.", err=True)
     orders = {
         below: replace(order, folder=read_folder("/".join(filter(None, (order.folder, below)))))
         for below in {photo.folder for photo in sources.photos}

@@ -14,6 +14,7 @@ import click
 
 from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES, given, parameter_options
+from svdq.cli.words import echo
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -132,9 +133,9 @@ def watch(
 def _print(event: "Event", *, as_json: bool) -> None:
     """Print an event. Its text has names of files, which anybody may have chosen."""
     if as_json:
-        click.echo(json.dumps(event.as_json()))
+        echo(json.dumps(event.as_json()))
     else:
-        click.echo(click.format_filename(event.text), err=event.kind in ("problem", "resolved"))
+        echo(event.text, err=event.kind in ("problem", "resolved"))
 
 
 def _notify_systemd() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.main import redis_options, storage_option
+from svdq.cli.words import echo
 from svdq.pipeline.models.compute import DEFAULTS
 from svdq.worker.launching.compute_options import compute_options, read_said
 
@@ -115,12 +116,15 @@ def worker(
 def _logging(log_format: str) -> Iterator[None]:
     """Set up what this process itself writes to stderr for a block, and in JSON what its children do."""
     from svdq.pipeline.errors import SvdqError
+    from svdq.worker.health.json_log import TextFormatter
     from svdq.worker.health.json_stderr import json_stderr
 
     for name in ("metrics", "launching"):
         logging.getLogger(f"svdq.worker.{name}").setLevel(logging.INFO)
     if log_format == "text":
-        logging.basicConfig(format="%(message)s", stream=sys.stderr)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(TextFormatter("%(message)s"))
+        logging.basicConfig(handlers=[handler])
         yield
         return
     with json_stderr():
@@ -154,7 +158,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
         return _run(settings, options, report)
     with burst_lock(settings.home, devices_of(options)) as holder:
         if holder is not None:
-            click.echo(holder, err=True)
+            echo(holder, err=True)
             return 0
         return _run(settings, options, report)
 
@@ -171,7 +175,7 @@ def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) ->
     if options.burst or report is not None:
         found = report_of_run(settings, ending, started_at, until=options.until)
         for line in found.lines():
-            click.echo(line)
+            echo(line)
         if report is not None:
             as_json = report.suffix.lower() == ".json"
             write(report, [json.dumps(found.as_json(), indent=2) + "\n" if as_json else report_page(found)])

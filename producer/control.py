@@ -1,10 +1,10 @@
-"""What a user can have done to jobs after they were submitted, and to the queues. Knows no terminal.
+"""Cancels, retries and moves jobs, and pauses the queues.
 
-States are RQ's: a queued job that is cancelled becomes `canceled`, one in flight `stopped`.
+Statuses are RQ's: a job that is canceled before a group has begun it becomes `canceled`, one in flight `stopped`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import redis
 import rq
@@ -13,7 +13,6 @@ from rq.job import JobStatus
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
 from rq.suspension import resume as rq_resume
 from rq.suspension import suspend as rq_suspend
-from rq.utils import as_text
 from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
@@ -23,9 +22,14 @@ from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 
 #: What can be done to a job.
-Action = Literal["cancel", "retry", "requeue", "move"]
-#: States from which `retry` queues a job again.
-RETRIED = frozenset({"failed", "stopped", "canceled"})
+Action = Literal["cancel", "retry", "retry --force", "move"]
+#: Statuses of the jobs to which each can be done.
+STATUSES_FOR: Mapping[Action, Sequence[str]] = {
+    "cancel": ("queued", "started", "scheduled", "deferred"),
+    "retry": ("failed", "stopped", "canceled"),
+    "retry --force": ("finished", "failed", "stopped", "canceled"),
+    "move": ("queued",),
+}
 
 #: Marks a job that a group has; one that has just ended, or is queued, is left alone. KEYS: job, marks. ARGV: job id.
 _MARK = """
@@ -50,10 +54,10 @@ return 0
 
 
 def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> None:
-    """See whether something can be done to all of these jobs, before it is done to the first.
+    """Check that something can be done to all of these jobs, before it is done to the first.
 
     Raises:
-        InputError: there is no such job, or it is in a state from which it cannot.
+        InputError: there is no such job, or it has a status for which it cannot.
     """
     for job_id in job_ids:
         _find(connection, action, job_id)
@@ -66,12 +70,12 @@ def _find(connection: redis.Redis, action: Action, job_id: str) -> rq.job.Job:
     match action:
         case "cancel" if status in ENDED:
             raise InputError(f"Job {job_id!r} has ended already: it is {status}.")
-        case "retry" if status not in RETRIED:
-            hint = "; `svdq requeue` renders it again" if status == "finished" else ""
-            raise InputError(f"Job {job_id!r} is {status}: only failed, stopped and cancelled ones are retried{hint}.")
-        case "requeue" if status not in ENDED:
+        case "retry" if status not in STATUSES_FOR[action]:
+            hint = "; --force renders it again" if status == "finished" else ""
+            raise InputError(f"Job {job_id!r} is {status}: only failed, stopped and canceled jobs are retried{hint}.")
+        case "retry --force" if status not in STATUSES_FOR[action]:
             raise InputError(f"Job {job_id!r} has not ended: it is {status}.")
-        case "move" if status != JobStatus.QUEUED.value:
+        case "move" if status not in STATUSES_FOR[action]:
             raise InputError(f"Job {job_id!r} is {status}: only queued jobs can be moved.")
     return job
 
@@ -113,25 +117,21 @@ def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[
     return True
 
 
-def retry(connection: redis.Redis, job_id: str) -> None:
-    """Queue a failed, stopped or cancelled job again: same id, same seed, at the end of its queue.
+def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = None) -> None:
+    """Queue a failed, stopped or canceled job again: same id, same seed, at the end of its queue.
+
+    Args:
+        connection: to Redis.
+        job_id: the job.
+        storage: queue a finished job, too; the files in this storage stay until new ones replace them.
 
     Raises:
-        InputError: there is no such job, or it is in another state.
-    """
-    _queue_again(connection, _find(connection, "retry", job_id))
-
-
-def requeue(connection: redis.Redis, storage: Storage, job_id: str) -> None:
-    """Queue any ended job again: same id, same seed; its files stay until new ones replace them.
-
-    Raises:
-        InputError: there is no such job, or it has not ended.
+        InputError: there is no such job, or it has another status.
         UnavailableError: the storage cannot be reached.
     """
-    rq_job = _find(connection, "requeue", job_id)
+    rq_job = _find(connection, "retry" if storage is None else "retry --force", job_id)
     job = read_job(rq_job)
-    if job is not None:
+    if storage is not None and job is not None:
         # With it beside the files a worker would find that there is nothing left to do.
         storage.remove(f"{job.output_stem(job_id)}.json")
     _queue_again(connection, rq_job)
@@ -153,16 +153,6 @@ def _queue_again(connection: redis.Redis, job: rq.job.Job) -> None:
 
     if not _in_transaction(connection, job, change):
         raise InputError(f"Job {job.id!r} was changed by someone else just now; look at it and try again.")
-
-
-def failed_ids(connection: redis.Redis) -> list[str]:
-    """List all failed jobs, those that failed first first; stopped ones are none."""
-    ids = []
-    for queue in queues(connection):
-        for job_id in FailedJobRegistry(queue=queue).get_job_ids(cleanup=False):
-            if connection.hget(rq.job.Job.key_for(job_id), "status") == b"failed":
-                ids.append(job_id)
-    return ids
 
 
 def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:
@@ -195,9 +185,11 @@ def pauses(connection: redis.Redis) -> Sequence[str]:
     """Say why jobs are not taken, a sentence each; none when they are."""
     sentences = []
     if connection.exists(keys.SUSPENDED):
-        sentences.append("Paused: no jobs are taken; `svdq resume` goes on.")
-    for worker, reason in sorted(connection.hgetall(keys.PAUSES).items()):
+        sentences.append("Paused: no jobs are taken until `svdq resume`.")
+    found: Any = connection.hgetall(keys.PAUSES)
+    for worker, reason in sorted(found.items()):
         # One that died takes its reason along; the next group tries anew.
-        if connection.exists(f"{Worker.redis_worker_namespace_prefix}{as_text(worker)}"):
-            sentences.append(f"PAUSED {as_text(worker)}: {as_text(reason)} Mend it; `svdq resume` goes on.")
+        if connection.exists(Worker.redis_worker_namespace_prefix.encode() + worker):
+            name, text = (part.decode(errors="backslashreplace") for part in (worker, reason))
+            sentences.append(f"PAUSED {name}: {text} Fix the cause, then run `svdq resume`.")
     return sentences

@@ -30,6 +30,7 @@ from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.text import printable
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.json_log import start_logging
 from svdq.worker.health.progress import ProgressMonitor
@@ -95,7 +96,7 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
         elif log_format == "json":
             logger.critical("%s", error)
         else:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(printable(f"Error: {error}"), err=True)  # noqa: TID251 - escaped here
         sys.exit(error.exit_code)
 
 

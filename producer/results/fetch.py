@@ -13,7 +13,8 @@ from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.queue import session
-from svdq.producer.results.results import OUTPUTS, Result, find_results, top_of
+from svdq.producer.results.results import OUTPUTS, Result, find_results, job_id_in, top_of
+from svdq.producer.selection import complete_id, complete_ids
 from svdq.producer.settings import Settings
 from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
@@ -21,6 +22,8 @@ from svdq.producer.storage.temporary import sweep, temporary_name
 
 #: Start of the names of folders in which videos arrive.
 ARRIVING_PREFIX = ".svdq-"
+#: Characters of the ids that svdq makes; shorter ones are beginnings.
+ID_LENGTH = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +39,29 @@ class Fetched:
 
 
 def results_of(settings: Settings, storage: Storage, job_ids: Sequence[str]) -> list[Result]:
-    """Find the videos of jobs, in the order asked for.
+    """Find the videos of jobs, by the beginnings of their ids, in the order asked for.
 
     Raises:
         InputError: a job has no video there; says how the job stands.
         UnavailableError: the storage cannot be reached, or Redis, when it has to be asked.
     """
+    job_ids = _complete(storage, job_ids)
     found = {result.job_id: result for result in find_results(storage, job_ids=frozenset(job_ids))}
     missing = [job_id for job_id in job_ids if job_id not in found]
     if missing:
         raise InputError(_why_missing(settings, storage, missing[0]))
     return [found[job_id] for job_id in dict.fromkeys(job_ids)]
+
+
+def _complete(storage: Storage, beginnings: Sequence[str]) -> list[str]:
+    """Complete ids by those in the storage; one that is not there stays as it is."""
+    if all(len(text) >= ID_LENGTH for text in beginnings):
+        return list(beginnings)
+    known = {job_id for entry in storage.entries(OUTPUTS) if (job_id := job_id_in(entry.key))}
+    return [
+        complete_id(text, list(known)) if any(job_id.startswith(text) for job_id in known) else text
+        for text in beginnings
+    ]
 
 
 def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iterator[Fetched]:
@@ -124,6 +139,7 @@ def _put_in_place(arrived: Path, target: Path, aside: Path) -> None:
 def _why_missing(settings: Settings, storage: Storage, job_id: str) -> str:
     """Say why a job has no video."""
     with session(settings) as connection:
+        [job_id] = complete_ids(connection, [job_id])
         job = view(connection, job_id)
     if job.status == "finished":
         return (

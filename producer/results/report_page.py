@@ -12,7 +12,8 @@ def report_page(report: RunReport) -> str:
     numbers = [
         (str(report.count("finished")), "finished"),
         (str(report.count("failed")), "failed"),
-        (str(report.count("stopped", "canceled")), "cancelled"),
+        (str(report.count("stopped")), "stopped"),
+        (str(report.count("canceled")), "canceled"),
         ("-" if report.videos_per_hour is None else f"{report.videos_per_hour:.1f}", "videos an hour"),
         ("-" if report.busy_share is None else f"{report.busy_share:.0%}", "of the ranks' time used"),
         *((str(report.left.get(state, 0)), f"left {state}") for state in LEFT),

@@ -9,15 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis
-import rq
-from rq.job import JobStatus
 from rq.registry import BaseRegistry
-from rq.serializers import JSONSerializer
-from rq.utils import as_text
 
 from svdq.producer import keys
-from svdq.producer.moments import as_utc
-from svdq.producer.queue import queues, read_job
+from svdq.producer.queue import queues
 from svdq.producer.results.results import Result, find_results
 from svdq.producer.results.run_report import LEFT, Effort, End, RunRecord
 from svdq.producer.status.status import view_many, view_queues
@@ -27,12 +22,7 @@ from svdq.producer.storage.storage import Storage
 AT_ONCE = 500
 #: Between a job's end and its entry in RQ's registry, at most; what is found there is looked at more closely.
 SLACK = timedelta(minutes=1)
-_ENDS: dict[JobStatus, End] = {
-    JobStatus.FINISHED: "finished",
-    JobStatus.FAILED: "failed",
-    JobStatus.STOPPED: "stopped",
-    JobStatus.CANCELED: "canceled",
-}
+_ENDS: dict[str, End] = {"finished": "finished", "failed": "failed", "stopped": "stopped", "canceled": "canceled"}
 #: Parts of a video's seconds that keep a rank busy; writing files goes on beside the next video.
 _COMPUTE = ("encode", "denoise", "decode")
 
@@ -40,7 +30,7 @@ _COMPUTE = ("encode", "denoise", "decode")
 def records_from_redis(connection: redis.Redis, since: datetime, until: datetime) -> Iterator[RunRecord]:
     """Find the jobs of all queues that ended in a stretch of time; no others are read, however many there are."""
     for queue in queues(connection):
-        # RQ sorts ended jobs by when they expire, and cancelled ones by when they were cancelled.
+        # RQ sorts ended jobs by when they expire, and canceled ones by when they were canceled.
         yield from _ended_in(connection, queue.finished_job_registry, keys.RESULT_TTL_S, since, until)
         yield from _ended_in(connection, queue.failed_job_registry, keys.FAILURE_TTL_S, since, until)
         yield from _ended_in(connection, queue.canceled_job_registry, 0, since, until)
@@ -76,28 +66,24 @@ def _ended_in(
     """Find the jobs of a registry whose scores, less `ttl_s`, lie in a stretch of time."""
     first, last = since.timestamp() + ttl_s, (until + SLACK).timestamp() + ttl_s
     found: Any = connection.zrangebyscore(registry.key, first, last, withscores=True)
-    scores = {as_text(job_id): score for job_id, score in found}
+    scores = {job_id.decode(errors="backslashreplace"): score for job_id, score in found}
     job_ids = list(scores)
     for start in range(0, len(job_ids), AT_ONCE):
-        some = rq.job.Job.fetch_many(job_ids[start : start + AT_ONCE], connection=connection, serializer=JSONSerializer)
-        failed = [job.id for job in some if job is not None and job.get_status(refresh=False) is JobStatus.FAILED]
-        errors = {view.id: view.error for view in view_many(connection, failed)}
-        for rq_job in some:
-            if rq_job is None:
-                continue
-            status = _ENDS.get(rq_job.get_status(refresh=False))
-            if status is None:
-                continue  # queued again
-            # A job that was cancelled in its queue has none, or that of an earlier try.
-            ended_at = rq_job.ended_at if status != "canceled" else None
-            job = read_job(rq_job)
-            yield RunRecord(
-                id=rq_job.id,
-                name=job.name if job else "?",
-                status=status,
-                ended_at=as_utc(ended_at or datetime.fromtimestamp(scores[rq_job.id] - ttl_s, UTC)),
-                error=errors.get(rq_job.id) or "",
-            )
+        for view in view_many(connection, job_ids[start : start + AT_ONCE]):
+            at = datetime.fromtimestamp(scores[view.id] - ttl_s, UTC)
+            if not view.is_readable:
+                status: End = _ENDS.get(view.status, "failed")
+                yield RunRecord(id=view.id, name="?", status=status, ended_at=at, error=view.error or "")
+            elif view.status in _ENDS:  # else it is queued again
+                # A job that was canceled in its queue has no end, or that of an earlier try.
+                ended_at = view.ended_at if view.status != "canceled" else None
+                yield RunRecord(
+                    id=view.id,
+                    name=view.name,
+                    status=_ENDS[view.status],
+                    ended_at=ended_at or at,
+                    error=(view.error or "") if view.status == "failed" else "",
+                )
 
 
 def _effort_of(result: Result) -> Effort | None:

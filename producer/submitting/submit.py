@@ -11,7 +11,7 @@ import rq
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.producer.control import requeue
+from svdq.producer.control import retry
 from svdq.producer.queue import connect, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import read_groups
@@ -62,6 +62,8 @@ class Submission:
     status: str
     #: Name of the job.
     name: str
+    #: Path of its photo.
+    photo: str
     #: Whether it was enqueued now; else the job was there before.
     is_new: bool
     #: When a new job is to be queued, with a zone; None means that it is.
@@ -212,7 +214,7 @@ class _Replacement:
         replaced = {}
         for view in view_many(self._connection, finished) if self._wanted and finished else ():
             if view.model and _model_stem(view.model) not in self._wanted:
-                requeue(self._connection, self._storage, view.id)
+                retry(self._connection, view.id, storage=self._storage)
                 replaced[view.id] = view.model
         return replaced
 
@@ -243,7 +245,8 @@ def _entries(checked: Iterable[tuple[Photo, Order]]) -> Iterator[tuple[Entry, Or
     index = 1
     for photo, order in checked:
         for job, job_id in order.jobs(photo, index):
-            yield Entry(job=job, job_id=job_id, priority=order.priority, at=order.at), order
+            path = str(photo.path.absolute())
+            yield Entry(job=job, job_id=job_id, photo=path, priority=order.priority, at=order.at), order
             index += 1
 
 
@@ -263,6 +266,7 @@ def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submis
         seed=recorded.seed,
         status="queued" if replaced_model else enqueued.rq_job.get_status(refresh=False).value,
         name=recorded.name,
+        photo=entry.photo,
         is_new=enqueued.is_new or bool(replaced_model),
         at=entry.at if enqueued.is_new else None,
         replaced_model=replaced_model,

@@ -30,7 +30,6 @@ ARGUMENTS: dict[str, list[str]] = {
     "svdq prune": ["--older-than", "30d", "--yes"],
     "svdq cancel": ["f" * 20],
     "svdq retry": ["--failed"],
-    "svdq requeue": ["f" * 20],
     "svdq move": ["f" * 20, "--front"],
     "svdq worker": ["--burst", "--ranks", "1"],
     "svdq plan": ["--videos", "10", "--from", "live"],

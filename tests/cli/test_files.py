@@ -252,7 +252,7 @@ def test_what_came_into_use_since_it_was_found_is_kept(connection: redis.Redis, 
     found = find_removals(connection, storage, Storage(str(root / "home")), timedelta(days=30), datetime.now(UTC))
     assert [removal.kind for removal in found] == ["video"] * 3 + ["photo"] * 4
     add(connection, queued_again, image_of(b"1"))
-    storage.remove(f"outputs/photo-{queued_again}.json")  # as `svdq requeue` does
+    storage.remove(f"outputs/photo-{queued_again}.json")  # as `svdq retry --force` does
     add_video(storage, 2, photo=b"2")
     assert storage.has_input(photo)
     removed = remove_all(connection, found)

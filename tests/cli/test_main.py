@@ -74,7 +74,7 @@ def test_exit_codes(
         raise error
 
     monkeypatch.setattr(main.LazyGroup, "get_command", lambda *_: command)
-    assert main.run(["info"]) == exit_code
+    assert main.run(["status"]) == exit_code
     assert capsys.readouterr().err.strip() == said
 
 

@@ -72,10 +72,11 @@ def test_a_night(svdq: Cli, connection: redis.Redis, settings: Settings, tmp_pat
     done = svdq("report", "--since", "12h", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
-    assert {name: found[name] for name in ("finished", "failed", "cancelled", "ending")} == {
+    assert {name: found[name] for name in ("finished", "failed", "stopped", "canceled", "ending")} == {
         "finished": 2,
         "failed": 1,
-        "cancelled": 2,
+        "stopped": 1,
+        "canceled": 1,
         "ending": None,
     }
     assert found["left"] == {"queued": 1, "started": 0, "scheduled": 0, "deferred": 0}
@@ -94,7 +95,7 @@ def test_a_night(svdq: Cli, connection: redis.Redis, settings: Settings, tmp_pat
     page = tmp_path / "night.html"
     done = svdq("report", "--since", "150m", "--until", "90m", "--html", page)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("1 finished, 0 failed, 0 cancelled, from ")
+    assert done.stdout.startswith("1 finished, 0 failed, 0 stopped, 0 canceled, from ")
     done = svdq("report", "--html", page)
     assert "Failed, 1 x: The frames are black. black <b> (00000000000000000004)" in done.stdout
     text = page.read_text()

@@ -100,12 +100,13 @@ def test_json(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     assert done.stderr == ""
     first, second = map(json.loads, done.stdout.splitlines())
     assert first == second
-    assert list(first) == ["id", "image", "seed", "status", "name"]
-    assert (first["seed"], first["status"]) == (7, "queued")
+    assert list(first) == ["id", "photo", "image", "seed", "status", "name"]
+    assert (first["seed"], first["status"], first["photo"]) == (7, "queued", str(photo))
     assert first["image"].startswith("inputs/")
     assert SvdqQueue("svdq-low", connection=connection).get_job_ids() == [first["id"]]
     status = json.loads(svdq("status", first["id"], "--json").stdout)
     assert (status["seed"], status["formats"], status["status"]) == (7, ["gif", "mp4"], "queued")
+    assert status["photo"] == str(photo)
 
 
 def test_again_and_force(svdq: Cli, connection: redis.Redis, photo: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_laptop_a_box_and_a_bucket(
     assert "was there already" in run("svdq", "fetch", job_id, "--output", videos, **laptop)
     assert "1 video" in run("svdq", "gallery", "--embed", "--output", tmp_path / "all.html", **laptop)
     assert "1 video" in run("svdq", "gallery", videos, "--output", videos / "index.html", **laptop)
-    assert run("svdq", "report", "--since", "1h", **laptop).startswith("1 finished, 0 failed, 0 cancelled")
+    assert run("svdq", "report", "--since", "1h", **laptop).startswith("1 finished, 0 failed, 0 stopped, 0 canceled")
 
     # Nothing but Redis and the storage was needed, and the secret went nowhere.
     assert not (tmp_path / "laptop").exists()

@@ -165,7 +165,7 @@ def test_frames_equal_those_of_diffusers_and_burst_ends(house) -> None:
         assert np.array_equal(frames, expected[name]), f"{name}: {np.abs(frames.astype(int) - expected[name]).max()}"
         assert frames.std() > 1  # pictures, not nothing
     assert "untrained" in group.text
-    log, _, report = group.text.partition("2 finished, 0 failed, 0 cancelled")
+    log, _, report = group.text.partition("2 finished, 0 failed, 0 stopped, 0 canceled")
     check_quiet(log)
     assert "Left: 0 queued" in report
 
@@ -207,7 +207,7 @@ def test_a_running_group_shows_itself_and_outlives_bad_jobs_and_dead_ranks(house
     assert in_flight[:3] == ["started"] * 3  # one on every rank
 
     until(lambda: all(house.view(job_id).step > 0 for job_id in jobs[:2]))
-    info = json.loads(house.run("svdq", "info", "--json").stdout)
+    info = json.loads(house.run("svdq", "status", "--json").stdout)
     assert len(info["workers"]) == 1
     worker = info["workers"][0]
     assert (worker["state"], worker["pid"]) == ("busy", group.ranks()[0].pid)
@@ -216,7 +216,7 @@ def test_a_running_group_shows_itself_and_outlives_bad_jobs_and_dead_ranks(house
     assert set(shown) <= set(jobs)
     assert len(shown) >= 3
     assert any(job["rank"] is not None and 0 < job["step"] <= 90 for job in shown.values())
-    assert worker["name"] in house.run("svdq", "info").stdout
+    assert worker["name"] in house.run("svdq", "status").stdout
 
     rq_info = house.run("rq", "info", "--queue-class", "svdq.producer.queue.SvdqQueue", "--url", redis_url(house))
     assert rq_info.returncode == 0, rq_info

@@ -105,7 +105,7 @@ def test_the_whole_way_and_no_password_anywhere(house, until, server: OwnRedis) 
 
     svdq("wait", *jobs)
     assert {admin.hget(f"rq:job:{job_id}", "status") for job_id in jobs} == {b"finished"}
-    for command in (("status", jobs[0], "--json"), ("list",), ("info", "--json"), ("logs", jobs[0])):
+    for command in (("status", jobs[0], "--json"), ("list",), ("status", "--json"), ("logs", jobs[0])):
         svdq(*command)
     assert admin.acl_log() == []
     server.stop()

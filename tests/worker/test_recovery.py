@@ -421,4 +421,4 @@ def test_redis_that_is_killed_comes_back_and_nothing_is_lost(house, until) -> No
     check_all_finished(house, jobs)
     assert "Traceback" not in group.text
     assert group.text.count("Ready with") == 1
-    assert json.loads(house.run("svdq", "info", "--json").stdout)["workers"]
+    assert json.loads(house.run("svdq", "status", "--json").stdout)["workers"]
