@@ -86,3 +86,11 @@ def test_a_reader_that_goes_away(home: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == main.EXIT_FAILED
+
+
+def test_every_command_is_below_one_heading_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    below = [name for names in main.SECTIONS.values() for name in names]
+    assert sorted(below) == sorted(main.COMMANDS)
+    main.run(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"\n{heading}:\n" in shown for heading in main.SECTIONS)

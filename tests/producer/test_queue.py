@@ -103,7 +103,6 @@ def test_a_server_that_never_answers(home: object, monkeypatch: pytest.MonkeyPat
         (["resetpass", ">secret"], "", "needs a password; set SVDQ_REDIS_URL with it, such as redis://:PASSWORD@"),
         (["resetpass", ">secret"], ":wrong-one@", "refuses the user or the password; correct them in SVDQ_REDIS_URL."),
         (["resetpass", ">secret"], "nobody:secret@", "refuses the user or the password; correct them"),
-        (["resetpass", "nopass"], ":wrong-one@", "has no password for this user; leave the password out of"),
         (["-@all", "+auth", "+hello", "+ping", "+client"], "", "does not allow its user to do this ("),
     ],
 )
