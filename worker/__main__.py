@@ -14,8 +14,9 @@ from typing import Any
 import click
 import torch
 
+from svdq.pipeline.device import check_computes, choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.group import Place, build_stage, choose_device, join
+from svdq.pipeline.group import Place, build_stage, join
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.models.compute_check import check
 from svdq.pipeline.models.memory_room import look
@@ -38,6 +39,7 @@ from svdq.worker.intake.memory import plan_of, start_estimates
 from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.launching import compiling, rundir
 from svdq.worker.launching.compute_options import check_alike, compute_options, read
+from svdq.worker.launching.gpus import visible_gpus
 from svdq.worker.launching.hosts import address_book
 from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
@@ -114,7 +116,13 @@ def _run(
     fit_memory: bool,
     kept: bool,
 ) -> None:
-    our_device = choose_device(device, place)
+    if device == "auto" and run_dir is None and visible_gpus():
+        device = "cuda"  # else ranks whose torch cannot use them would compute on the processors
+    try:
+        our_device = choose_device(device, place.local_rank)
+        check_computes(our_device, dtype_of(compute, our_device))
+    except InputError as error:
+        try_again(error, breadcrumbs.life)
     if our_device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)

@@ -29,7 +29,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
 from svdq.worker.launching.compute_options import as_arguments
-from svdq.worker.launching.gpus import share_out, visible_gpus
+from svdq.worker.launching.gpus import all_gpus, share_out, visible_gpus
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
 from svdq.worker.launching.kept_options import kept_way
@@ -107,6 +107,8 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     gpus = [] if options.device == "cpu" else visible_gpus()
     if options.device == "cuda" and not gpus:
         raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
+    if options.device != "cpu" and (failure := all_gpus().failure):
+        logger.warning("The list of GPUs may not be complete: %s.", failure)
     for shape in options.warm:
         VideoParameters.of_shape(shape)
     hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
@@ -114,7 +116,8 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         logger.warning("%s", hosts.warning)
     # GPUs are shared out among the groups.
     ranks = options.ranks or (max(1, len(gpus) // options.groups) if gpus else DEFAULT_CPU_RANKS)
-    arguments = ["--device", options.device]
+    # GPUs that are listed are used, or the ranks say why they cannot be.
+    arguments = ["--device", "cuda" if gpus else options.device]
     arguments += ["--checkpoints", options.checkpoints]
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
@@ -134,7 +137,10 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         SchedulerProcess(settings) as scheduler,
     ):
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
-        shares = share_out(gpus, options.groups, ranks) if gpus and options.groups > 1 else [None] * options.groups
+        is_named = not all(gpu.isdigit() for gpu in gpus)  # MIG instances, or GPUs that are left beside a lost one
+        shares = [None] * options.groups
+        if gpus and (options.groups > 1 or is_named):
+            shares = share_out(gpus, options.groups, ranks)
         groups = []
         for number, (run_dir, devices) in enumerate(zip(run_dirs, shares, strict=True)):
             run_dir.mkdir()
