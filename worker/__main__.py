@@ -210,6 +210,8 @@ def _run(
         stage.warm_up(VideoParameters.of_shape(shape))
     if intake is not None:
         intake.start()
+    if run_dir is not None and place.local_rank == 0:
+        rundir.write_ready(run_dir)
     stage.run()
     flush_until = time.monotonic() + FLUSH_S
     if stage.stopped and spool is not None:

@@ -1,11 +1,13 @@
-"""The worker groups that there are, as RQ knows them; what they do stands in `ranks`. Reads only; knows no terminal."""
+"""The worker groups that there are, as RQ knows them; `ranks` reads what they do. Reads only."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import redis
 import rq
 from rq.serializers import JSONSerializer
 
+from svdq.producer import keys
 from svdq.producer.queue import SvdqQueue, queues
 
 
@@ -44,3 +46,11 @@ def view_workers(connection: redis.Redis) -> list[WorkerView]:
         for worker in sorted(workers, key=lambda worker: str(worker.name))
         if names & set(worker.queue_names())
     ]
+
+
+def worker_state(connection: redis.Redis) -> Literal["running", "starting", "none"]:
+    """Say whether any worker takes jobs of ours, or is about to."""
+    if view_workers(connection):
+        return "running"
+    now, _ = connection.time()
+    return "starting" if connection.zcount(keys.STARTING, now, "+inf") else "none"

@@ -141,7 +141,8 @@ def test_what_only_loading_shows_is_said_once(house, tmp_path: Path) -> None:
     done = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", folder)
     assert (done.returncode, done.stdout) == (2, "")
     # The other rank may have loaded its own parts by then.
-    *before, message = done.stderr.splitlines()
+    starting, *before, message = done.stderr.splitlines()
+    assert starting == f"Starting 2 ranks on the processors with the model {folder}; this takes some seconds."
     assert all("Loaded" in line for line in before), done.stderr
     assert message.startswith(f"Error: The image_encoder of the model {folder} cannot be loaded")
     assert "expected int, got str" in message

@@ -34,6 +34,7 @@ from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
 from svdq.worker.launching.kept_options import kept_way
 from svdq.worker.launching.scheduler_process import SchedulerProcess
+from svdq.worker.launching.starting import StartingRecord
 
 if TYPE_CHECKING:
     from svdq.worker.metrics.endpoint import MetricsEndpoint
@@ -130,18 +131,20 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         arguments += ["--kept", *as_arguments(kept)]
     for shape in options.warm:
         arguments += ["--warm", shape]
+    logger.info("%s", _what_starts(settings, options, ranks, len(gpus)))
+    groups: list[GroupProcess] = []
     with (
         _run_folder(settings.home / "run") as folder,
         # Before any rank starts: a port that is taken is said at once.
         _endpoint(settings, options) as endpoint,
         SchedulerProcess(settings) as scheduler,
+        StartingRecord(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
         is_named = not all(gpu.isdigit() for gpu in gpus)  # MIG instances, or GPUs that are left beside a lost one
         shares = [None] * options.groups
         if gpus and (options.groups > 1 or is_named):
             shares = share_out(gpus, options.groups, ranks)
-        groups = []
         for number, (run_dir, devices) in enumerate(zip(run_dirs, shares, strict=True)):
             run_dir.mkdir()
             groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices, hosts))
@@ -152,6 +155,18 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         if options.trace is not None and not _write_trace(options.trace, run_dirs):
             code = code or SvdqError.exit_code
         return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups * options.nnodes)
+
+
+def _what_starts(settings: Settings, options: LaunchOptions, ranks: int, num_gpus: int) -> str:
+    """Say what is being started: loading torch and a model takes 10 s and more."""
+    groups = f"{options.groups} groups of " if options.groups > 1 else ""
+    each = " each" if options.groups > 1 else ""
+    hosts = f" on this host, one of {options.nnodes}," if options.nnodes > 1 else ""
+    device = f"{num_gpus} GPU{'s' * (num_gpus != 1)}" if num_gpus else "the processors"
+    return (
+        f"Starting {groups}{ranks} rank{'s' * (ranks != 1)}{each}{hosts} on {device} with the model {settings.model}; "
+        "this takes some seconds."
+    )
 
 
 def _write_trace(path: Path, run_dirs: list[Path]) -> bool:
