@@ -11,7 +11,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -142,7 +142,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     ):
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
         is_named = not all(gpu.isdigit() for gpu in gpus)  # MIG instances, or GPUs that are left beside a lost one
-        shares = [None] * options.groups
+        shares: Sequence[list[str] | None] = [None] * options.groups
         if gpus and (options.groups > 1 or is_named):
             shares = share_out(gpus, options.groups, ranks)
         for number, (run_dir, devices) in enumerate(zip(run_dirs, shares, strict=True)):
