@@ -135,9 +135,9 @@ def computing_on(
 
     import torch
 
-    from svdq.pipeline.group import Place, choose_device
+    from svdq.pipeline.device import choose_device
 
-    found = choose_device(device, Place(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1))
+    found = choose_device(device, 0)
     processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
     where = torch.cuda.get_device_name(found) if found.type == "cuda" else processor
     wanted = names or default or ("fp16" if found.type == "cuda" else "fp32",)

@@ -126,7 +126,7 @@ def _poll(
     from svdq.producer.queue import fetch, statuses
     from svdq.producer.status.ranks import read_groups
     from svdq.producer.status.status import ENDED, view_many
-    from svdq.producer.status.workers import view_workers
+    from svdq.producer.status.workers import worker_state
 
     pending = list(job_ids)
     started = last_answer = time.monotonic()
@@ -145,8 +145,9 @@ def _poll(
             for gone in set(seen) - {view.id for view in views}:
                 fetch(connection, gone)  # raises
             if not is_worker_sought and time.monotonic() - started > NO_WORKER_S:
-                is_worker_sought = True
-                if not view_workers(connection):
+                state = worker_state(connection)
+                is_worker_sought = state != "starting"
+                if state == "none":
                     display.say("No worker is running; start one with `svdq worker`.")
             groups = read_groups(connection)
             held_up = _held_up(pauses(connection), groups)

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from svdq.pipeline import photo
+from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.group import Links, Place, build_stage, choose_device
+from svdq.pipeline.group import Links, Place, build_stage
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
@@ -103,7 +104,7 @@ def render(
 def _rank_main(
     place: Place, links: Links, model_name: str, folder: str, documents: str, wanted: str, options: ComputeOptions
 ) -> None:
-    device = choose_device(wanted, place)
+    device = choose_device(wanted, place.local_rank)
     parts = Part.of_rank(place.rank, place.num_ranks)
     model = open_model(model_name, parts, device, dtype_of(options, device), options)
     image = Image.open(Path(folder, "photo.png"))

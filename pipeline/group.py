@@ -10,7 +10,6 @@ from typing import Self
 
 import torch
 
-from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
@@ -53,30 +52,6 @@ class Place:
     def last(self) -> bool:
         """Whether this is the last rank; a rank alone is both."""
         return self.rank == self.num_ranks - 1
-
-
-def check_device(wanted: str) -> None:
-    """Check that there is such a device.
-
-    Raises:
-        InputError: a GPU is wanted, and there is none.
-    """
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
-
-
-def choose_device(wanted: str, place: Place) -> torch.device:
-    """Turn auto, cpu or cuda into this rank's device; ranks take turns when there are more of them than GPUs.
-
-    Raises:
-        InputError: a GPU is wanted, and there is none.
-    """
-    check_device(wanted)
-    if wanted == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 @dataclass(frozen=True, kw_only=True)

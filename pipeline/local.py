@@ -17,8 +17,9 @@ import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from svdq.pipeline import errors
+from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.group import Place, choose_device, join
+from svdq.pipeline.group import Place, join
 
 #: What a rank does: its place, its links, and whatever else was passed to `spawn_ranks`.
 RankMain = Callable[..., None]
@@ -75,7 +76,7 @@ def _enter(
     if replicas:
         place = replace(place, rank=0, num_ranks=1)
     try:
-        links = join(place, choose_device(device, place), folder=folder)
+        links = join(place, choose_device(device, place.local_rank), folder=folder)
         main(place, links, *args)
     except SvdqError as error:
         told = folder / f"rank{rank}.{type(error).__name__}.error"

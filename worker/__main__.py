@@ -17,8 +17,9 @@ from typing import Any
 import click
 import torch
 
+from svdq.pipeline.device import check_computes, choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.group import Place, build_stage, choose_device, join
+from svdq.pipeline.group import Place, build_stage, join
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.models.compute_check import check
 from svdq.pipeline.models.device_memory import capacity, name_of
@@ -43,6 +44,7 @@ from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, p
 from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.launching import compiling, gpus, rundir
 from svdq.worker.launching.compute_options import check_alike, compute_options, read
+from svdq.worker.launching.gpus import visible_gpus
 from svdq.worker.launching.hosts import address_book
 from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
@@ -119,7 +121,13 @@ def _run(
     ranks_per_gpu: int | None,
     kept: bool,
 ) -> None:
-    our_device = choose_device(device, place)
+    if device == "auto" and run_dir is None and visible_gpus():
+        device = "cuda"  # else ranks whose torch cannot use them would compute on the processors
+    try:
+        our_device = choose_device(device, place.local_rank)
+        check_computes(our_device, dtype_of(compute, our_device))
+    except InputError as error:
+        try_again(error, marker.restart_count)
     if our_device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
@@ -209,6 +217,8 @@ def _run(
         _warm_up(stage, plan, warm)
     if intake is not None:
         intake.start()
+    if run_dir is not None and place.local_rank == 0:
+        rundir.write_ready(run_dir)
     stage.run()
     flush_until = time.monotonic() + FLUSH_S
     if stage.stopped and spool is not None:

@@ -16,7 +16,8 @@ import psutil
 import torch
 from PIL import Image
 
-from svdq.pipeline.group import Links, Place, build_stage, choose_device
+from svdq.pipeline.device import choose_device
+from svdq.pipeline.group import Links, Place, build_stage
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
@@ -87,7 +88,7 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
 
 
 def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> None:
-    device = choose_device(workload.device, place)
+    device = choose_device(workload.device, place.local_rank)
     parts = Part.of_rank(place.rank, place.num_ranks)
     number = place.local_rank
     model = open_model(workload.models[number], parts, device, dtype_for(device))

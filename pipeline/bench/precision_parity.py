@@ -21,8 +21,8 @@ from torch.multiprocessing.spawn import ProcessException
 
 from svdq.pipeline import photo
 from svdq.pipeline.compare import call_diffusers, render
+from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.group import Place, choose_device
 from svdq.pipeline.models.compute import DTYPES, ComputeOptions
 from svdq.pipeline.models.model import Frames, Part
 from svdq.pipeline.models.svd import SvdModel
@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace, found: dict[str, Any]) -> None:
     Raises:
         SvdqError: the model or the photo cannot be used.
     """
-    device = choose_device(options.device, Place(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1))
+    device = choose_device(options.device, 0)
     small = VideoParameters.of_shape(options.shape).model_copy(update={"steps": options.steps, "seed": 1})
     large = VideoParameters.of_shape(options.timed_shape).model_copy(update={"steps": options.steps})
     found |= {"differences": {}, "step_ms": {}, "ranks": {}, "num_ranks": {}}

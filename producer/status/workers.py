@@ -1,7 +1,7 @@
 """The worker groups that RQ knows; `ranks` has what they do. Reads only."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import redis
 from rq.worker import Worker
@@ -60,3 +60,11 @@ def view_workers(connection: redis.Redis) -> list[WorkerView]:
 
 def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 19 else 0
+
+
+def worker_state(connection: redis.Redis) -> Literal["running", "starting", "none"]:
+    """Say whether any worker takes jobs of ours, or is about to."""
+    if view_workers(connection):
+        return "running"
+    now, _ = connection.time()
+    return "starting" if connection.zcount(keys.STARTING, now, "+inf") else "none"

@@ -12,8 +12,8 @@ from svdq.pipeline.bench.bench import RankLog, Workload, run_loop
 from svdq.pipeline.bench.figures import Run, make_run
 from svdq.pipeline.bench.files import write_json, writing
 from svdq.pipeline.bench.timeline import plot_timeline
+from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.group import check_device
 from svdq.pipeline.models.model import Part, open_model
 from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters

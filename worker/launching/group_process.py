@@ -116,6 +116,11 @@ class GroupProcess:
         """Whether it had not ended when `poll` looked last."""
         return self._process.returncode is None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has been ready for jobs."""
+        return rundir.is_ready(self._run_dir)
+
     def pids(self) -> dict[int, int]:
         """Return the process ids of the ranks that listen, by rank; those of a restart, too."""
         return rundir.read_pids(self._run_dir)

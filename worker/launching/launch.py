@@ -11,7 +11,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,11 +29,12 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
 from svdq.worker.launching.compute_options import as_arguments
-from svdq.worker.launching.gpus import ranks_per_gpu, share_out, visible_gpus
+from svdq.worker.launching.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
 from svdq.worker.launching.kept_options import kept_way
 from svdq.worker.launching.scheduler_process import SchedulerProcess
+from svdq.worker.launching.starting import StartingRecord
 
 if TYPE_CHECKING:
     from svdq.worker.metrics.endpoint import MetricsEndpoint
@@ -105,6 +106,8 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     gpus = [] if options.device == "cpu" else visible_gpus()
     if options.device == "cuda" and not gpus:
         raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
+    if options.device != "cpu" and (failure := all_gpus().failure):
+        logger.warning("The list of GPUs may not be complete: %s.", failure)
     for shape in options.warm:
         VideoParameters.of_shape(shape)
     hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
@@ -112,7 +115,8 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         logger.warning("%s", hosts.warning)
     # GPUs are shared out among the groups.
     ranks = options.ranks or (max(1, len(gpus) // options.groups) if gpus else DEFAULT_CPU_RANKS)
-    arguments = ["--device", options.device]
+    # GPUs that are listed are used, or the ranks say why they cannot be.
+    arguments = ["--device", "cuda" if gpus else options.device]
     arguments += ["--checkpoints", options.checkpoints]
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
@@ -125,15 +129,20 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         arguments += ["--kept", *as_arguments(kept)]
     for shape in options.warm:
         arguments += ["--warm", shape]
+    logger.info("%s", _what_starts(settings, options, ranks, len(gpus)))
+    groups: list[GroupProcess] = []
     with (
         _run_folder(settings.home / "run") as folder,
         # Before any rank starts: a port that is taken is said at once.
         _endpoint(settings, options) as endpoint,
         SchedulerProcess(settings) as scheduler,
+        StartingRecord(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
-        shares = share_out(gpus, options.groups, ranks) if gpus and options.groups > 1 else [None] * options.groups
-        groups = []
+        is_named = not all(gpu.isdigit() for gpu in gpus)  # MIG instances, or GPUs that are left beside a lost one
+        shares: Sequence[list[str] | None] = [None] * options.groups
+        if gpus and (options.groups > 1 or is_named):
+            shares = share_out(gpus, options.groups, ranks)
         for number, (run_dir, devices) in enumerate(zip(run_dirs, shares, strict=True)):
             run_dir.mkdir()
             groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices, hosts))
@@ -144,6 +153,18 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         if options.trace is not None and not _write_trace(options.trace, run_dirs):
             code = code or SvdqError.exit_code
         return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups * options.nnodes)
+
+
+def _what_starts(settings: Settings, options: LaunchOptions, ranks: int, num_gpus: int) -> str:
+    """Say what is being started: loading torch and a model takes 10 s and more."""
+    groups = f"{options.groups} groups of " if options.groups > 1 else ""
+    each = " each" if options.groups > 1 else ""
+    hosts = f" on this host, one of {options.nnodes}," if options.nnodes > 1 else ""
+    device = f"{num_gpus} GPU{'s' * (num_gpus != 1)}" if num_gpus else "the processors"
+    return (
+        f"Starting {groups}{ranks} rank{'s' * (ranks != 1)}{each}{hosts} on {device} with the model {settings.model}; "
+        "this takes some seconds."
+    )
 
 
 def _write_trace(path: Path, run_dirs: list[Path]) -> bool:
