@@ -131,7 +131,7 @@ class StorageShelf:
 
     def write(self, job_id: str, step: int, data: bytes) -> None:
         """Write the object, then remove those before it."""
-        self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", data)
+        self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", bytes(data))
         for older in self.steps(job_id) or ():
             if older < step:
                 self._storage.remove(f"{FOLDER}/{job_id}/{older}{SUFFIX}")
