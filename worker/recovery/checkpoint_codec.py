@@ -93,7 +93,7 @@ class Codec:
         text = text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
         data = np.empty(8 + len(text) + end, np.uint8)
         position = 0
-        for part in (len(text).to_bytes(8, "little"), text, *views):
+        for part in (memoryview(len(text).to_bytes(8, "little")), memoryview(text), *views):
             np.copyto(data[position : position + len(part)], np.frombuffer(part, np.uint8))
             position += len(part)
         return data.data
