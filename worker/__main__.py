@@ -47,7 +47,8 @@ from svdq.worker.launching.compute_options import check_alike, compute_options, 
 from svdq.worker.launching.gpus import visible_gpus
 from svdq.worker.launching.hosts import address_book
 from svdq.worker.output.outlet import Outlet
-from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
+from svdq.worker.recovery.checkpoint_codec import Codec
+from svdq.worker.recovery.checkpoints import Archive, Spool
 from svdq.worker.recovery.crash_marker import CrashMarker, folder_without_launcher, read_suspects
 from svdq.worker.recovery.fence import Fence
 from svdq.worker.recovery.restarts import count_crash_here, lost, stalled, try_again

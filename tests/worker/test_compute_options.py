@@ -16,7 +16,8 @@ from svdq.pipeline.sample import Sample
 from svdq.producer.results.provenance import read_provenance
 from svdq.worker.launching import compiling
 from svdq.worker.launching.compute_options import as_arguments, check_alike, compute_options, read
-from svdq.worker.recovery.checkpoints import Archive, Codec
+from svdq.worker.recovery.checkpoint_codec import Codec
+from svdq.worker.recovery.checkpoints import Archive
 from svdq.worker.recovery.shelf import FolderShelf
 
 EVERY_WAY = [

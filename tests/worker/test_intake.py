@@ -1,5 +1,6 @@
 """Rank 0's intake against a real Redis and a real storage; the test stands in the place of the stage loop."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -11,17 +12,19 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
-from svdq.producer.queue import fetch
+from svdq.producer.queue import fetch, read_job
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake import intake as intake_module
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.jobs.rq_worker import LEASE_S
-from svdq.worker.recovery.checkpoints import Archive, Codec
+from svdq.worker.recovery.checkpoint_codec import Codec
+from svdq.worker.recovery.checkpoints import Archive
 from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import connect
 
@@ -319,6 +322,27 @@ def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
         shelf.write(job_id, 5, b"late")
     until(lambda: not shelf.steps(ended))
     assert shelf.steps(waiting) == [5]
+
+
+@pytest.mark.parametrize("meta", [{"step": "x"}, {"step": None}, {"step": [3]}, {"step": True}, [], None, "x", {}])
+def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake: Open, until, meta: object) -> None:
+    codec = Codec(model="fake", device=torch.device("cpu"))
+    shelf = open_shelf("local", house.settings.home, Storage(house.settings.storage))
+    job_id = house.submit()
+    job = read_job(fetch(house.connection, job_id))
+    half_done = Sample(
+        job_id=job_id,
+        parameters=job.parameters,
+        boundaries=(0, 4),
+        step=2,
+        tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
+    )
+    shelf.open(job_id)
+    shelf.write(job_id, 2, codec.encode(half_done))
+    house.connection.hset(f"rq:job:{job_id}", "meta", json.dumps(meta))
+    request = take(open_intake(archive=Archive(shelf=shelf, codec=codec)))
+    assert request.resume is not None
+    assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
 
 
 class EndLosingRedis(LossyRedis):

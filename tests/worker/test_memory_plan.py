@@ -27,7 +27,8 @@ from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
 from svdq.worker.intake.preparing import Preparer
 from svdq.worker.output.outlet import Outlet
-from svdq.worker.recovery.checkpoints import Archive, Codec
+from svdq.worker.recovery.checkpoint_codec import Codec
+from svdq.worker.recovery.checkpoints import Archive
 from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import connect
 

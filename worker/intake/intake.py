@@ -9,13 +9,16 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Sequence
 
 import redis
+from rq.job import Job
+from rq.utils import as_text
 
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer.status.ranks import IntakeStatus, Trouble
-from svdq.producer.status.status import view_many
+from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.feeder import Feeder, IntakeOptions
 from svdq.worker.intake.preparing import Preparer
@@ -238,9 +241,16 @@ class Intake:
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while nobody was there to remove them."""
         if self._archive is not None:
-            self._archive.sweep(
-                lambda job_ids: {view.id: view.ended for view in view_many(self._worker.connection, job_ids)}
-            )
+            self._archive.sweep(self._have_ended)
+
+    def _have_ended(self, job_ids: Sequence[str]) -> dict[str, bool]:
+        """Whether jobs have ended, for those that there are; reads nothing else, for other fields may be malformed."""
+        with self._worker.connection.pipeline(transaction=False) as pipeline:
+            for job_id in job_ids:
+                pipeline.hget(Job.key_for(job_id), "status")
+            answers = pipeline.execute(raise_on_error=False)
+        states = zip(job_ids, answers, strict=True)
+        return {job_id: as_text(status) in ENDED for job_id, status in states if isinstance(status, bytes)}
 
 
 def _jobs(number: int) -> str:

@@ -36,7 +36,7 @@ class Shelf(Protocol):
         """Tell which checkpoints there are, furthest first; None when the job has no place: it has ended."""
         ...
 
-    def write(self, job_id: str, step: int, data: bytes) -> None:
+    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
         """Put a checkpoint in its place, whole or not at all, then remove those before it."""
         ...
 
@@ -70,7 +70,7 @@ class FolderShelf:
         except FileNotFoundError:
             return None
 
-    def write(self, job_id: str, step: int, data: bytes) -> None:
+    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
         """Write under another name, flush, rename; a folder that is gone by now is left gone."""
         folder = self._folder / job_id
         check_room(self._folder)
@@ -131,9 +131,9 @@ class StorageShelf:
         """List the job's objects."""
         return _steps(self._storage.names(f"{FOLDER}/{job_id}"))
 
-    def write(self, job_id: str, step: int, data: bytes) -> None:
+    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
         """Write the object, then remove those before it."""
-        self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", data)
+        self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", bytes(data))
         for older in self.steps(job_id) or ():
             if older < step:
                 self._storage.remove(f"{FOLDER}/{job_id}/{older}{SUFFIX}")
