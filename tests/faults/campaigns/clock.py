@@ -6,9 +6,9 @@ from pathlib import Path
 from tests.faults.arena import Arena
 from tests.faults.group import READY
 
-STEPS = 20
+STEPS = 40
 #: Seconds by which a clock jumps, twice a lease; and seconds that it stays so, longer than two beats.
-JUMP_S, HOLD_S = 30.0, 10.0
+JUMP_S, HOLD_S = 30.0, 8.0
 #: Jumps of one group, each there and back.
 OFFSETS_S = (JUMP_S, -JUMP_S)
 

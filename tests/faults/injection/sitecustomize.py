@@ -3,8 +3,8 @@
 The harness puts this folder on a worker's PYTHONPATH, so that svdq itself has no switch for faults. FAULTS_AT says
 where, FAULTS_FOLDER names a folder through which the harness counts and controls:
 
-- windows (`after-pop`, …): the process kills itself there, every second time it comes by, while files `kill*` are left;
-  each kill uses one up;
+- windows (`after-pop`, …): the process kills itself there, every second time it comes by (`during-…`: every fourth),
+  while files `kill*` are left; each kill uses one up;
 - `poison-PHASE`: the process kills itself in that phase of each job whose photo is `poison.jpg` in that folder; where
   the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
 - `full` and `slow`: while the file `on` is there, writes to the storage fail with ENOSPC, or take two seconds;
@@ -15,6 +15,7 @@ import errno
 import functools
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ from typing import Any
 
 #: Seconds that a write takes on a slow storage.
 SLOW_S = 2.0
+#: A kill in a phase of a job strikes at this visit. The suspects of the kill before, three at most, come first, and a
+#: job that is struck twice would rightly be set aside.
+PHASE_VISITS = 4
 #: Frames of a poisoned video; all others have another number.
 POISON_FRAMES = 3
 
@@ -107,14 +111,14 @@ def _shift_clock(folder: Path) -> None:
     datetime.datetime = ShiftedDatetime  # type: ignore[misc]
 
 
-def _killer(folder: Path) -> Callable[[], None]:
+def _killer(folder: Path, every: int = 2) -> Callable[[], None]:
     visits = 0
 
     def pass_by() -> None:
         nonlocal visits
         visits += 1
         left = sorted(folder.glob("kill*"))
-        if visits % 2 == 0 and left:
+        if visits % every == 0 and left:
             left[0].rename(left[0].with_name(f"done-{left[0].name}"))
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -147,11 +151,11 @@ def _install(where: str, folder: Path) -> None:
         case "before-acknowledgement":  # all files are there, Redis does not know
             _wrap(GroupWorker, "succeed", before=_killer(folder), after=None)
         case "during-prepare":
-            _wrap(photo, "load", before=_killer(folder), after=None)
+            _wrap(photo, "load", before=_killer(folder, PHASE_VISITS), after=None)
         case "during-decode":
-            _wrap(SimulatedModel, "decode", before=_killer(folder), after=None)
+            _wrap(SimulatedModel, "decode", before=_killer(folder, PHASE_VISITS), after=None)
         case "during-write":
-            _wrap(video, "write_video", before=None, after=_killer(folder))
+            _wrap(video, "write_video", before=None, after=_killer(folder, PHASE_VISITS))
         case "full":
             _wrap(folder_files, "_publish", before=functools.partial(_refuse, folder), after=None)
         case "slow":
@@ -163,7 +167,9 @@ def _install(where: str, folder: Path) -> None:
 
 
 if os.environ.get("FAULTS_AT") == "clock":
-    _shift_clock(Path(os.environ["FAULTS_FOLDER"]))
+    # Not in torchrun, which has no leases and pickles its datetimes by the name of their class.
+    if "torch.distributed.run" not in sys.orig_argv:
+        _shift_clock(Path(os.environ["FAULTS_FOLDER"]))
 # Ranks only: torchrun gives them RANK.
 elif "RANK" in os.environ and "FAULTS_AT" in os.environ:
     _install(os.environ["FAULTS_AT"], Path(os.environ["FAULTS_FOLDER"]))
