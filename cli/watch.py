@@ -97,8 +97,7 @@ def watch(
     from svdq.producer.settings import Settings
     from svdq.producer.submitting.options import SubmitOptions
     from svdq.producer.submitting.order import Order
-    from svdq.producer.watching.selection import PHOTO_GLOBS, Selection
-    from svdq.producer.watching.watch import WatchOptions
+    from svdq.producer.watching.options import PHOTO_GLOBS, Selection, WatchOptions
     from svdq.producer.watching.watch import watch as watch_folder
 
     settings = Settings.load(redis_url=redis_url, storage=storage)

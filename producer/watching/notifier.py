@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from svdq.producer.watching.options import WatchOptions
+
 #: Seconds that `wait` takes at most, so that signals are handled soon.
 TICK_S = 0.2
 #: Seconds until notifications are tried again after they failed, such as at a limit of inotify.
@@ -26,18 +28,17 @@ class Stop(Protocol):
 class Notifier:
     """Notifications of the operating system, by watchfiles; or none, where the folder is polled."""
 
-    def __init__(self, root: Path, *, recursive: bool, poll: bool, stop: Stop) -> None:
+    def __init__(self, root: Path, options: WatchOptions, stop: Stop) -> None:
         """Initialize; nothing is noticed before the first `wait`.
 
         Args:
             root: the watched folder, resolved.
-            recursive: whether changes in its subfolders count.
-            poll: use no notifications.
+            options: how it is watched.
             stop: ends a wait.
         """
         self._root = root
-        self._recursive = recursive
-        self._poll = poll
+        self._recursive = options.selection.recursive
+        self._poll = options.poll or options.once
         self._stop = stop
         self._batches: Iterator[object] | None = None
         self._retry_at_s = 0.0

@@ -9,7 +9,6 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Self
 
 import redis
 
@@ -23,9 +22,9 @@ from svdq.producer.submitting.photos import check_data, read_file
 from svdq.producer.watching.directory import Signature, open_file, open_folder, signature, split
 from svdq.producer.watching.events import Event, Report, Summary
 from svdq.producer.watching.folder_config import FolderConfig
+from svdq.producer.watching.options import WatchOptions, is_temporary
 from svdq.producer.watching.post_submit import REJECTED, PostSubmit, reject
 from svdq.producer.watching.scanner import Debounce
-from svdq.producer.watching.selection import Selection, is_temporary
 from svdq.producer.watching.state import Outcome, Record, State
 
 #: A file that is no photo must be unchanged for this many times `--stable-for`: it may be half copied.
@@ -43,31 +42,9 @@ class Submitter:
         Raises:
             InputError: there is no such kind of storage.
         """
-        self._settings = settings
+        self.settings = settings
         self._storage = Storage(settings.storage)
         self._connection: redis.Redis | None = None
-
-    def __enter__(self) -> Self:
-        """Return self."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-
-    def connect(self) -> redis.Redis:
-        """Connect to Redis.
-
-        Raises:
-            InputError: its URL is not valid.
-            UnavailableError: it does not answer.
-        """
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        self._connection = connect(self._settings)
-        return self._connection
 
     def submit(self, data: bytes, entry: Entry) -> Enqueued:
         """Store a photo and enqueue its job, unless a job of that id exists.
@@ -78,14 +55,20 @@ class Submitter:
         if not self._storage.has_input(entry.job.image):
             self._storage.write_bytes(entry.job.image, data)
         if self._connection is not None:
-            try:
+            with contextlib.suppress(UnavailableError):  # the server may have been restarted
                 return self._enqueue(self._connection, entry)
-            except UnavailableError:
-                pass  # the server may have been restarted since
-        return self._enqueue(self.connect(), entry)
+            self.close()
+        self._connection = connect(self.settings)
+        return self._enqueue(self._connection, entry)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _enqueue(self, connection: redis.Redis, entry: Entry) -> Enqueued:
-        with plain_errors(self._settings):
+        with plain_errors(self.settings):
             return enqueue_many(connection, [entry])[0]
 
 
@@ -94,44 +77,37 @@ class Processor:
 
     def __init__(
         self,
-        *,
         root: Path,
-        settings: Settings,
-        selection: Selection,
+        options: WatchOptions,
         state: State,
         config: FolderConfig,
         submitter: Submitter,
         post_submit: PostSubmit,
         pending: Debounce,
-        stable_for_s: float,
-        once: bool,
         report: Report,
     ) -> None:
         """Initialize.
 
         Args:
             root: the watched folder, resolved.
-            settings: of this process.
-            selection: which files are photos.
+            options: how it is watched.
             state: what became of files.
             config: the parameters of each photo.
             submitter: takes the photos.
             post_submit: what happens to files afterwards.
             pending: files that wait; those that were processed are removed.
-            stable_for_s: seconds without a change after which a file has stopped growing.
-            once: leave files that grow or are on hold to the next run, instead of waiting.
             report: called with each event.
         """
         self._root = root
-        self._max_pixels = settings.max_pixels
-        self._selection = selection
+        self._selection = options.selection
+        self._stable_for_s = options.stable_for_s
+        self._once = options.once
+        self._max_pixels = submitter.settings.max_pixels
         self._state = state
         self._config = config
         self._submitter = submitter
         self._post_submit = post_submit
         self._pending = pending
-        self._stable_for_s = stable_for_s
-        self._once = once
         self._report = report
         self.summary = Summary()
         #: Files that were submitted and could not be moved or deleted yet.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from svdq.producer.job import MAX_FOLDER_LENGTH
 from svdq.producer.watching.directory import Signature, open_folder
+from svdq.producer.watching.options import WatchOptions, is_photo_folder
 from svdq.producer.watching.post_submit import restore
-from svdq.producer.watching.selection import Selection, is_photo_folder
 from svdq.producer.watching.state import Outcome, Record, State
 
 
@@ -67,23 +67,20 @@ class Debounce:
 class Scanner:
     """Lists the files of a watched folder. Paths are text, from the watched folder, with slashes."""
 
-    def __init__(
-        self, root: Path, selection: Selection, excluded: Sequence[Path], state: State, *, existing: bool
-    ) -> None:
+    def __init__(self, root: Path, options: WatchOptions, excluded: Sequence[Path], state: State) -> None:
         """Initialize; nothing is opened.
 
         Args:
             root: the watched folder, resolved.
-            selection: which files are of interest.
+            options: how it is watched.
             excluded: folders that are not entered, by whatever path they are reached.
             state: what became of files.
-            existing: whether files that were skipped before are wanted now.
         """
         self.root = root
-        self._selection = selection
+        self._selection = options.selection
+        self._existing = options.existing or options.once
         self._excluded = excluded
         self._state = state
-        self._existing = existing
 
     def scan(self, pending: Debounce) -> None:
         """Add the current version of each file that was not processed to `pending`.

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
@@ -18,15 +17,12 @@ from typing import IO, NamedTuple, Self
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.watching.directory import Signature, split
-from svdq.producer.watching.selection import Selection
-
-#: Seconds after which a missing file is forgotten. Not at once: a share may just not be mounted.
-FORGET_S = 30 * 24 * 60 * 60
+from svdq.producer.watching.options import Selection
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS seen (
   folder BLOB NOT NULL, name BLOB NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
-  outcome TEXT NOT NULL, job_id TEXT NOT NULL, missing_since REAL, PRIMARY KEY (folder, name)
+  outcome TEXT NOT NULL, job_id TEXT NOT NULL, PRIMARY KEY (folder, name)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
@@ -104,7 +100,8 @@ class State:
 
     def begin(self, selection: Selection, skipped: Iterable[tuple[str, Signature]]) -> None:
         """Record in one transaction which files are watched from now on and which ones are skipped."""
-        with self._plain_errors(), self._transaction():
+        with self._plain_errors(), self._database:  # which commits or rolls back
+            self._database.execute("BEGIN")
             for path, signature in skipped:
                 self.put(path, Record(signature, Outcome.SKIPPED))
             self._database.execute("REPLACE INTO meta VALUES ('selection', ?)", (json.dumps(asdict(selection)),))
@@ -132,39 +129,13 @@ class State:
         """Remember a file, in place of its earlier record."""
         values = (*map(os.fsencode, split(path)), *record.signature, record.outcome, record.job_id)
         with self._plain_errors():
-            self._database.execute("REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?, NULL)", values)
+            self._database.execute("REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def remove(self, path: str) -> None:
         """Forget a file."""
+        key = tuple(map(os.fsencode, split(path)))
         with self._plain_errors():
-            self._database.execute(
-                "DELETE FROM seen WHERE folder = ? AND name = ?", tuple(map(os.fsencode, split(path)))
-            )
-
-    def forget_missing(self, root: Path, *, forget_s: float = FORGET_S) -> None:
-        """Forget files that have been missing for `forget_s` seconds."""
-        now_s = time.time()
-        with self._plain_errors(), self._transaction():
-            for folder, name, missing_since in self._database.execute(
-                "SELECT folder, name, missing_since FROM seen"
-            ).fetchall():
-                is_missing = not os.path.lexists(os.path.join(os.fsencode(root), folder, name))
-                if is_missing == (missing_since is None):
-                    self._database.execute(
-                        "UPDATE seen SET missing_since = ? WHERE folder = ? AND name = ?",
-                        (now_s if is_missing else None, folder, name),
-                    )
-            self._database.execute("DELETE FROM seen WHERE missing_since < ?", (now_s - forget_s,))
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
+            self._database.execute("DELETE FROM seen WHERE folder = ? AND name = ?", key)
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:

@@ -1,21 +1,22 @@
 """Watches a folder: what `svdq watch` calls."""
 
+import contextlib
 import os
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.order import Order
 from svdq.producer.watching.events import Conditions, Event, Report, Summary
 from svdq.producer.watching.folder_config import FolderConfig
 from svdq.producer.watching.notifier import Notifier, Stop
+from svdq.producer.watching.options import WatchOptions
 from svdq.producer.watching.post_submit import REJECTED, PostSubmit
 from svdq.producer.watching.processor import Processor, Submitter
 from svdq.producer.watching.scanner import Debounce, Scanner
-from svdq.producer.watching.selection import Selection
 from svdq.producer.watching.state import State
 
 #: Seconds between scans: without notifications or shortly after one, and else, in case a notification was lost.
@@ -26,28 +27,8 @@ RECENT_S = 5.0
 MAX_SHARE = 0.1
 #: Files that are processed between two scans at most.
 BATCH = 100
-#: Seconds between cleanups of the state.
-FORGET_EVERY_S = 24 * 60 * 60
 #: Seconds until Redis or the storage is tried again: at first, and at most, doubling.
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchOptions:
-    """How a folder is watched."""
-
-    #: Which files are submitted.
-    selection: Selection = field(default_factory=Selection)
-    #: Whether files are that existed before the folder was first watched.
-    existing: bool = False
-    #: Seconds without a change after which a file has stopped growing.
-    stable_for_s: float = 2.0
-    #: What happens to photos afterwards: `keep`, `move:DIR` or `delete`.
-    on_success: str = "keep"
-    #: Scan the folder regularly, instead of using notifications.
-    poll: bool = False
-    #: Process what is there, then end.
-    once: bool = False
 
 
 def watch(settings: Settings, folder: Path, order: Order, options: WatchOptions, report: Report, stop: Stop) -> Summary:
@@ -69,36 +50,24 @@ def watch(settings: Settings, folder: Path, order: Order, options: WatchOptions,
     root = _root(folder, storage)
     post_submit = PostSubmit.parse(options.on_success, root)
     config = FolderConfig(root, order)
-    with Submitter(settings) as submitter, State(settings.home, root) as state:
-        unavailable = _connect(submitter)
+    submitter = Submitter(settings)
+    with State(settings.home, root) as state, contextlib.closing(submitter):
+        unavailable = _check_redis(settings)
         if unavailable is not None and options.once:
             raise unavailable
         post_submit.prepare()
-        existing = options.existing or options.once
         excluded = [root / REJECTED, settings.home, *filter(None, (post_submit.target_folder, storage))]
-        scanner = Scanner(root, options.selection, excluded, state, existing=existing)
-        notifier = Notifier(root, recursive=options.selection.recursive, poll=options.poll or options.once, stop=stop)
+        scanner = Scanner(root, options, excluded, state)
+        notifier = Notifier(root, options, stop)
         notifier.wait()  # from here on changes are noticed
         pending = Debounce(options.stable_for_s)
-        processor = Processor(
-            root=root,
-            settings=settings,
-            selection=options.selection,
-            state=state,
-            config=config,
-            submitter=submitter,
-            post_submit=post_submit,
-            pending=pending,
-            stable_for_s=options.stable_for_s,
-            once=options.once,
-            report=report,
-        )
-        skipped = [] if existing else list(scanner.old_files())
+        processor = Processor(root, options, state, config, submitter, post_submit, pending, report)
+        skipped = [] if options.existing or options.once else list(scanner.old_files())
         state.begin(options.selection, skipped)
         num_photos = sum(options.selection.matches(path) for path, _ in skipped)
         note = f" Photos that are in it already are skipped: {num_photos:,}; --existing submits them."
         report(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}"))
-        watcher = Watcher(scanner, processor, notifier, pending, state, Conditions(report), stop)
+        watcher = Watcher(scanner, processor, notifier, pending, Conditions(report), stop)
         if options.once:
             watcher.run_once()
         else:
@@ -117,7 +86,6 @@ class Watcher:
         processor: Processor,
         notifier: Notifier,
         pending: Debounce,
-        state: State,
         conditions: Conditions,
         stop: Stop,
     ) -> None:
@@ -126,10 +94,9 @@ class Watcher:
         self._processor = processor
         self._notifier = notifier
         self._pending = pending
-        self._state = state
         self._conditions = conditions
         self._stop = stop
-        self._scan_at_s = self._earliest_scan_s = self._forget_at_s = 0.0
+        self._scan_at_s = self._earliest_scan_s = 0.0
         self._notified_s = float("-inf")
         self._root_id: tuple[int, int] | None = None
         self._retry_at_s, self._delay_s = 0.0, FIRST_DELAY_S
@@ -182,13 +149,8 @@ class Watcher:
             return
         self._conditions.set("folder", None, readable)
         if self._root_id is not None and self._root_id != (status.st_dev, status.st_ino):
-            # It was mounted or made again: files that were missing may be there.
-            self._notifier.restart()
-            self._forget_at_s = 0.0
+            self._notifier.restart()  # it was mounted or created again
         self._root_id = (status.st_dev, status.st_ino)
-        if started_s >= self._forget_at_s:
-            self._forget_at_s = started_s + FORGET_EVERY_S
-            self._state.forget_missing(root)
         problem = self._notifier.problem
         self._conditions.set(
             "notifications",
@@ -221,10 +183,10 @@ def _root(folder: Path, storage: Path | None) -> Path:
     return root
 
 
-def _connect(submitter: Submitter) -> UnavailableError | None:
+def _check_redis(settings: Settings) -> UnavailableError | None:
     """Connect to Redis, so that a problem is reported at the start."""
     try:
-        submitter.connect()
+        with session(settings):
+            return None
     except UnavailableError as error:
         return error
-    return None

@@ -14,8 +14,8 @@ from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.order import Order
 from svdq.producer.watching.events import Event
-from svdq.producer.watching.selection import Selection
-from svdq.producer.watching.watch import WatchOptions, watch
+from svdq.producer.watching.options import Selection, WatchOptions
+from svdq.producer.watching.watch import watch
 
 Once = Callable[..., list[Event]]
 

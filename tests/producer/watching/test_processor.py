@@ -1,5 +1,6 @@
 """One file at a time, with a real Redis, storage and ledger, and with kills between any two steps."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.enqueue import Enqueued, Entry
@@ -16,10 +18,10 @@ from svdq.producer.submitting.order import Order
 from svdq.producer.watching.directory import signature
 from svdq.producer.watching.events import Event
 from svdq.producer.watching.folder_config import FolderConfig
+from svdq.producer.watching.options import Selection, WatchOptions
 from svdq.producer.watching.post_submit import PostSubmit
 from svdq.producer.watching.processor import Processor, Submitter
 from svdq.producer.watching.scanner import Debounce
-from svdq.producer.watching.selection import Selection
 from svdq.producer.watching.state import Outcome, Record, State
 
 
@@ -67,17 +69,14 @@ class Bench:
         with state_class(self.settings.home, self.root) as state:
             pending = Debounce(0)
             processor = Processor(
-                root=self.root,
-                settings=self.settings,
-                selection=Selection(recursive=True),
-                state=state,
-                config=FolderConfig(self.root, self.order),
-                submitter=submitter or Submitter(self.settings),
-                post_submit=PostSubmit.parse(self.on_success, self.root),
-                pending=pending,
-                stable_for_s=0,
-                once=False,
-                report=self.events.append,
+                self.root,
+                WatchOptions(selection=Selection(recursive=True), stable_for_s=0),
+                state,
+                FolderConfig(self.root, self.order),
+                submitter or Submitter(self.settings),
+                PostSubmit.parse(self.on_success, self.root),
+                pending,
+                self.events.append,
             )
             version = signature(self.root, path)
             assert version is not None
@@ -189,6 +188,16 @@ def test_a_bad_file_is_told_and_never_deleted(bench: Bench, connection: redis.Re
         assert record is None
         assert (bench.root / "rejected" / "day" / "bad.jpg").read_text() == "no photo"
         assert "not a photo" in (bench.root / "rejected" / "day" / "bad.jpg.txt").read_text()
+
+
+def test_a_restarted_server_is_found_again(bench: Bench, home: Path) -> None:
+    data = (bench.root / "day" / "a.jpg").read_bytes()
+    (bench.root / "b.jpg").write_bytes(data + b"more")
+    with contextlib.closing(Submitter(bench.settings)) as submitter:
+        bench.process("day/a.jpg", submitter=submitter)
+        assert stop_server(home)
+        bench.process("b.jpg", submitter=submitter)
+    assert bench.kinds == ["submitted", "submitted"]
 
 
 def test_an_empty_file_beside_its_download_is_waited_for(bench: Bench) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.watching.directory import Signature
-from svdq.producer.watching.selection import Selection
+from svdq.producer.watching.options import Selection
 from svdq.producer.watching.state import Outcome, Record, State
 
 SIGNATURE = Signature(5, 1_700_000_000_123_456_789)
@@ -67,20 +67,6 @@ def test_the_selection_and_the_skipped_files_are_one_step(tmp_path: Path) -> Non
         assert state.selection == selection
         skipped = Record(SIGNATURE, Outcome.SKIPPED)
         assert [state.get("a.jpg"), state.get("day/b.jpg")] == [skipped, skipped]
-
-
-def test_files_that_are_gone_are_forgotten_in_the_end_only(tmp_path: Path) -> None:
-    root = tmp_path / "inbox"
-    (root / "day").mkdir(parents=True)
-    (root / "there.jpg").touch()
-    with State(tmp_path, root) as state:
-        for path in ("there.jpg", "day/back.jpg", "gone.jpg"):
-            state.put(path, DONE)
-        state.forget_missing(root)
-        assert state.get("gone.jpg") == DONE  # its share may just not be mounted
-        (root / "day" / "back.jpg").touch()
-        state.forget_missing(root, forget_s=-1)
-        assert [state.get(path) for path in ("there.jpg", "day/back.jpg", "gone.jpg")] == [DONE, DONE, None]
 
 
 def test_a_database_that_cannot_be_used_is_named(tmp_path: Path) -> None:

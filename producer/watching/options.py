@@ -1,8 +1,8 @@
-"""Which files of a watched folder are photos, by their names alone."""
+"""How a folder is watched, and which of its files are photos by their names."""
 
 import fnmatch
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from svdq.producer.settings import FILE_NAME
@@ -52,6 +52,24 @@ class Selection:
         of_names = tuple(glob for glob in self.globs if "/" not in glob)
         of_paths = tuple(glob for glob in self.globs if "/" in glob)
         return _matches(name, of_names) or _matches(path, of_paths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """How a folder is watched."""
+
+    #: Which files are submitted.
+    selection: Selection = field(default_factory=Selection)
+    #: Whether files are that existed before the folder was first watched.
+    existing: bool = False
+    #: Seconds without a change after which a file has stopped growing.
+    stable_for_s: float = 2.0
+    #: What happens to photos afterwards: `keep`, `move:DIR` or `delete`.
+    on_success: str = "keep"
+    #: Scan the folder regularly, instead of using notifications.
+    poll: bool = False
+    #: Process what is there, then end; files that still grow or are on hold are left to the next run.
+    once: bool = False
 
 
 def is_photo_folder(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from svdq.producer.watching.selection import Selection
+from svdq.producer.watching.options import Selection
 
 
 @pytest.mark.parametrize(
