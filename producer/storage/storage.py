@@ -8,7 +8,7 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -22,10 +22,23 @@ from svdq.producer.storage.temporary import sweep, temporary_name
 
 #: Start of the names of staging folders on this machine, for a storage that is elsewhere.
 STAGING_PREFIX = "svdq-staging-"
+#: File that svdq writes at the root of a storage, and in every folder of checkpoints. Without it nothing is pruned.
+MARKER = ".svdq-storage"
+_MARKER_TEXT = b"svdq keeps photos, videos and checkpoints here. `svdq prune` removes them only where this file is.\n"
 #: A photo that was submitted again counts as younger than this; `svdq prune` keeps twice as old ones.
 INPUT_AGE = timedelta(days=1)
 
-_SEGMENT = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]+")
+_SEGMENT = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f\ud800-\udfff]+")
+_CHECKPOINT = re.compile(r"\d+\.safetensors|\.\d+-[0-9a-f]{8}")
+_OLD_CHECKPOINTS = re.compile(r"[0-9a-f]{20}")
+
+
+def is_checkpoint_folder(name: str, files: Collection[str]) -> bool:
+    """Whether svdq has made a folder under `checkpoints`, so that it may be removed.
+
+    Earlier versions wrote no marker; their folders have a job's id for a name and hold nothing but checkpoints.
+    """
+    return MARKER in files or bool(_OLD_CHECKPOINTS.fullmatch(name) and all(map(_CHECKPOINT.fullmatch, files)))
 
 
 class Storage:
@@ -44,6 +57,8 @@ class Storage:
         #: One of the two is what `_files` is.
         self._folder: FolderFiles | None = None
         self._remote: RemoteFiles | None = None
+        #: Whether the marker is known to be there, or was tried to be written.
+        self._has_marked = False
         if "://" not in url or url.startswith("file://"):
             self._files = self._folder = FolderFiles(Path(url.removeprefix("file://")).expanduser().absolute())
             return
@@ -119,6 +134,7 @@ class Storage:
         """
         self._check(key)
         with self._plain_errors():
+            self._mark()
             self._files.publish(local_path, key)
 
     def write_text(self, key: str, text: str) -> None:
@@ -129,6 +145,7 @@ class Storage:
         """Put bytes under a key, in place of what is there."""
         self._check(key)
         with self._plain_errors():
+            self._mark()
             self._files.write(key, data)
 
     def write_many(self, files: Mapping[str, bytes]) -> None:
@@ -136,6 +153,8 @@ class Storage:
         for key in files:
             self._check(key)
         with self._plain_errors():
+            if files:
+                self._mark()
             self._files.write_many(files)
 
     def names(self, key: str) -> list[str]:
@@ -151,11 +170,17 @@ class Storage:
             self._files.remove(key)
 
     def sweep(self) -> None:
-        """Remove what processes that were killed have left half written: theirs by name, or older than a day."""
+        """Remove what killed processes have left half written here; only files with svdq's own temporary names."""
         if self._folder:
-            sweep((self._folder.folder / TEMPORARY).glob("*"))
+            if self.is_marked:
+                sweep((self._folder.folder / TEMPORARY).glob("*"))
         else:
             sweep(Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"), STAGING_PREFIX)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether svdq has written here before; `MARKER` says so."""
+        return self.exists(MARKER)
 
     @property
     def folder(self) -> Path | None:
@@ -177,6 +202,7 @@ class Storage:
         """Make a fresh folder for files on their way to `publish`; it is removed at the end."""
         with self._plain_errors():
             if self._folder:
+                self._mark()
                 path = self._folder.temporary_path()
                 path.mkdir()
             else:
@@ -186,6 +212,14 @@ class Storage:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+    def _mark(self) -> None:
+        """Write the marker before the first file; where only subfolders may be written, go on without."""
+        if not self._has_marked:
+            with contextlib.suppress(PermissionError):
+                if not self._files.exists(MARKER):
+                    self._files.write(MARKER, _MARKER_TEXT)
+            self._has_marked = True
 
     def _check(self, key: str) -> None:
         if not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")) or "://" in key:
