@@ -25,6 +25,8 @@ STAGING_PREFIX = "svdq-staging-"
 #: File that svdq writes at the root of a storage, and in every folder of checkpoints. Without it nothing is pruned.
 MARKER = ".svdq-storage"
 _MARKER_TEXT = b"svdq keeps photos, videos and checkpoints here. `svdq prune` removes them only where this file is.\n"
+#: Key of the file by which a worker finds whether a storage can be written.
+PROBE = "outputs/.svdq-probe"
 #: A photo that was submitted again counts as younger than this; `svdq prune` keeps twice as old ones.
 INPUT_AGE = timedelta(days=1)
 
@@ -168,6 +170,15 @@ class Storage:
         self._check(key)
         with self._plain_errors():
             self._files.remove(key)
+
+    def check_writable(self) -> None:
+        """Write a small file to `outputs` and remove it, to tell one place that refuses from a whole storage that does.
+
+        Raises:
+            UnavailableError: nothing can be written to the storage at present.
+        """
+        self.write_bytes(PROBE, b"")
+        self.remove(PROBE)
 
     def sweep(self) -> None:
         """Remove what killed processes have left half written here; only files with svdq's own temporary names."""
