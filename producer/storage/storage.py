@@ -43,6 +43,11 @@ def is_checkpoint_folder(name: str, files: Collection[str]) -> bool:
     return MARKER in files or bool(_OLD_CHECKPOINTS.fullmatch(name) and all(map(_CHECKPOINT.fullmatch, files)))
 
 
+def is_input(key: str, data: bytes) -> bool:
+    """Whether a photo has the content that its key is named after."""
+    return key.startswith(f"inputs/{hashlib.sha256(data).hexdigest()}.")
+
+
 class Storage:
     """One storage; nothing is created before the first write.
 
@@ -61,8 +66,9 @@ class Storage:
         self._remote: RemoteFiles | None = None
         #: Whether the marker is known to be there, or was tried to be written.
         self._has_marked = False
-        if "://" not in url or url.startswith("file://"):
-            self._files = self._folder = FolderFiles(Path(url.removeprefix("file://")).expanduser().absolute())
+        scheme, colon, rest = url.partition("://")
+        if not colon or scheme in ("file", "local"):
+            self._files = self._folder = FolderFiles(Path(rest if colon else url).expanduser().absolute())
             return
         with self._plain_errors():
             # What must never be shown: the password, and the query, where tokens live.
@@ -75,19 +81,40 @@ class Storage:
     def put_input(self, data: bytes, extension: str) -> str:
         """Store a photo under the hash of its content, once, and return its key."""
         key = f"inputs/{hashlib.sha256(data).hexdigest()}.{extension}"
-        if not self.has_input(key):
+        if not self.has_input(key, len(data)):
             self.write_bytes(key, data)
         return key
 
-    def has_input(self, key: str) -> bool:
-        """Whether a photo is there, for a job that is about to be made: it is safe from `svdq prune` for a day."""
+    def has_input(self, key: str, num_bytes: int | None = None) -> bool:
+        """Whether a photo is there undamaged, for a job that is about to be made: `svdq prune` keeps it for a day.
+
+        Args:
+            key: named after the hash of the photo, which is checked in a local folder.
+            num_bytes: its size, which is checked everywhere.
+        """
         self._check(key)
         with self._plain_errors():
             try:
-                age = datetime.now(UTC) - self._files.entry(key).modified_at
-                return self._files.renew(key) or age < INPUT_AGE
+                entry = self._files.entry(key)
+                if num_bytes not in (None, entry.size) or (self._folder and not is_input(key, self._files.read(key))):
+                    return False
+                return self._files.renew(key) or datetime.now(UTC) - entry.modified_at < INPUT_AGE
             except FileNotFoundError:
                 return False
+
+    def read_input(self, key: str) -> bytes:
+        """Read a photo; one whose content does not have the hash in its name is removed, so that it is stored anew.
+
+        Raises:
+            InputError: it was damaged.
+        """
+        for _ in range(2):  # it may just be stored anew
+            data = self.read(key)
+            if is_input(key, data):
+                return data
+        with contextlib.suppress(UnavailableError):
+            self.remove(key)
+        raise InputError(f"The photo {key} was damaged in the storage; submit it again, then `svdq retry` the job.")
 
     def read(self, key: str) -> bytes:
         """Read what stands under a key."""

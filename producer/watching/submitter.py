@@ -63,7 +63,7 @@ class Submitter:
             InputError: the photo has changed since it was checked.
             UnavailableError: Redis or the storage cannot be reached; the same can be done again.
         """
-        if not self._storage.has_input(photo.key):
+        if not self._storage.has_input(photo.key, photo.num_bytes):
             self._storage.write_bytes(photo.key, photo.read())
         if self._connection is not None:
             try:

@@ -154,6 +154,14 @@ def test_a_photo_that_is_gone_for_good_fails_its_job_at_once(folder: Path, job: 
         open_preparer(Storage(str(folder))).prepare("a-job", job)
 
 
+def test_a_photo_whose_content_is_another_is_never_decoded(folder: Path, job: Job) -> None:
+    other = folder.with_name("other.png")
+    Image.new("RGB", (80, 80), "red").save(other)
+    (folder / job.image).write_bytes(other.read_bytes())
+    with pytest.raises(SvdqError, match="damaged in the storage; submit it again, then `svdq retry` the job"):
+        open_preparer(Storage(str(folder))).prepare("a-job", job)
+
+
 def test_a_folder_in_the_place_of_a_sidecar_fails_its_job(folder: Path, job: Job) -> None:
     (folder / "outputs/photo-a-job.json").mkdir(parents=True)
     with pytest.raises(SvdqError, match="Its output 'outputs/photo-a-job' cannot be read or written: Is a directory"):

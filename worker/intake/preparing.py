@@ -165,7 +165,7 @@ class Preparer:
 
     def _read(self, key: str, refusals: FileRefusals) -> bytes:
         try:
-            return self._storage.read(key)
+            return self._storage.read_input(key)
         except UnavailableError as error:
             # Raises the like when it is the whole storage that cannot be used; where not even the folder of all photos
             # is there, a disk is not mounted.

@@ -134,6 +134,19 @@ def test_a_photo_that_is_submitted_again_is_young_again(storage: Storage) -> Non
         assert datetime.now(UTC) - entry.modified_at < timedelta(minutes=5)
 
 
+@pytest.mark.parametrize("data", [b"phot", b"PHOTO"])
+def test_a_damaged_photo_is_not_read_and_can_be_stored_anew(storage: Storage, data: bytes) -> None:
+    key = storage.put_input(b"photo", "jpg")
+    assert storage.read_input(key) == b"photo"
+    storage.write_bytes(key, data)
+    with pytest.raises(InputError, match="damaged in the storage; submit it again"):
+        storage.read_input(key)
+    assert not storage.exists(key)
+    storage.write_bytes(key, b"phot")
+    assert storage.put_input(b"photo", "jpg") == key
+    assert storage.read_input(key) == b"photo"
+
+
 def test_entries_are_all_files_below(storage: Storage, tmp_path: Path) -> None:
     assert list(storage.entries("outputs")) == []
     assert storage.entry("outputs/a.json") is None
