@@ -1,12 +1,13 @@
-"""`svdq open`, `svdq fetch` and `svdq prune`: the files of finished videos, wherever they are."""
+"""`svdq fetch` and `svdq prune`: the files of finished videos, wherever they are."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+from svdq.cli.main import redis_options, storage_option
 from svdq.cli.words import echo
 
 if TYPE_CHECKING:
@@ -14,38 +15,7 @@ if TYPE_CHECKING:
 
     from svdq.producer.results.prune import Removal
 
-
-OPEN_EXAMPLES = """\b
-Examples:
-  svdq open 1f0c…
-  svdq open $(svdq list --status finished --limit 1 --json | jq -r .id)
-"""
-
-
-@click.command("open", epilog=OPEN_EXAMPLES)
-@click.argument("job_id", metavar="ID")
-@storage_option
-@redis_options
-def open_video(job_id: str, storage: str | None, redis_url: str | None) -> int:
-    """Open a finished video in the program that the desktop has for it; without a desktop, print where it is."""
-    from svdq.producer.results.desktop import has_desktop, show
-    from svdq.producer.results.fetch import fetch_to_look_at, results_of
-    from svdq.producer.settings import Settings
-    from svdq.producer.storage.storage import Storage
-
-    settings = Settings.load(redis_url=redis_url, storage=storage)
-    place = Storage(settings.storage)
-    [result] = results_of(settings, place, [job_id])
-    if not has_desktop():
-        echo(place.location(result.outputs[0]))
-        return 0
-    path = place.folder / result.outputs[0] if place.folder else fetch_to_look_at(place, result)
-    echo(path)
-    if show(path):
-        return 0
-    echo("The desktop has no program that opens it.", err=True)
-    return EXIT_FAILED
-
+warn = partial(echo, err=True)
 
 FETCH_EXAMPLES = """\b
 Examples:
@@ -96,9 +66,9 @@ def fetch(
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage)
     if job_ids:
-        results = results_of(settings, place, job_ids)
+        results = results_of(settings, place, job_ids, warn)
     else:
-        found = find_results(place, since=moment)
+        found = find_results(place, since=moment, on_bad=warn)
         results = [result for result in found if not name or fnmatchcase(result.name, name)]
     for fetched in fetch_all(place, results, folder):
         paths = [str(path) for path in fetched.paths]
@@ -146,7 +116,7 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place, home = Storage(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
-        removals = find_removals(connection, place, home, age, datetime.now().astimezone())
+        removals = find_removals(connection, place, home, age, datetime.now().astimezone(), warn)
         if not removals:
             echo("There is nothing to remove.")
             return

@@ -1,5 +1,6 @@
 """`svdq gallery`: the contact sheet."""
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -69,7 +70,9 @@ def gallery(
             failures = list_jobs(connection, MAX_FAILURES, ("failed",))
         failures = [view for view in failures if moment is None or view.created_at >= moment]
     results = sorted(
-        find_results(place, since=moment, folder=under), key=lambda result: result.finished_at, reverse=True
+        find_results(place, since=moment, folder=under, on_bad=partial(echo, err=True)),
+        key=lambda result: result.finished_at,
+        reverse=True,
     )[:limit]
     write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}", embed=embed)
     echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")

@@ -27,7 +27,6 @@ COMMANDS = {
     "logs": ("svdq.cli.logs:logs", "Show what workers logged about a job."),
     "report": ("svdq.cli.report:report", "Tell what a night's work came to."),
     "gallery": ("svdq.cli.gallery:gallery", "Write a page of the finished videos."),
-    "open": ("svdq.cli.files:open_video", "Open a finished video."),
     "fetch": ("svdq.cli.files:fetch", "Bring finished videos into a folder."),
     "prune": ("svdq.cli.files:prune", "Remove old videos, photos and checkpoints."),
     "inspect": ("svdq.cli.inspect:inspect", "Show how a video was made."),
@@ -52,7 +51,7 @@ COMMANDS = {
 SECTIONS = {
     "Make videos": ("submit", "batch", "watch", "worker"),
     "Follow jobs": ("status", "list", "wait", "top", "logs", "report"),
-    "Use videos": ("gallery", "open", "fetch", "inspect", "prune"),
+    "Use videos": ("gallery", "fetch", "inspect", "prune"),
     "Change jobs": ("cancel", "retry", "move", "pause", "resume"),
     "Set up": ("model", "doctor", "config", "redis", "deploy", "completion"),
     "Measure and plan": ("bench", "plan", "advise"),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option("--burst", is_flag=True, help="End when the queue is empty, and tell what it came to.")
 @click.option("--no-lock", is_flag=True, help="Start a burst although another one works on the same devices.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write what it came to as .json or .html as well.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write the summary to a .json file as well.")
 @click.option("--until", metavar="HH:MM", help="Stop then: no video is begun that would not be done; the rest is kept.")
 @click.option(
     "--checkpoints",
@@ -98,7 +98,7 @@ def worker(
       svdq worker --nnodes 2 --rdzv-endpoint render1   a part of a group over two hosts
       svdq worker --burst                  render what is queued, then end
       svdq worker --until 06:00            stop in the morning, keep what is half done
-      svdq worker --burst --until 06:00 --report night.html
+      svdq worker --burst --until 06:00 --report night.json
       svdq worker --metrics-port 9464 --log-format json
       svdq worker --dtype bf16 --fused-qkv --channels-last --compile blocks
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
@@ -147,7 +147,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
 
     require_torch("a worker")
     if report is not None:
-        check_target(report, (".json", ".html"))
+        check_target(report, (".json",))
     if options.trace is not None:
         check_target(options.trace, ())
     dtype = (options.compute or DEFAULTS).dtype
@@ -166,7 +166,6 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, tell what a burst came to, and return the exit code."""
     from svdq.producer.results.pages import write
-    from svdq.producer.results.report_page import report_page
     from svdq.worker.launching.launch import launch
     from svdq.worker.launching.run_end import report_of_run
 
@@ -177,6 +176,5 @@ def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) ->
         for line in found.lines():
             echo(line)
         if report is not None:
-            as_json = report.suffix.lower() == ".json"
-            write(report, [json.dumps(found.as_json(), indent=2) + "\n" if as_json else report_page(found)])
+            write(report, [json.dumps(found.as_json(), indent=2) + "\n"])
     return ending.code

@@ -35,6 +35,14 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
+def _local_folder(storage: str) -> Path | None:
+    """Give the folder that a path or a URL such as file:///data names; None for a storage elsewhere."""
+    scheme, colon, rest = storage.partition("://")
+    if not colon:
+        return Path(storage)
+    return Path(rest) if scheme in ("file", "local") and rest else None
+
+
 def _default_home() -> Path:
     return platformdirs.user_data_path("svdq")
 
@@ -80,7 +88,8 @@ class Settings(BaseSettings):
     @classmethod
     def _folders_are_absolute(cls, storage: str) -> str:
         """Jobs outlive the process and its working folder, so a relative folder is made absolute at once."""
-        return storage if "://" in storage else str(_absolute(Path(storage)))
+        folder = _local_folder(storage)
+        return storage if folder is None else str(_absolute(folder))
 
     @classmethod
     def load(cls, **flags: Any) -> Self:
@@ -142,8 +151,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     folder = path.absolute().parent
     for name in ("home", "storage"):
         value = values.get(name)
-        if isinstance(value, str) and value and "://" not in value:
-            values[name] = str(folder / Path(value).expanduser())
+        local = _local_folder(value) if isinstance(value, str) and value else None
+        if local is not None:
+            values[name] = str(folder / local.expanduser())
     return values
 
 

@@ -141,7 +141,7 @@ def _publish(source: Path, target: Path, temporary: Path) -> None:
         source = temporary
     for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
         _flush(path)
-    if source.is_dir() and target.exists():
+    if source.is_dir() and target.is_dir():
         # A folder cannot be replaced in one step; the old one is set aside, whole, just before.
         aside = temporary.with_name(f"{temporary.name}.old")
         target.rename(aside)

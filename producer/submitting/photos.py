@@ -5,12 +5,10 @@ Orientation, cropping and resizing happen when the video is made; what is stored
 
 import contextlib
 import hashlib
-import io
 import os
 import stat
 import sys
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,24 +17,9 @@ from typing import BinaryIO
 from PIL import Image, UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
+from svdq.pipeline.photo_file import EXTENSIONS, open_photo, pillow_without_limits
 from svdq.producer.threads import NUM_CORES, Budget, in_order
 
-#: Formats of photos by Pillow's name, and the extension they are stored with. Left out are documents and formats whose
-#: decoder starts another program, such as EPS.
-EXTENSIONS = {
-    "JPEG": "jpg",
-    "MPO": "jpg",
-    "PNG": "png",
-    "WEBP": "webp",
-    "AVIF": "avif",
-    "TIFF": "tif",
-    "GIF": "gif",
-    "BMP": "bmp",
-    "JPEG2000": "jp2",
-    "PPM": "ppm",
-}
-#: Those that Pillow reads without loading more plugins.
-COMMON = ("JPEG", "PNG")
 ACCEPTED = "JPEG, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
 #: No photo takes more bytes a pixel in a file (four channels of 32-bit floats); a larger file is not even read.
@@ -65,6 +48,8 @@ class Photo:
     extension: str
     #: Stem of the file's name, made safe for `Job.name`.
     name: str
+    #: Bytes.
+    num_bytes: int | None = None
 
     @property
     def key(self) -> str:
@@ -89,7 +74,7 @@ def check_photo(path: Path, max_pixels: int) -> Photo:
     Raises:
         InputError: it is no photo, is damaged, or has more than `max_pixels` pixels (found before it is decoded).
     """
-    with _pillow_without_limits():
+    with pillow_without_limits():
         return _check(path, max_pixels)
 
 
@@ -111,7 +96,7 @@ def check_photos(
             return InputError(str(error))  # without the traceback, which would keep the photo's bytes
 
     checked = []
-    with _pillow_without_limits():
+    with pillow_without_limits():
         for result in in_order(check, paths, num_threads=NUM_CORES + 1):
             checked.append(result)
             on_checked()
@@ -124,7 +109,7 @@ def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
     Raises:
         InputError: as `check_photo`.
     """
-    with _pillow_without_limits():
+    with pillow_without_limits():
         return _decode(data, path, max_pixels)
 
 
@@ -175,6 +160,7 @@ def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
     return Photo(
         path=path,
         sha256=hashlib.sha256(data).hexdigest(),
+        num_bytes=len(data),
         extension=EXTENSIONS[image.format or ""],
         name=safe_name(path.stem),
     )
@@ -206,11 +192,7 @@ def _read(path: Path, max_pixels: int) -> bytes:
 def _open(path: Path, data: bytes) -> Image.Image:
     """Read the header only."""
     try:
-        try:
-            return Image.open(io.BytesIO(data), formats=COMMON)
-        except UnidentifiedImageError:
-            Image.init()  # loads all of Pillow's plugins, which takes longer than most photos
-            return Image.open(io.BytesIO(data), formats=[name for name in EXTENSIONS if name in Image.OPEN])
+        return open_photo(data)
     except UnidentifiedImageError as error:
         if data[4:8] == b"ftyp" and data[8:12] in HEIF_BRANDS:
             raise InputError(f"The photo {str(path)!r} is HEIC; convert it to JPEG first.") from error
@@ -230,16 +212,3 @@ def _plain_errors(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"The file {str(path)!r} cannot be read ({reason}); check its path and rights.") from error
-
-
-@contextlib.contextmanager
-def _pillow_without_limits() -> Iterator[None]:
-    """Set aside Pillow's own limit on pixels, for ours is stricter and says more, and its warnings about metadata."""
-    limit = Image.MAX_IMAGE_PIXELS
-    Image.MAX_IMAGE_PIXELS = None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit

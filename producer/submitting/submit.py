@@ -182,7 +182,9 @@ def _check(
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:
     observer.begin("storing", len(photos))
-    are_there = in_order(lambda photo: storage.has_input(photo.key), photos, num_threads=ASKING_THREADS)
+    are_there = in_order(
+        lambda photo: storage.has_input(photo.key, photo.num_bytes), photos, num_threads=ASKING_THREADS
+    )
     chunk: dict[str, bytes] = {}
     num_bytes = 0
     for photo, is_there in zip(photos, are_there, strict=True):

@@ -25,7 +25,6 @@ ARGUMENTS: dict[str, list[str]] = {
     "svdq wait": ["f" * 20],
     "svdq logs": ["f" * 20],
     "svdq report": ["--since", "1h"],
-    "svdq open": ["f" * 20],
     "svdq fetch": ["f" * 20, "--output", "videos"],
     "svdq prune": ["--older-than", "30d", "--yes"],
     "svdq cancel": ["f" * 20],

@@ -380,7 +380,8 @@ def test_a_sweep_removes_what_has_ended_and_what_nobody_has_known_for_a_day(tmp_
     for job_id in ("ended", "started", "unknown", "old"):
         shelf.open(job_id)
     os.utime(tmp_path / "old", (0, 0))
-    (tmp_path / ".ended-half-removed").mkdir()
+    shelf.open("removed")
+    (tmp_path / "removed").rename(tmp_path / ".removed-0123abcd")  # a kill in the middle of `clear`
     Archive(shelf=shelf, codec=CODEC).sweep(lambda job_ids: {"ended": True, "started": False})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["started", "unknown"]
 
@@ -394,3 +395,30 @@ def test_where_checkpoints_lie(tmp_path: Path) -> None:
         assert (folder / FOLDER / "job").is_dir()
     assert open_shelf("off", home, storage) is None
     assert isinstance(open_shelf("storage", home, Storage("memory://x")), StorageShelf)
+
+
+@pytest.mark.parametrize("name", ["my model", "5", ".git", f".models-{'0' * 8}", "a-job", "0" * 20])
+def test_folders_of_others_are_left_alone_however_old(tmp_path: Path, name: str) -> None:
+    """`SVDQ_STORAGE=~ --checkpoints storage` makes `~/checkpoints` the folder for checkpoints."""
+    shelf = FolderShelf(tmp_path)
+    (tmp_path / name).mkdir()
+    for file in ("100.safetensors", "config.json"):
+        (tmp_path / name / file).write_bytes(b"mine")
+    os.utime(tmp_path / name, (0, 0))
+    Archive(shelf=shelf, codec=CODEC).sweep(lambda job_ids: dict.fromkeys(job_ids, True))
+    if not name.startswith("."):
+        shelf.open(name)
+        shelf.clear(name)
+    assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["100.safetensors", "config.json"]
+
+
+def test_folders_of_earlier_versions_are_still_known(tmp_path: Path) -> None:
+    shelf, job_id = FolderShelf(tmp_path), "0123456789abcdef0123"
+    for name in (job_id, f".{job_id}-01234567"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "7.safetensors").touch()
+        (tmp_path / name / ".8-01234567").touch()
+    assert list(shelf.ages_s()) == [job_id]
+    assert [path.name for path in tmp_path.iterdir()] == [job_id]
+    shelf.clear(job_id)
+    assert list(tmp_path.iterdir()) == []

@@ -195,8 +195,8 @@ def test_what_was_taken_and_not_ended_goes_back(house, open_intake: Open) -> Non
 
 
 BAD_PHOTOS = {
-    "damaged": (lambda path: path.write_bytes(path.read_bytes()[:200]), "The photo cannot be decoded"),
-    "replaced": (lambda path: path.write_text("not a photo"), "The photo cannot be decoded"),
+    "damaged": (lambda path: path.write_bytes(path.read_bytes()[:200]), "was damaged in the storage; submit it again"),
+    "replaced": (lambda path: path.write_text("not a photo"), "was damaged in the storage; submit it again"),
     "gone": (lambda path: path.unlink(), "submit it again"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "submit it again"),
 }

@@ -4,7 +4,6 @@ Runs in a thread beside everything else, ahead of need. Knows no queue.
 """
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,14 +22,10 @@ from svdq.producer.status.ranks import Trouble
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.output.finished import job_as_used, recognise
-from svdq.worker.output.patience import FIRST_DELAY_S, Patience
+from svdq.worker.output.patience import FILE_PATIENCE_S, FIRST_DELAY_S, FileRefusals, Patience
 from svdq.worker.recovery.checkpoints import Archive
 
 logger = logging.getLogger(__name__)
-
-#: Seconds for which a photo may be refused by a storage that can be used otherwise, before its job fails: an object
-#: store is back by then, and one photo that nobody may read does not hold up the rest for the night.
-PHOTO_PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +55,7 @@ class Preparer:
         *,
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         first_delay_s: float = FIRST_DELAY_S,
-        photo_patience_s: float = PHOTO_PATIENCE_S,
+        file_patience_s: float = FILE_PATIENCE_S,
     ) -> None:
         """Make it.
 
@@ -72,7 +67,7 @@ class Preparer:
             memory: says which videos fit; None lets all through.
             mark: called with a job's id; the block that it guards may crash the process.
             first_delay_s: how long to wait when the storage refuses for the first time.
-            photo_patience_s: how long a storage that can be used otherwise may refuse a photo.
+            file_patience_s: how long a storage that can be used otherwise may refuse a photo or a sidecar.
         """
         self._storage = storage
         self._model = model
@@ -80,7 +75,7 @@ class Preparer:
         self._archive = archive
         self._memory = memory
         self._mark = mark
-        self._photo_patience_s = photo_patience_s
+        self._file_patience_s = file_patience_s
         self._patience = Patience("No video is begun", first_delay_s=first_delay_s)
         #: The job that is insisted on, and the one that nobody wants any more.
         self._insisting = self._unwanted = ""
@@ -96,7 +91,7 @@ class Preparer:
             GaveUpError: `stop` was called.
         """
         self._insisting, self._unwanted = job_id, ""
-        find = partial(self._find, job_id, job, _Refusals(self._photo_patience_s))
+        find = partial(self._find, job_id, job, FileRefusals(self._file_patience_s))
         try:
             found = self._patience.insist(find, lambda: self._unwanted != job_id)
         except UnavailableError as error:
@@ -110,7 +105,7 @@ class Preparer:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
-        return self._decoded(self._find(job_id, job, _Refusals(self._photo_patience_s)), job_id, job)
+        return self._decoded(self._find(job_id, job, FileRefusals(self._file_patience_s)), job_id, job)
 
     @property
     def trouble(self) -> Trouble | None:
@@ -139,16 +134,22 @@ class Preparer:
             return parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
         return parameters
 
-    def _find(self, job_id: str, job: Job, refusals: "_Refusals") -> "Prepared | _Begun":
+    def _find(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
         """Look once for all that is in the storage."""
         with self._mark(job_id):
             return self._find_once(job_id, job, refusals)
 
-    def _find_once(self, job_id: str, job: Job, refusals: "_Refusals") -> "Prepared | _Begun":
+    def _find_once(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
         parameters = job.parameters
         if parameters.frames is None:
             parameters = parameters.model_copy(update={"frames": self._model.default_frames})
-        result = recognise(self._storage, self._model, job_as_used(parameters, job.model_dump()), job_id)
+        wanted = job_as_used(parameters, job.model_dump())
+        try:
+            result = recognise(self._storage, self._model, wanted, job_id)
+        except UnavailableError as error:
+            if self._storage.exists("inputs"):
+                refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
+            raise
         if result is not None:
             return Prepared(result=result, parameters=parameters)
         resume = self._archive.furthest(job_id, parameters) if self._archive is not None else None
@@ -163,9 +164,9 @@ class Preparer:
             image = photo.prepare(photo.load(found.photo, self._max_pixels), job.width, job.height, job.fit)
         return Prepared(photo=image, parameters=found.parameters)
 
-    def _read(self, key: str, refusals: "_Refusals") -> bytes:
+    def _read(self, key: str, refusals: FileRefusals) -> bytes:
         try:
-            return self._storage.read(key)
+            return self._storage.read_input(key)
         except UnavailableError as error:
             # Raises the like when it is the whole storage that cannot be used; where not even the folder of all photos
             # is there, a disk is not mounted.
@@ -173,11 +174,7 @@ class Preparer:
                 raise
             if isinstance(error.__cause__, FileNotFoundError | IsADirectoryError | NotADirectoryError):
                 raise SvdqError(f"Its photo {key} is not in the storage, or no file; submit it again.") from error
-            if refusals.are_too_many():
-                raise SvdqError(
-                    f"Its photo {key} could not be read for {refusals.patience_s / 60:.0f} minutes, though the storage "
-                    f"is there: {error} Mend it, then `svdq retry` the job."
-                ) from error
+            refusals.check(error, f"Its photo {key}")
             raise
 
 
@@ -187,17 +184,3 @@ class _Begun:
 
     parameters: VideoParameters
     photo: bytes
-
-
-class _Refusals:
-    """For how long one photo was refused by a storage that is there otherwise."""
-
-    def __init__(self, patience_s: float) -> None:
-        self.patience_s = patience_s
-        self._since: float | None = None
-
-    def are_too_many(self) -> bool:
-        """Count one more, and say whether it has gone on for too long."""
-        now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        return now - self._since >= self.patience_s

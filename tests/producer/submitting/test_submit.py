@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,15 @@ def test_jobs_that_are_waited_for_must_be_there(
     assert len(list(Path(settings.storage, "inputs").iterdir())) == 1
     (child,) = submit_all(settings, [Request(path=photos[2], order=Order(after=(parent.id,)))])
     assert child.status == "deferred"
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: bytes([data[0] ^ 1]) + data[1:]])
+def test_a_photo_that_was_damaged_in_the_storage_is_stored_anew(
+    connection: redis.Redis, settings: Settings, photo: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    (submission,) = submit(settings, [photo], SubmitOptions())
+    stored = Path(settings.storage, submission.image)
+    stored.write_bytes(damage(photo.read_bytes()))
+    (again,) = submit(settings, [photo], SubmitOptions())
+    assert again.id == submission.id
+    assert stored.read_bytes() == photo.read_bytes()
