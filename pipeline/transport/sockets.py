@@ -12,6 +12,8 @@ from svdq.pipeline.errors import InputError
 
 #: Seconds of silence before the kernel probes the other host, seconds between probes, and how many it sends.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_INTERVAL_S, _KEEP_ALIVE_COUNT = 5, 3, 3
+#: Bytes that a Unix socket takes before its neighbor reads: a sample of 1024x576 with 25 frames is 2 MB.
+_SEND_BUFFER_BYTES: Final = 4 << 20
 #: Bytes in the path of a Unix socket: 107 on Linux, 103 on macOS.
 _MAX_SOCKET_PATH: Final = 103
 
@@ -100,6 +102,8 @@ def configure(connection: socket.socket) -> socket.socket:
     # From now on the wait for a message has no end.
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:
+        # The kernel grants what it may. What fits is gone at once, else a thread has to be woken for the rest.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         return connection
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
