@@ -21,6 +21,7 @@ from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
+from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob
 
 Priority = Literal["high", "default", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
@@ -41,6 +42,8 @@ class SvdqQueue(rq.Queue):
 
     For `rq info --queue-class svdq.producer.queue.SvdqQueue`: the plain class rewrites what it finds as pickle.
     """
+
+    job_class = UntrustedJob
 
     def __init__(self, name: str = "svdq-default", connection: redis.Redis | None = None, **options: Any) -> None:
         options["serializer"] = options.get("serializer") or JSONSerializer
@@ -160,10 +163,14 @@ def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
     """Find a job by its id.
 
     Raises:
-        InputError: there is no such job.
+        InputError: there is no such job, or its record cannot be read.
     """
     try:
-        return rq.job.Job.fetch(job_id, connection=connection, serializer=JSONSerializer)
+        return UntrustedJob.fetch(job_id, connection=connection, serializer=JSONSerializer)
+    except UnreadableJobError as error:
+        raise InputError(
+            f"{error} Another program has written it; `redis-cli -u $(svdq redis url) del rq:job:{job_id}` removes it."
+        ) from error
     except (NoSuchJobError, ValueError) as error:  # ValueError: not even the shape of an id
         days = keys.RESULT_TTL_S // keys.DAY_S
         raise InputError(

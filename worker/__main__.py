@@ -34,7 +34,6 @@ from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import plan_of, start_estimates
-from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.launching import compiling, rundir
 from svdq.worker.launching.compute_options import check_alike, compute_options, read, transport_option
 from svdq.worker.output.outlet import Outlet
@@ -162,8 +161,6 @@ def _run(
         _announce(place, our_device, model.info, storage)
         options = IntakeOptions(
             burst=burst,
-            has_scheduler=run_dir is not None,
-            callbacks=Callbacks(settings),
             max_pixels=settings.max_pixels,
             memory=memory,
             max_attempts=settings.max_attempts,

@@ -19,7 +19,6 @@ from svdq.producer.queue import read_job
 from svdq.worker.intake.preparing import Prepared, Preparer
 from svdq.worker.intake.reports import Reporter
 from svdq.worker.intake.until import is_too_late
-from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.jobs.rq_ends import Flight
 from svdq.worker.output.patience import UnwantedError
@@ -39,10 +38,6 @@ class IntakeOptions:
 
     #: End when the queue is empty.
     burst: bool = False
-    #: Whether a scheduler queues jobs that are due.
-    has_scheduler: bool = False
-    #: Runs what jobs want called at their end; None refuses such jobs.
-    callbacks: Callbacks | None = None
     #: Photos with more pixels are refused.
     max_pixels: int = 100_000_000
     #: Seconds since the epoch at which the group will be stopped: no video is begun that would not be done by then.
@@ -142,13 +137,13 @@ class Feeder:
         """Whether a burst goes on because a job is about to be queued; says what is left when not."""
         self._take_back_unknown()
         due, later = self._worker.num_scheduled()
-        if due and self._options.has_scheduler:
+        if due:
             return True
-        # Taken back just now, or queued by the scheduler as the last that was due.
+        # Taken back just now, or queued by another group as the last that was due.
         if not self._worker.paused and self._worker.peek() is not None:
             return True
-        if due or later:
-            logger.info("The queue is empty; scheduled for later: %d.", due + later)
+        if later:
+            logger.info("The queue is empty; scheduled for later: %d.", later)
         return False
 
     def _tell_pause(self) -> None:
@@ -166,6 +161,7 @@ class Feeder:
         self._next = None
         try:
             prepared = prepared_ahead.result()
+            request = self._request(flight, prepared) if prepared.result is None else None
         except UnavailableError:
             # Looking ahead is done once; now that the job is ours, its storage is waited for.
             self._next = (flight, self._submit(flight))
@@ -178,9 +174,9 @@ class Feeder:
             self._reporter.add(Report(job_id=job_id, body={}, result={}, failure=_sentence(error)))
             self._wake.set()
             return
-        if prepared.result is not None:
+        if request is None:
             logger.info("The files of job %s are there already; nothing is rendered again.", job_id)
-            self._reporter.add(Report(job_id=job_id, body={}, result=prepared.result))
+            self._reporter.add(Report(job_id=job_id, body={}, result=prepared.result or {}))
             self._wake.set()
             return
         if self._archive is not None:
@@ -188,7 +184,7 @@ class Feeder:
         if prepared.resume is None:
             self._begun_at[job_id] = time.monotonic()
         self._num_given += 1
-        self.ready.put(self._request(flight, prepared))
+        self.ready.put(request)
 
     def _look_ahead(self) -> None:
         rq_job = self._worker.peek()
@@ -218,7 +214,8 @@ class Feeder:
         job_id, job = flight.rq_job.id, flight.job
         resume = prepared.resume
         if resume is not None:
-            resume = resumed(resume, int(flight.rq_job.meta.get("step", 0)))
+            step_seen = flight.rq_job.meta.get("step")
+            resume = resumed(resume, step_seen if isinstance(step_seen, int) else 0)
             logger.info("Job %s goes on from step %d of %d.", job_id, resume.step, job.steps)
         ticket = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
         if prepared.adjusted:
