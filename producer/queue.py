@@ -13,7 +13,6 @@ from redis.retry import Retry
 from rq.exceptions import NoSuchJobError
 from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
-from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
 from svdq.producer import keys
@@ -179,11 +178,18 @@ def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
 
 
 def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None]:
-    """Look up how jobs stand, in RQ's words, and nothing else of them; None where there is no such job."""
+    """Look up how jobs stand, in RQ's words, and nothing else of them; None where there is no such job.
+
+    A record that cannot be read whole has a state all the same.
+    """
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
             pipeline.hget(rq.job.Job.key_for(job_id), "status")
-        return [None if status is None else as_text(status) for status in pipeline.execute()]
+        found = pipeline.execute(raise_on_error=False)
+    for error in found:
+        if isinstance(error, RedisError) and not str(error).startswith("WRONGTYPE"):
+            raise error
+    return [status.decode(errors="replace") if isinstance(status, bytes) else None for status in found]
 
 
 def read_job(rq_job: rq.job.Job) -> Job | None:

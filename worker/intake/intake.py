@@ -15,8 +15,9 @@ import redis
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.transport.ports import Report, Request
+from svdq.producer.queue import statuses
 from svdq.producer.status.ranks import IntakeStatus, Trouble
-from svdq.producer.status.status import view_many
+from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.feeder import Feeder, IntakeOptions
 from svdq.worker.intake.preparing import Preparer
@@ -237,9 +238,12 @@ class Intake:
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while nobody was there to remove them."""
         if self._archive is not None:
-            self._archive.sweep(
-                lambda job_ids: {view.id: view.ended for view in view_many(self._worker.connection, job_ids)}
-            )
+            self._archive.sweep(self._which_ended)
+
+    def _which_ended(self, job_ids: list[str]) -> dict[str, bool]:
+        """Say of jobs whether they have ended; jobs that are not there are left out."""
+        found = zip(job_ids, statuses(self._worker.connection, job_ids), strict=True)
+        return {job_id: status in ENDED for job_id, status in found if status is not None}
 
 
 def _jobs(number: int) -> str:
