@@ -112,7 +112,7 @@ def test_a_process_that_is_hidden_is_not_gone(tmp_path: Path, monkeypatch: pytes
 def test_under_hidepid_a_worker_of_another_user_is_not_gone(hidepid: str) -> None:
     script = (
         f"mount -t proc -o hidepid={hidepid} proc /proc && "
-        'exec setpriv --reuid 65534 --clear-groups --bounding-set -all "$0" -c "$1" "$2"'
+        'exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all "$0" -c "$1" "$2"'
     )
     look = "import sys; from svdq.worker import identity; print(identity.is_gone(sys.argv[1]))"
     name = identity.new_name()
