@@ -9,6 +9,8 @@ from typing import Any, Literal
 import redis
 import rq
 from redis.client import Pipeline
+from rq.exceptions import InvalidJobOperation
+from rq.executions import ExecutionRegistry
 from rq.job import JobStatus
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
 from rq.suspension import resume as rq_resume
@@ -31,10 +33,13 @@ STATUSES_FOR: Mapping[Action, Sequence[str]] = {
     "move": ("queued",),
 }
 
-#: Marks a job that a group has; one that has just ended, or is queued, is left alone. KEYS: job, marks. ARGV: job id.
+#: Marks a job that a group has. KEYS: job, marks, the job's executions. ARGV: job id.
+#: Returns 1 when it is marked, 0 when it is not started any more, -1 when it has no execution: no group has it.
 _MARK = """
 if redis.call('hget', KEYS[1], 'status') ~= 'started' then
   return 0
+elseif redis.call('zcard', KEYS[3]) == 0 then
+  return -1
 end
 redis.call('sadd', KEYS[2], ARGV[1])
 return 1
@@ -89,30 +94,43 @@ def cancel(connection: redis.Redis, job_id: str) -> str:
     while True:
         job = _find(connection, "cancel", job_id)
         if job.get_status(refresh=False) is JobStatus.STARTED:
-            if connection.eval(_MARK, 2, job.key, keys.CANCELLED, job_id):
+            names = (job.key, keys.CANCELLED, ExecutionRegistry(job_id, connection).key)
+            marked = connection.eval(_MARK, len(names), *names, job_id)
+            if marked == 1:
                 return "stopping"
-            continue  # it ended or went back to the queue just now
-        if _in_transaction(connection, job, lambda pipeline, job: job.cancel(pipeline=pipeline)):
+            if marked == 0:
+                continue  # it ended or went back to the queue just now
+        if _in_transaction(connection, job, _cancel):
             connection.hdel(keys.CRASHES, job_id)
             return "canceled"
 
 
+def _cancel(pipeline: Pipeline, job: rq.job.Job) -> None:
+    """Cancel a job that no group has begun, and take it from a group that has popped it."""
+    for queue in queues(job.connection):
+        pipeline.lrem(queue.key, 1, job.id)
+        pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
+    pipeline.hdel(keys.POPPED, job.id)
+    job.cancel(pipeline=pipeline)
+
+
 def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[Pipeline, rq.job.Job], object]) -> bool:
-    """Change a job in one step, if nobody else takes or changes it meanwhile; return whether that came true."""
-    queue = SvdqQueue(job.origin, connection=connection)
+    """Change a job in one step; return False when someone else has changed it since it was read.
+
+    Raises:
+        InputError: it was deleted since, or its record cannot be read any more.
+    """
+    status = job.get_status(refresh=False)
     with connection.pipeline() as pipeline:
-        pipeline.watch(job.key, queue.key)  # type: ignore[no-untyped-call]
-        job.refresh()  # type: ignore[no-untyped-call]
-        status = job.get_status(refresh=False)
-        if status is JobStatus.QUEUED and connection.lpos(queue.key, job.id) is None:
-            return False  # a group is just taking it
-        if status is JobStatus.STARTED:
+        pipeline.watch(job.key)  # type: ignore[no-untyped-call]
+        job = fetch(connection, job.id)
+        if job.get_status(refresh=False) is not status:
             return False
         pipeline.multi()
-        change(pipeline, job)
         try:
+            change(pipeline, job)
             pipeline.execute()
-        except redis.WatchError:
+        except (redis.WatchError, InvalidJobOperation):
             return False
     return True
 

@@ -10,6 +10,7 @@ import rq
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
+from rq.exceptions import NoSuchJobError
 from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
 
@@ -17,9 +18,10 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
-from svdq.producer.records import UnreadableJob, key_of, read_jobs
+from svdq.producer.records import key_of
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
+from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob
 
 Priority = Literal["high", "default", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
@@ -40,6 +42,8 @@ class SvdqQueue(rq.Queue):
 
     For `rq info --queue-class svdq.producer.queue.SvdqQueue`: the plain class rewrites what it finds as pickle.
     """
+
+    job_class = UntrustedJob
 
     def __init__(self, name: str = "svdq-default", connection: redis.Redis | None = None, **options: Any) -> None:
         options["serializer"] = options.get("serializer") or JSONSerializer
@@ -168,14 +172,16 @@ def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
     """Find a job by its id.
 
     Raises:
-        InputError: there is no such job.
+        InputError: there is no such job, or its record cannot be read.
     """
-    [found] = read_jobs(connection, [job_id])
-    if isinstance(found, UnreadableJob):
-        raise InputError(f"Job {job_id!r}: {found.error}")
-    if found is None:
-        raise not_there(job_id)
-    return found
+    try:
+        return UntrustedJob.fetch(job_id, connection=connection, serializer=JSONSerializer)
+    except UnreadableJobError as error:
+        raise InputError(
+            f"{error} Another program has written it; `redis-cli -u $(svdq redis url) del rq:job:{job_id}` removes it."
+        ) from error
+    except (NoSuchJobError, ValueError) as error:  # ValueError: not even the shape of an id
+        raise not_there(job_id) from error
 
 
 def not_there(job_id: str) -> InputError:
@@ -187,11 +193,17 @@ def not_there(job_id: str) -> InputError:
 
 
 def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None]:
-    """Look up how jobs stand, in RQ's words, and nothing else of them; None where there is no such job."""
+    """Look up how jobs stand, in RQ's words, and nothing else of them; None where there is no such job.
+
+    A record that cannot be read whole has a state all the same.
+    """
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
             pipeline.hget(key_of(job_id), "status")
         found = pipeline.execute(raise_on_error=False)
+    for error in found:
+        if isinstance(error, RedisError) and not str(error).startswith("WRONGTYPE"):
+            raise error
     return [status.decode(errors="replace") if isinstance(status, bytes) else None for status in found]
 
 

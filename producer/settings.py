@@ -15,7 +15,6 @@ from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -68,21 +67,6 @@ class Settings(BaseSettings):
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     #: Bytes that a rank's weights and activations may take, such as 24GB; None: what its GPU has, on a CPU no limit.
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
-    #: Functions that jobs may name as RQ's callbacks, by their dotted names; in the environment separated by commas.
-    callbacks: Annotated[tuple[str, ...], NoDecode] = ()
-
-    @field_validator("callbacks", mode="before")
-    @classmethod
-    def _names_are_separated_by_commas(cls, names: Any) -> Any:
-        return tuple(name.strip() for name in names.split(",") if name.strip()) if isinstance(names, str) else names
-
-    @field_validator("callbacks")
-    @classmethod
-    def _names_are_dotted(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if "." not in name or not all(map(str.isidentifier, name.split("."))):
-                raise ValueError(f"{name!r} is not the dotted name of a function, such as package.module.function")
-        return names
 
     @field_validator("storage")
     @classmethod

@@ -41,7 +41,6 @@ from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
-from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.launching import compiling, gpus, rundir
 from svdq.worker.launching.compute_options import check_alike, compute_options, read
 from svdq.worker.launching.gpus import visible_gpus
@@ -178,8 +177,6 @@ def _run(
         _announce(place, our_device, model.info, storage)
         options = IntakeOptions(
             burst=burst,
-            has_scheduler=run_dir is not None,
-            callbacks=Callbacks(settings),
             max_pixels=settings.max_pixels,
             memory=plan,
             max_attempts=settings.max_attempts,

@@ -10,8 +10,15 @@ from svdq.pipeline.errors import InputError
 from svdq.producer import control, keys
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.storage.storage import Storage
+from svdq.worker.jobs import handover
+from svdq.worker.jobs.rq_adapter import GroupWorker
 
 SIMULATED = "simulated:step_ms=50"
+
+
+@pytest.fixture
+def worker(house) -> GroupWorker:
+    return GroupWorker(house.connection, on_stop=print, on_shutdown=print)
 
 
 def default(house) -> SvdqQueue:
@@ -65,6 +72,90 @@ def test_all_ids_are_looked_up_before_the_first_job_is_touched(house) -> None:
     assert "has ended already" in done.stderr
     assert house.states([one, two]) == ["queued", "canceled"]
     assert house.run("svdq", "cancel", one, one).stdout == f"{one}  canceled\n"
+
+
+def unlisted(house) -> str:
+    """A job that is queued, in no list."""
+    job_id = house.submit()
+    house.connection.delete("rq:queue:svdq-default")
+    return job_id
+
+
+def popped(house) -> str:
+    """A job that a group took off its queue and has not begun."""
+    job_id = house.submit()
+    queues = [default(house)]
+    assert handover.pop(house.connection, queues, "svdq-elsewhere-1-x.2.c").job_id == job_id.encode()
+    return job_id
+
+
+def elsewhere(house) -> str:
+    """A job in another queue than its record says."""
+    job_id = house.submit()
+    house.connection.rename("rq:queue:svdq-default", "rq:queue:svdq-low")
+    return job_id
+
+
+def held_by_nobody(house) -> str:
+    """A job that is started, without any execution."""
+    job_id = unlisted(house)
+    house.connection.hset(f"rq:job:{job_id}", "status", "started")
+    return job_id
+
+
+@pytest.mark.parametrize("make", [unlisted, popped, elsewhere, held_by_nobody])
+def test_a_job_that_no_group_renders_is_cancelled_wherever_it_is(house, make) -> None:
+    job_id = make(house)
+    assert house.run("svdq", "cancel", job_id).stdout == f"{job_id}  cancelled\n"
+    assert house.states([job_id]) == ["canceled"]
+    assert CanceledJobRegistry(queue=default(house)).get_job_ids() == [job_id]
+    for name in keys.QUEUE_NAMES:
+        assert not house.connection.exists(f"rq:queue:{name}", f"rq:queue:{name}:intermediate")
+    assert not house.connection.exists(keys.POPPED)
+
+
+def test_a_job_that_is_cancelled_while_a_group_takes_it_is_not_begun(house, worker, monkeypatch) -> None:
+    job_id = house.submit()
+    fetch_job = worker.fetch
+
+    def fetch_and_cancel(name: bytes):
+        job = fetch_job(name)
+        control.cancel(house.connection, job_id)
+        return job
+
+    monkeypatch.setattr(worker, "fetch", fetch_and_cancel)
+    assert worker.pop() is None
+    assert house.states([job_id]) == ["canceled"]
+    assert not house.connection.exists("rq:wip:svdq-default", keys.POPPED)
+
+
+def test_a_job_that_is_deleted_while_a_group_takes_it_leaves_no_record(house, worker, monkeypatch) -> None:
+    job_id = house.submit()
+    fetch_job = worker.fetch
+
+    def fetch_and_delete(name: bytes):
+        job = fetch_job(name)
+        house.connection.delete(f"rq:job:{job_id}")
+        return job
+
+    monkeypatch.setattr(worker, "fetch", fetch_and_delete)
+    assert worker.pop() is None
+    assert not house.connection.exists(f"rq:job:{job_id}", "rq:wip:svdq-default", keys.POPPED)
+    assert not house.connection.exists("rq:queue:svdq-default:intermediate")
+
+
+@pytest.mark.parametrize("spoil", ["data", "record"])
+def test_a_record_that_cannot_be_read_is_said_in_a_sentence(house, spoil: str) -> None:
+    job_id = house.submit()
+    if spoil == "data":
+        house.connection.hdel(f"rq:job:{job_id}", "data")
+    else:
+        house.connection.set(f"rq:job:{job_id}", "x")
+    for command in ("cancel", "retry", "move"):
+        done = house.run("svdq", command, job_id, *(["--front"] if command == "move" else []))
+        assert done.returncode == 2
+        assert f"The record of job '{job_id}' cannot be read" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_pause_is_rqs_and_shown(house) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.ports import Report, Request
-from svdq.producer import keys
+from svdq.producer import control, keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.status.workers import view_workers
@@ -343,6 +343,48 @@ def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake
     request = take(open_intake(archive=Archive(shelf=shelf, codec=codec)))
     assert request.resume is not None
     assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
+
+
+FIELDS = {
+    "result_ttl": "1" + "0" * 30,
+    "failure_ttl": "1" + "0" * 30,
+    "repeat_intervals": '["x"]',
+    "retry_intervals": '["x"]',
+    "dependency_ids": "7",
+    "meta": "[1]",
+    "created_at": "0001-01-01T00:00:00.000000Z",
+}
+
+
+@pytest.mark.parametrize("failure", [None, "It broke."])
+def test_a_record_with_senseless_values_ends_as_any_other(house, open_intake: Open, until, failure) -> None:
+    bad, good = house.submit(), house.submit()
+    house.connection.hset(f"rq:job:{bad}", mapping=FIELDS | {"repeats_left": 2})
+    intake = open_intake()
+    for _ in range(2):
+        request = take(intake)
+        intake.ended(
+            finished(request) if failure is None else Report(job_id=request.job_id, body={}, result={}, failure=failure)
+        )
+    expected = "finished" if failure is None else "failed"
+    until(
+        lambda: (
+            [house.connection.hget(f"rq:job:{job_id}", "status") for job_id in (bad, good)] == [expected.encode()] * 2
+        )
+    )
+    assert not house.connection.exists("rq:wip:svdq-default")
+
+
+def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(house, open_intake: Open, until) -> None:
+    job_id = house.submit()
+    intake = open_intake()
+    take(intake)
+    assert control.cancel(house.connection, job_id) == "stopping"
+    intake.ended(Report(job_id=job_id, body={}, result={}, cancelled=True))
+    until(lambda: house.states([job_id]) == ["stopped"])
+    until(lambda: not intake.status().in_flight)
+    assert (intake.status().finished, intake.status().failed) == (0, 0)
+    assert [(seen.finished, seen.failed) for seen in view_workers(house.connection)] == [(0, 0)]
 
 
 class EndLosingRedis(LossyRedis):

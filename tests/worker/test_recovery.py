@@ -1,5 +1,6 @@
 """What dead groups had is taken back: real kills of real processes, on this host and as another host sees it."""
 
+import itertools
 import json
 import os
 import signal
@@ -24,11 +25,31 @@ from svdq.worker.jobs import handover
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.recovery.crash_count import CrashCount, count_crash, must_run_alone, read_count
 from svdq.worker.recovery.crash_marker import CrashSuspect, Phase
-from svdq.worker.recovery.recovery import Recovery
+from svdq.worker.recovery.recovery import POPPED_S, SILENT_S, Recovery
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 SIMULATED = "simulated:step_ms=50"
+
+
+class Clock:
+    """A monotonic clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def _once(pop):
+    """Pop one job, then find nothing."""
+    pops = iter([pop])
+    return lambda *arguments: next(pops, lambda *_: handover.Pop())(*arguments)
 
 
 def put(connection: redis.Redis, *job_ids: str) -> None:
@@ -71,6 +92,38 @@ def test_a_process_that_is_only_not_collected_is_gone() -> None:
     assert identity.process_is_gone(process.pid)
     process.wait()
     assert not identity.process_is_gone(os.getpid())
+
+
+def test_a_process_that_is_hidden_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with hidepid=invisible or ProtectProc=invisible, where a process of another user has no folder in /proc."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        before, _, place = identity.new_name().rsplit("-", 2)
+        name = f"{before}-{process.pid}-{place.replace('.' + place.split('.')[1], '.1')}"
+        assert identity.is_gone(name)  # seen: another one has its number
+        monkeypatch.setattr(identity, "PROC", tmp_path)
+        assert not identity.is_gone(name)
+        assert not identity.process_is_gone(process.pid)
+        process.kill()
+        process.wait()
+        assert identity.is_gone(name)
+        assert identity.process_is_gone(process.pid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a /proc that hides processes")
+@pytest.mark.parametrize("hidepid", ["1", "2"])
+def test_under_hidepid_a_worker_of_another_user_is_not_gone(hidepid: str) -> None:
+    script = (
+        f"mount -t proc -o hidepid={hidepid} proc /proc && "
+        'exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all "$0" -c "$1" "$2"'
+    )
+    look = "import sys; from svdq.worker import identity; print(identity.is_gone(sys.argv[1]))"
+    name = identity.new_name()
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, sys.executable, look, name], capture_output=True, text=True
+    )
+    if "mount:" in done.stderr or "unshare:" in done.stderr or "setpriv:" in done.stderr:
+        pytest.skip(done.stderr)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 # Hand-overs.
@@ -137,37 +190,113 @@ def test_jobs_of_a_dead_group_come_back_in_order(
     assert waiting(connection) == ["b", "c", "d", "e", "newer"]
 
 
-def test_a_dead_groups_lock_is_freed_and_a_living_ones_is_not(
-    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
-) -> None:
-    connection.set("rq:clean_registries:svdq-default", dead.name)
-    connection.set("rq:clean_registries:svdq-high", worker.name)
-    connection.set("rq:clean_registries:svdq-low", 1)  # RQ's own
-    Recovery(worker, 2).at_start([])
-    assert not connection.exists("rq:clean_registries:svdq-default")
-    assert connection.exists("rq:clean_registries:svdq-high", "rq:clean_registries:svdq-low") == 2
-
-
 # In regular maintenance, as another host sees it.
 
 
 def test_expired_leases_come_back_without_spending_retries(
-    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, clock: Clock
 ) -> None:
     put(connection, "a", "b", "c", "d")
     first, _ = dead.pop(), dead.pop()
     handover.pop(connection, dead.queues, dead.name)
-    recovery = Recovery(worker, 2)
+    recovery = Recovery(worker, 2, clock)
     recovery.expired()
     assert waiting(connection) == ["d"]  # a living one's, as far as Redis knows
 
     connection.zadd("rq:wip:svdq-default", dict.fromkeys(connection.zrange("rq:wip:svdq-default", 0, -1), 1))
     connection.delete(first.execution.key, dead.key)  # what ends with the lease
     recovery.expired()
+    clock.now += SILENT_S
+    recovery.expired()
     worker.maintain()
     assert waiting(connection) == ["a", "b", "c", "d"]
     assert {connection.hget(f"rq:job:{job_id}", "retries_left") for job_id in "abc"} == {b"3"}
     assert [key for key in leftovers(connection) if key != b"rq:execution"] == []
+
+
+def test_a_popped_job_is_never_stuck_while_its_group_is_alive(connection: redis.Redis, worker: GroupWorker) -> None:
+    """It is seen between pop and admission by two rounds of maintenance, a day apart; RQ's own would queue it twice."""
+    put(connection, "a")
+    handover.pop(connection, worker.queues, worker.name)
+    other = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    recovery = Recovery(other, 2, itertools.count(0, 100).__next__)
+    for _ in range(2):
+        recovery.expired()
+        other.maintain()
+        for key in connection.scan_iter("rq:queue:*:first_seen:*"):
+            connection.set(key, 1)
+    assert connection.hget("rq:job:a", "retries_left") == b"3"
+    assert waiting(connection) == []
+    assert connection.lrange("rq:queue:svdq-default:intermediate", 0, -1) == [b"a"]
+
+
+def test_what_another_program_has_popped_comes_back_after_a_minute(
+    connection: redis.Redis, worker: GroupWorker, clock: Clock
+) -> None:
+    put(connection, "a")
+    SvdqQueue.lmove(connection, "rq:queue:svdq-default", None)
+    recovery = Recovery(worker, 2, clock)
+    recovery.expired()
+    clock.now += POPPED_S - 1
+    recovery.expired()
+    assert waiting(connection) == []
+    clock.now += 1
+    recovery.expired()
+    assert waiting(connection) == ["a"]
+    assert connection.hget("rq:job:a", "retries_left") == b"3"
+
+
+def test_a_job_that_was_taken_back_before_it_was_begun_is_not_begun(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group slept between pop and admission for longer than it counts as alive."""
+    put(connection, "a")
+    connection.delete(dead.key)
+    fetch_job = dead.fetch
+
+    def sleep_and_fetch(job_id: bytes):
+        job = fetch_job(job_id)
+        Recovery(worker, 2).expired()
+        return job
+
+    monkeypatch.setattr(dead, "fetch", sleep_and_fetch)
+    monkeypatch.setattr(handover, "pop", _once(handover.pop))
+    assert dead.pop() is None
+    monkeypatch.undo()
+    assert waiting(connection) == ["a"]
+    taken = worker.pop()
+    assert taken is not None
+    assert worker.pop() is None
+    assert [key.decode() for key in connection.zrange("rq:wip:svdq-default", 0, -1)] == [taken.execution.composite_key]
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda connection: connection.hset(keys.CRASHES, "a", "[1]"),
+        lambda connection: connection.hset(keys.CRASHES, "a", '{"step": 1, "rank": 1, "here": [], "total": "x"}'),
+        lambda connection: connection.hset(keys.CRASHES, b"\xff", "{"),
+        lambda connection: connection.hset(keys.PAUSES, b"\xff", "x"),
+        lambda connection: connection.zadd("rq:wip:svdq-high", {b"\xff": 1, "x": 1, "x:y:z": 1}),
+        lambda connection: connection.rpush("rq:queue:svdq-high:intermediate", b"\xff", "no such job"),
+        lambda connection: connection.hset(keys.POPPED, "a", b"\xff"),
+        lambda connection: connection.zadd("rq:deferred:svdq-high", {b"\xff": 1, "x": 1}),
+        lambda connection: connection.hset("rq:job:a", mapping={"worker_name": b"\xff", "started_at": b"\xff"}),
+    ],
+)
+def test_what_others_have_written_breaks_no_recovery(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, plant
+) -> None:
+    put(connection, "a")
+    dead.pop()
+    plant(connection)
+    recovery = Recovery(worker, 2, itertools.count(0, 100).__next__)
+    recovery.at_start([suspect("a")])
+    for _ in range(3):
+        recovery.unknown(())
+        recovery.expired()
+        worker.maintain()
+    assert waiting(connection) == ["a"]
 
 
 # Jobs that end their rank.

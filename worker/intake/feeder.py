@@ -21,7 +21,6 @@ from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.intake.preparing import Prepared, Preparer
 from svdq.worker.intake.reports import Reporter
 from svdq.worker.intake.until import is_too_late
-from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.jobs.rq_ends import Flight
 from svdq.worker.output.patience import UnwantedError
@@ -42,10 +41,6 @@ class IntakeOptions:
 
     #: End when the queue is empty.
     burst: bool = False
-    #: Whether a scheduler queues jobs that are due.
-    has_scheduler: bool = False
-    #: Runs what jobs want called at their end; None refuses such jobs.
-    callbacks: Callbacks | None = None
     #: Photos with more pixels are refused.
     max_pixels: int = 100_000_000
     #: Seconds since the epoch at which the group will be stopped: no video is begun that would not be done by then.
@@ -152,13 +147,13 @@ class Feeder:
         """Whether a burst goes on because a job is about to be queued; says what is left when not."""
         self._take_back_unknown()
         due, later = self._worker.num_scheduled()
-        if due and self._options.has_scheduler:
+        if due:
             return True
-        # Taken back just now, or queued by the scheduler as the last that was due.
+        # Taken back just now, or queued by another group as the last that was due.
         if not self._worker.paused and self._worker.peek() is not None:
             return True
-        if due or later:
-            logger.info("The queue is empty; scheduled for later: %d.", due + later)
+        if later:
+            logger.info("The queue is empty; scheduled for later: %d.", later)
         return False
 
     def _tell_pause(self) -> None:
@@ -176,7 +171,7 @@ class Feeder:
         self._next = None
         try:
             prepared = prepared_ahead.result()
-            request = self._request(flight, prepared)
+            request = self._request(flight, prepared) if prepared.result is None else None
         except UnavailableError:
             # Looking ahead is done once; now that the job is ours, its storage is waited for.
             self._next = (flight, self._submit(flight))
@@ -189,9 +184,9 @@ class Feeder:
             self._reporter.add(Report(job_id=job_id, body={}, result={}, failure=_sentence(error)))
             self._wake.set()
             return
-        if prepared.result is not None:
+        if request is None:
             logger.info("The files of job %s are there already; nothing is rendered again.", job_id)
-            self._reporter.add(Report(job_id=job_id, body={}, result=prepared.result))
+            self._reporter.add(Report(job_id=job_id, body={}, result=prepared.result or {}))
             self._wake.set()
             return
         if self._archive is not None:

@@ -9,14 +9,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
 
 import redis
-from rq.job import Job
-from rq.utils import as_text
 
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.transport.ports import Report, Request
+from svdq.producer.queue import statuses
 from svdq.producer.status.ranks import IntakeStatus, Trouble
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
@@ -34,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between looks at an empty queue: the first job after an idle night starts at once, for 0.1% of a core.
 POLL_S = 0.1
-#: Seconds for which Redis must have answered before leases count as run out: their holders must be heard first.
-GRACE_S = 8.0
+#: Seconds between looks for jobs that are due; RQ's times are whole seconds.
+DUE_S = 1.0
 #: Seconds between looks for checkpoints of jobs that have ended: a slow rank may write one after its job's end.
 SWEEP_S = 3600.0
 #: Seconds that a group which is told to stop waits for Redis.
@@ -70,9 +68,7 @@ class Intake:
         self._archive = archive
         self._spool = spool
         self._outage = outage or Outage()
-        self._worker = GroupWorker(
-            connection, on_stop=self._stop_job, on_shutdown=self.drain, callbacks=options.callbacks
-        )
+        self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain)
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._reporter = Reporter(self._worker, on_ended=self._forget)
         self._wake = threading.Event()
@@ -88,7 +84,7 @@ class Intake:
         self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: Whether the group has shown up in Redis and taken back what its dead predecessors had.
         self._begun = False
-        self._beat_at = self._maintain_at = self._sweep_at = 0.0
+        self._beat_at = self._due_at = self._maintain_at = self._sweep_at = 0.0
         self._closing = threading.Event()
         #: When to stop waiting for Redis at the end.
         self._give_up_at: float | None = None
@@ -167,8 +163,6 @@ class Intake:
         except redis.RedisError as error:
             logger.warning("Redis does not answer (%s); jobs in flight are taken again after their lease.", error)
         self._feeder.close()
-        if self._options.callbacks is not None:
-            self._options.callbacks.close(wait=not put_back)
 
     def _stop_job(self, job_id: str) -> None:
         self._stops.put(job_id)
@@ -187,6 +181,7 @@ class Intake:
                     return
             except redis.RedisError as error:
                 self._outage.note(error)
+                self._recovery.forget_leases()
                 if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                     return
                 time.sleep(RETRY_S)
@@ -213,12 +208,14 @@ class Intake:
         self._reporter.finish_all()
         if closing:
             return
+        if time.monotonic() >= self._due_at:
+            more = self._worker.promote_due()
+            self._due_at = time.monotonic() + (0.0 if more else DUE_S)
         self._feeder.fill(self._num_wanted)
         if time.monotonic() >= self._maintain_at:
             self._take_back_unknown()
-            if self._outage.steady_s >= GRACE_S:
-                self._recovery.expired()
-                self._worker.maintain()
+            self._recovery.expired()
+            self._worker.maintain()
             self._maintain_at = time.monotonic() + MAINTENANCE_S
         if time.monotonic() >= self._sweep_at:
             # A thread of its own: a bucket takes longer to list than leases can wait.
@@ -241,16 +238,12 @@ class Intake:
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while nobody was there to remove them."""
         if self._archive is not None:
-            self._archive.sweep(self._have_ended)
+            self._archive.sweep(self._which_ended)
 
-    def _have_ended(self, job_ids: Sequence[str]) -> dict[str, bool]:
-        """Whether jobs have ended, for those that there are; reads nothing else, for other fields may be malformed."""
-        with self._worker.connection.pipeline(transaction=False) as pipeline:
-            for job_id in job_ids:
-                pipeline.hget(Job.key_for(job_id), "status")
-            answers = pipeline.execute(raise_on_error=False)
-        states = zip(job_ids, answers, strict=True)
-        return {job_id: as_text(status) in ENDED for job_id, status in states if isinstance(status, bytes)}
+    def _which_ended(self, job_ids: list[str]) -> dict[str, bool]:
+        """Say of jobs whether they have ended; jobs that are not there are left out."""
+        found = zip(job_ids, statuses(self._worker.connection, job_ids), strict=True)
+        return {job_id: status in ENDED for job_id, status in found if status is not None}
 
 
 def _jobs(number: int) -> str:

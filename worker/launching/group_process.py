@@ -175,7 +175,6 @@ def environment_of(settings: Settings) -> dict[str, str]:
         "SVDQ_MAX_ATTEMPTS": str(settings.max_attempts),
         "SVDQ_STALL_S": str(settings.stall_s),
         "SVDQ_MEMORY_LIMIT": str(settings.memory_limit or ""),
-        "SVDQ_CALLBACKS": ",".join(settings.callbacks),
         # Empty counts as not set: the embedded server.
         "SVDQ_REDIS_URL": settings.redis_url or "",
     }

@@ -1,4 +1,4 @@
-"""Starts groups of ranks and a scheduler, passes on what is asked of them and ends with them. Knows no jobs, no torch.
+"""Starts groups of ranks, passes on what is asked of them and ends with them. Knows no jobs, no torch.
 
 Ctrl-C once means take no more jobs and finish those in flight, twice means stop now and put them back, three times
 means end whatever it costs.
@@ -33,7 +33,6 @@ from svdq.worker.launching.gpus import all_gpus, ranks_per_gpu, share_out, visib
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
 from svdq.worker.launching.kept_options import kept_way
-from svdq.worker.launching.scheduler_process import SchedulerProcess
 from svdq.worker.launching.starting import StartingRecord
 
 if TYPE_CHECKING:
@@ -135,7 +134,6 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         _run_folder(settings.home / "run") as folder,
         # Before any rank starts: a port that is taken is said at once.
         _endpoint(settings, options) as endpoint,
-        SchedulerProcess(settings) as scheduler,
         StartingRecord(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
@@ -148,7 +146,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices, hosts))
         if endpoint is not None:
             endpoint.tell_of(groups)
-        watch = _Watch(groups, scheduler, until_s)
+        watch = _Watch(groups, until_s)
         code = watch.run()
         if options.trace is not None and not _write_trace(options.trace, run_dirs):
             code = code or SvdqError.exit_code
@@ -206,9 +204,8 @@ def _run_folder(parent: Path) -> Iterator[Path]:
 class _Watch:
     """Waits for the end of running groups and passes on signals."""
 
-    def __init__(self, groups: list[GroupProcess], scheduler: SchedulerProcess, until_s: float | None) -> None:
+    def __init__(self, groups: list[GroupProcess], until_s: float | None) -> None:
         self._groups = groups
-        self._scheduler = scheduler
         #: Seconds since the epoch at which the groups are told to stop.
         self._until_s = until_s
         #: Who ended them first.
@@ -227,7 +224,6 @@ class _Watch:
             while None in (codes := [group.poll() for group in self._groups]):
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     break
-                self._scheduler.supervise()
                 if self._until_s is not None and time.time() >= self._until_s:
                     self.told_by = self.told_by or "until"
                     self._stop()

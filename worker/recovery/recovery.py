@@ -1,11 +1,15 @@
 """Takes back what dead groups had: at once at a group's start for those of this host, by lease for all others.
 
 What is found goes back to the front of its queue, in its old order and without spending retries, except for a job that
-has ended its rank too often. RQ's own maintenance, which spends everyone's retries, comes second.
+has ended its rank too often. RQ's own maintenance, which spends everyone's retries, is not run.
+
+A lease has run out when its end has passed by the clock of Redis and this process has seen no renewal for some beats by
+its monotonic clock. So neither a host whose clock is wrong nor a step of Redis' clock takes jobs from living groups.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +17,22 @@ import redis
 import rq
 from rq.executions import Execution
 from rq.job import JobStatus
-from rq.utils import as_text, current_timestamp
 
 from svdq.producer import keys
 from svdq.worker import identity
 from svdq.worker.jobs import handover
 from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.jobs.rq_worker import BEAT_S
 from svdq.worker.recovery.crash_count import count_crash, read_count
 from svdq.worker.recovery.crash_marker import CrashSuspect
+from svdq.worker.recovery.unchanged import Unchanged
 
 logger = logging.getLogger(__name__)
+
+#: Seconds for which a lease must not have been renewed before this process's eyes, on top of its end.
+SILENT_S = 2 * BEAT_S
+#: Seconds that a job may be popped by another program than svdq and not begun; RQ allows the same.
+POPPED_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +49,10 @@ class _Taken:
 class Recovery:
     """The recovery of one group, from its bookkeeping thread."""
 
-    def __init__(self, worker: GroupWorker, max_attempts: int) -> None:
+    def __init__(self, worker: GroupWorker, max_attempts: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
+        #: The ends of leases, and the jobs that a program has popped which names no owner.
+        self._leases, self._ownerless = Unchanged(monotonic), Unchanged(monotonic)
         self._connection: redis.Redis = worker.connection
         self._max_attempts = max_attempts
         #: Whether the crash before this start is counted.
@@ -58,12 +70,11 @@ class Recovery:
             count_crash(self._connection, suspects)
             self._is_counted = True
         for queue in self._worker.queues:
-            self._unlock(queue)
             popped = self._give_back_popped(queue, identity.is_gone)
-            taken = [item for item in self._taken(queue, handover.FOREVER) if identity.is_gone(item.worker)]
+            taken = [item for item in self._taken(queue, self._entries(queue)) if identity.is_gone(item.worker)]
             self._tell(queue, popped + self._give_back(queue, taken, handover.FOREVER))
             self._release_deferred(queue)
-        for job_id in map(as_text, self._connection.hkeys(keys.CRASHES)):
+        for job_id in map(_text, self._connection.hkeys(keys.CRASHES)):
             if self._connection.exists(rq.job.Job.key_for(job_id)):
                 self._set_aside_queued(job_id)
             else:
@@ -78,16 +89,34 @@ class Recovery:
         """
         for queue in self._worker.queues:
             popped = self._give_back_popped(queue, self._worker.name.__eq__)
-            ours = [item for item in self._taken(queue, handover.FOREVER) if item.worker == self._worker.name]
+            ours = [item for item in self._taken(queue, self._entries(queue)) if item.worker == self._worker.name]
             unknown = [item for item in ours if item.execution.id not in held]
             self._tell(queue, popped + self._give_back(queue, unknown, handover.FOREVER))
 
     def expired(self) -> None:
-        """Take back what any group has let go of: executions whose lease has run out, and what it had popped."""
-        now = current_timestamp()
+        """Take back what other groups have let go of: executions whose lease has run out, and what they had popped."""
+        now_s = handover.server_time(self._connection)
         for queue in self._worker.queues:
             popped = self._give_back_popped(queue, self._left_redis)
-            self._tell(queue, popped + self._give_back(queue, self._taken(queue, now), now))
+            taken = self._taken(queue, self._silent(queue, now_s))
+            others = [item for item in taken if item.worker != self._worker.name]
+            self._tell(queue, popped + self._give_back(queue, others, now_s))
+
+    def forget_leases(self) -> None:
+        """Begin anew to watch leases: Redis was away, so that nobody could renew any."""
+        self._leases.forget()
+
+    def _entries(self, queue: rq.Queue) -> list[bytes]:
+        """List the entries of a queue's registry of executions."""
+        entries: list[bytes] = self._connection.zrange(queue.started_job_registry.key, 0, -1)  # type: ignore[assignment]
+        return entries
+
+    def _silent(self, queue: rq.Queue, now_s: float) -> list[bytes]:
+        """List the entries whose lease has run out and was not renewed while this process looked."""
+        leases: Any = self._connection.zrange(queue.started_job_registry.key, 0, -1, withscores=True)
+        ends = dict(leases)
+        unchanged_s = self._leases.seconds(queue.name, ends)
+        return [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
 
     def _tell(self, queue: rq.Queue, job_ids: list[str]) -> None:
         self.num_taken_back += len(job_ids)
@@ -96,13 +125,15 @@ class Recovery:
 
     # Jobs that were begun.
 
-    def _taken(self, queue: rq.Queue, lease_until: float) -> list[_Taken]:
-        """List executions whose lease ends no later, the newest first."""
-        names: Any = self._connection.zrangebyscore(queue.started_job_registry.key, "-inf", lease_until)
+    def _taken(self, queue: rq.Queue, entries: Iterable[bytes]) -> list[_Taken]:
+        """Read the executions of entries of a registry, the newest first; remove entries that are not of RQ's shape."""
         executions = []
-        for name in map(bytes.decode, names):
-            if name.count(":") == 1:  # RQ's shape of it; anyone can write to Redis
+        for entry in entries:
+            name = entry.decode(errors="replace")
+            if name.encode() == entry and name.count(":") == 1:
                 executions.append(Execution.from_composite_key(name, self._connection))
+            else:  # anyone can write to Redis
+                self._connection.zrem(queue.started_job_registry.key, entry)
         with self._connection.pipeline(transaction=False) as pipeline:
             for execution in executions:
                 pipeline.hget(execution.key, "worker_name")
@@ -113,8 +144,8 @@ class Recovery:
             if isinstance(job, redis.ResponseError):  # not a hash
                 job = (None, None)
             # The record of an execution ends with its lease; the job remembers.
-            owner = as_text(worker if isinstance(worker, bytes) else job[0] or b"")
-            taken.append(_Taken(execution=execution, worker=owner, started_at=as_text(job[1] or b"")))
+            owner = worker if isinstance(worker, bytes) else job[0] or b""
+            taken.append(_Taken(execution=execution, worker=_text(owner), started_at=_text(job[1] or b"")))
         return sorted(taken, key=lambda item: item.started_at, reverse=True)
 
     def _give_back(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
@@ -133,13 +164,17 @@ class Recovery:
     # Jobs that were popped and not begun.
 
     def _give_back_popped(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
+        """Give back jobs whose owner is gone; of those without an owner the ones that have been there for long."""
+        job_ids: Any = self._connection.lrange(queue.intermediate_queue_key, 0, -1)
+        found: Any = self._connection.hmget(keys.POPPED, job_ids) if job_ids else []
+        owners: dict[bytes, bytes] = {name: owner or b"" for name, owner in zip(job_ids, found, strict=True)}
+        popped_s = self._ownerless.seconds(queue.name, dict.fromkeys(name for name in job_ids if not owners[name]))
         given = []
-        job_ids = [as_text(job_id) for job_id in self._connection.lrange(queue.intermediate_queue_key, 0, -1)]
         for job_id in reversed(job_ids):
-            # Without an owner it was popped by someone else's worker; RQ's maintenance takes that up after a minute.
-            owner = as_text(self._connection.hget(keys.POPPED, job_id) or b"")
-            if owner and is_gone(owner) and handover.give_back_popped(self._connection, queue, job_id, owner):
-                given.append(job_id)
+            owner = owners[job_id]
+            is_left = is_gone(_text(owner)) if owner else popped_s[job_id] >= POPPED_S
+            if is_left and handover.give_back_popped(self._connection, queue, job_id, owner):
+                given.append(_text(job_id))
         return given
 
     def _left_redis(self, worker_name: str) -> bool:
@@ -157,7 +192,12 @@ class Recovery:
         for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
             parent = self._worker.fetch(job_id)
             if parent is not None and parent.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
-                queue.enqueue_dependents(parent)
+                try:
+                    queue.enqueue_dependents(parent)
+                except redis.RedisError:
+                    raise
+                except Exception:
+                    logger.exception("The jobs that depend on %s could not be queued.", parent.id)
 
     # Jobs that end their rank.
 
@@ -178,13 +218,12 @@ class Recovery:
 
     # What else dead groups leave.
 
-    def _unlock(self, queue: rq.Queue) -> None:
-        """Free RQ's lock on its maintenance when the group that held it is gone."""
-        holder = as_text(self._connection.get(queue.registry_cleaning_key) or b"")
-        if holder and identity.is_gone(holder):
-            handover.unlock(self._connection, queue.registry_cleaning_key, holder)
-
     def _forget_pauses(self) -> None:
-        for name in map(as_text, self._connection.hkeys(keys.PAUSES)):
+        for name in map(_text, self._connection.hkeys(keys.PAUSES)):
             if identity.is_gone(name):
                 self._connection.hdel(keys.PAUSES, name)
+
+
+def _text(name: bytes | str) -> str:
+    """Read a name that anyone may have written; what is not UTF-8 names nothing of ours."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
