@@ -40,6 +40,9 @@ BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTempo
 BACKEND: Any = "inductor"
 #: Compiled forms that torch keeps of one function: shapes of videos times kinds of a block, with room to spare.
 MAX_COMPILED = 4096
+#: Largest batch that CUDA's fused attention kernels take: it is a dimension of their grid. Attention along the frames
+#: has a batch of 2 x H/8 x W/8 with guidance, which is 73,728 at 2048x1152.
+MAX_ATTENTION_BATCH = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +132,8 @@ def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = No
     Raises:
         InputError: a package is missing.
     """
+    if device is not None and device.type == "cuda":
+        split_attention(unet)
     if options.fused_qkv:
         _fuse_qkv(unet)
     if "int8" in options.approximate:
@@ -145,6 +150,44 @@ def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = No
     elif options.attention != "auto":
         _attend_by(unet, options.attention)
     return unet
+
+
+def split_attention(unet: Any, max_batch: int = MAX_ATTENTION_BATCH) -> None:
+    """Make attention compute at most `max_batch` elements of its batch at a time."""
+    from diffusers.models.attention_processor import AttnProcessor2_0
+
+    unet.set_attn_processor(_SplitAttention(AttnProcessor2_0(), max_batch))
+
+
+class _SplitAttention:
+    """A diffusers attention processor that gives another one its batch in equal parts of at most `max_batch`.
+
+    Elements of a batch do not attend to each other, so each part's result is what it is in the whole.
+    """
+
+    def __init__(self, processor: Any, max_batch: int) -> None:
+        self._processor = processor
+        self._max_batch = max_batch
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: "torch.Tensor",
+        encoder_hidden_states: "torch.Tensor | None" = None,
+        attention_mask: "torch.Tensor | None" = None,
+        temb: "torch.Tensor | None" = None,
+    ) -> "torch.Tensor":
+        """Attend: hidden_states (B, tokens, C) and, in cross attention, encoder_hidden_states (B, tokens', C')."""
+        import torch
+
+        num_parts = -(-len(hidden_states) // self._max_batch)
+        if num_parts <= 1:
+            whole: torch.Tensor = self._processor(attn, hidden_states, encoder_hidden_states, attention_mask, temb)
+            return whole
+        assert attention_mask is None
+        queries = hidden_states.chunk(num_parts)
+        keys = [None] * num_parts if encoder_hidden_states is None else encoder_hidden_states.chunk(num_parts)
+        return torch.cat([self._processor(attn, *pair) for pair in zip(queries, keys, strict=True)])
 
 
 def weight_bytes(unet: Any) -> int:

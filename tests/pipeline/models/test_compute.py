@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import UNetSpatioTemporalConditionModel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline import compare
@@ -98,6 +99,53 @@ def test_half_precision_is_near_and_written_down(tiny_model, tensors, eager, nam
     assert latents.dtype == dtype
     assert 0 < difference(latents, eager[0]) < most
     assert model.info.compute == {"dtype": compute.DTYPES[name]}
+
+
+class AttentionBatches(TorchFunctionMode):
+    """Notes the batch of each call of scaled dot-product attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.found.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_split_attention_gives_the_same_bits(tiny_model, tensors, eager) -> None:
+    model = open_with(tiny_model)
+    compute.split_attention(model.pipeline.unet, max_batch=20)
+    with AttentionBatches() as batches:
+        found = denoise(model, tensors[0])
+    assert torch.equal(found, eager[0])
+    assert max(batches.found) == 16  # half of 2 x 4 x 4, the elements of attention along the frames
+
+
+def test_on_cuda_no_attention_has_a_larger_batch_than_its_kernels_take(tiny_model) -> None:
+    """At twice 2048x1152, since the tiny model attends at half the resolution; without contents, for want of a GPU."""
+    unet = compute.apply(open_with(tiny_model).pipeline.unet, compute.DEFAULTS, torch.device("cuda")).to("meta")
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="meta")
+
+    with torch.inference_mode(), AttentionBatches() as batches:
+        unet(empty(2, 1, 8, 288, 512), empty(), empty(2, 1, unet.config.cross_attention_dim), empty(2, 3))
+    assert max(batches.found) == 36_864  # half of 73,728
+
+
+def test_split_attention_compiles_in_one_piece(tiny_model, compiled_graphs) -> None:
+    model = open_with(tiny_model)
+    block = next(each for each in model.pipeline.unet.modules() if type(each).__name__ == compute.BLOCKS[1])
+    frames = torch.randn(4, 16, block.norm_in.normalized_shape[0])
+    context = torch.randn(32, 1, block.attn2.to_k.in_features)
+    with torch.inference_mode():
+        whole = block(frames, num_frames=2, encoder_hidden_states=context)
+        compute.split_attention(model.pipeline.unet, max_batch=20)
+        compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=compute.BACKEND)
+        assert torch.equal(compiled(frames, num_frames=2, encoder_hidden_states=context), whole)
+    assert len(compiled_graphs) == 1
 
 
 def test_fused_projections_are_really_used_and_take_no_more_memory(tiny_model) -> None:
