@@ -16,7 +16,7 @@ import torch
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Place, build_stage, choose_device, join
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
+from svdq.pipeline.models.compute import ComputeOptions, dtype_of
 from svdq.pipeline.models.compute_check import check
 from svdq.pipeline.models.memory_room import look
 from svdq.pipeline.models.model import ModelInfo, Part, open_model
@@ -61,7 +61,6 @@ FLUSH_S = 10.0
 @click.option("--checkpoints", type=click.Choice(["local", "storage", "off"]), default="local")
 @click.option("--until-s", type=float)
 @click.option("--fit-memory", is_flag=True)
-@click.option("--kept", is_flag=True)
 @transport_option
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("--group")
@@ -111,7 +110,6 @@ def _run(
     checkpoints: str,
     until_s: float | None,
     fit_memory: bool,
-    kept: bool,
     transport: str,
 ) -> None:
     our_device = choose_device(device, place)
@@ -120,7 +118,7 @@ def _run(
         torch.set_num_threads(1)
     if compute.compiled != "off":
         compiling.prepare(settings.home, place.local_num_ranks)
-    compute = _checked(compute, our_device, is_kept=kept)
+    check(compute, our_device)
     storage = Storage(settings.storage)
     parts = Part.of_rank(place.rank, place.num_ranks)
     dtype, limit = dtype_of(compute, our_device), settings.memory_limit
@@ -221,18 +219,6 @@ def _run(
     breadcrumbs.innocent()
     if trace and run_dir is not None:
         rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
-
-
-def _checked(compute: ComputeOptions, device: torch.device, *, is_kept: bool) -> ComputeOptions:
-    """Check that the device can compute so; where nobody has asked for it, diffusers' own way does."""
-    try:
-        check(compute, device)
-    except InputError as error:
-        if not is_kept:
-            raise
-        logger.warning("What svdq bench unet --keep found does not work now: %s Computing as diffusers does.", error)
-        return DEFAULTS
-    return compute
 
 
 def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Storage) -> None:

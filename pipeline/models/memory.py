@@ -201,8 +201,7 @@ class MemoryEstimator:
         )
 
     def _open(self, parts: Part, chunked: bool) -> SvdModel:
-        options = replace(self._options, forward_chunking=True) if chunked else self._options
-        model = SvdModel(self._name, parts, META, self._dtype, options)
+        model = SvdModel(self._name, parts, META, self._dtype, self._options)
         if parts == Part.DECODER:
             model.pipeline.vae.decode = self._decode_once(model.pipeline.vae.decode)
         return model
@@ -224,7 +223,7 @@ class MemoryEstimator:
         return decode_or_remember
 
     def _peak(self, run: Callable[[], object]) -> int:
-        self._meter = StorageMeter(self._device_types, is_fused=self._options.attention != "math")
+        self._meter = StorageMeter(self._device_types)
         with torch.inference_mode(), self._meter, suppress(LeavesDeviceError):
             run()
         return self._meter.peak
