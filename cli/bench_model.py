@@ -163,7 +163,7 @@ def bench_model(
     missing = [case for case in cases if case not in done]
     click.echo(f"{where}, {frames} frames, {document['weights']}", err=True)
     with bench.model_folder(model, {case.part for case in missing}) as folder:
-        for row in bench.measure(folder, missing, device=torch_device, repeats=repeats):
+        for row in bench.measure(folder, missing, device=torch_device, repeats=repeats, earlier=list(done)):
             rows.append(row)
             done[_case_of(row)] = row
             click.echo(_sentence(row), err=True)

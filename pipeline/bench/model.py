@@ -102,7 +102,9 @@ def cases_of(
     ]
 
 
-def measure(name: str, cases: Sequence[Case], *, device: torch.device, repeats: int) -> Iterator[Row]:
+def measure(
+    name: str, cases: Sequence[Case], *, device: torch.device, repeats: int, earlier: Collection[Case] = ()
+) -> Iterator[Row]:
     """Measure cases one after the other; a case that cannot be measured says so in its row.
 
     Args:
@@ -110,6 +112,7 @@ def measure(name: str, cases: Sequence[Case], *, device: torch.device, repeats: 
         cases: as `cases_of` orders them.
         device: where to compute.
         repeats: how often each is measured, after a first time that is not counted.
+        earlier: cases that an earlier run measured; their results are gone, so nothing is compared with them.
 
     Raises:
         InputError: there is no such model.
@@ -118,22 +121,25 @@ def measure(name: str, cases: Sequence[Case], *, device: torch.device, repeats: 
         SvdFolder.find(name, _torch_dtype(cases[0]))
     #: Results of the first rows of a part, by size.
     references: dict[tuple[str, int, int], Tensor] = {}
+    gone = {(case.part, case.width, case.height) for case in earlier}
     for _, group in itertools.groupby(cases, key=lambda case: (case.part, case.dtype, case.compiled, case.approximate)):
         bench = _Bench(name, device, repeats)
         for case in group:
             figures, result = bench.measure(case)
             if result is not None:
-                reference = references.setdefault((case.part, case.width, case.height), result)
-                figures |= differences(result, reference)
+                key = (case.part, case.width, case.height)
+                figures |= differences(result, None if key in gone else references.setdefault(key, result))
             yield Row(**asdict(case) | figures)
 
 
-def differences(result: Tensor, reference: Tensor) -> dict[str, Any]:
-    """Give the fields of `Row` that compare a result with another one."""
+def differences(result: Tensor, reference: Tensor | None) -> dict[str, Any]:
+    """Give the fields of `Row` that say whether a result is finite, and how far it is from another one."""
+    if not torch.isfinite(result).all():
+        return {"finite": False}
+    if reference is None or not torch.isfinite(reference).all():
+        return {}
     largest, apart = float(reference.abs().max()) or 1.0, (result - reference).abs()
-    compared = {"difference": float(apart.max()) / largest, "mean_difference": float(apart.mean()) / largest}
-    finite = bool(torch.isfinite(result).all())
-    return {"finite": finite} | (compared if finite and bool(torch.isfinite(reference).all()) else {})
+    return {"difference": float(apart.max()) / largest, "mean_difference": float(apart.mean()) / largest}
 
 
 @contextlib.contextmanager

@@ -168,6 +168,14 @@ def test_rows_are_in_the_file_as_soon_as_they_are_measured_and_are_resumed_from(
     assert [one["part"] for one in after] == ["step", "encode", "decode"]
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["part", "step", "encode", "decode"]
 
+    # The result of an earlier run is gone, so that of another dtype is not compared.
+    more = ("--part", "encode", "--dtype", "fp32", "--dtype", "bf16")
+    assert measure(tiny_model, path, *more, "--resume") == 0
+    assert [(one["dtype"], one["difference"]) for one in rows_in(path)] == [
+        *[("fp32", 0)] * 3,
+        ("bf16", None),
+    ]
+
     # Without --resume all is measured again; rows that were measured in another way are not mixed in.
     assert measure(tiny_model, path, "--part", "encode") == 0
     assert len(rows_in(path)) == 1
