@@ -13,8 +13,7 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.words import echo
-from svdq.pipeline.models.compute import DEFAULTS
-from svdq.worker.launching.compute_options import compute_options, read_said
+from svdq.worker.launching.compute_options import compute_options, read
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -100,13 +99,13 @@ def worker(
       svdq worker --until 06:00            stop in the morning, keep what is half done
       svdq worker --burst --until 06:00 --report night.json
       svdq worker --metrics-port 9464 --log-format json
-      svdq worker --dtype bf16 --fused-qkv --channels-last --compile blocks
+      svdq worker --dtype bf16 --compile blocks
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     from svdq.producer.settings import Settings
     from svdq.worker.launching.launch import LaunchOptions
 
     settings = Settings.load(model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit)
-    launch_options = LaunchOptions(compute=read_said(options), **options, log_format=log_format)
+    launch_options = LaunchOptions(compute=read(options), **options, log_format=log_format)
     with _logging(log_format):
         code = _start(settings, launch_options, report, no_lock=no_lock)
     sys.exit(code)
@@ -150,8 +149,8 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
         check_target(report, (".json",))
     if options.trace is not None:
         check_target(options.trace, ())
-    dtype = (options.compute or DEFAULTS).dtype
-    check_model(settings.model, on_gpus=options.device != "cpu" and num_gpus() > 0, dtype=dtype)
+    on_gpus = options.device != "cpu" and num_gpus() > 0
+    check_model(settings.model, on_gpus=on_gpus, dtype=options.compute.dtype)
     ffmpeg_version()
     connect(settings).close()
     if not options.burst or no_lock:

@@ -197,7 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     largest = 0
     for parameters, frames in zip(videos, ours, strict=True):
-        theirs = render_with_diffusers(str(options.model), image, parameters, device=device)
+        if options.alone:
+            [theirs] = render(str(options.model), image, [parameters], num_ranks=1, device=device)
+        else:
+            theirs = render_with_diffusers(str(options.model), image, parameters, device=device)
         difference = int(np.abs(frames.astype(np.int16) - theirs.astype(np.int16)).max())
         largest = max(largest, difference)
         print(  # noqa: T201
@@ -214,6 +217,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="folder of a StableVideoDiffusionPipeline")
     parser.add_argument("--image", type=Path, required=True, help="a photo")
     parser.add_argument("--ranks", type=int, default=7)
+    parser.add_argument("--alone", action="store_true", help="compare with one rank in place of diffusers")
     parser.add_argument("--videos", type=int, default=2, help="videos in flight at once, with seeds from --seed on")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--tolerance", type=int, default=0, help="largest pixel difference that counts as equal")

@@ -69,8 +69,7 @@ class Stage:
         self._keeper = keeper or NoKeeper()
         self._keep_every_s = keep_every_s
         self._partitioner = Partitioner(num_ranks)
-        self._stride = model.info.stride
-        self.costs = CostBook(num_ranks, model.info.guess, self._stride)
+        self.costs = CostBook(num_ranks, model.info.guess)
         self._warm: set[Shape] = set()
         self._stopping = threading.Event()
 
@@ -171,7 +170,7 @@ class Stage:
         resume = request.resume
         first_step = resume.step if resume is not None else 0
         # What is left is spread over all ranks, a whole video or the rest of one.
-        boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape), self._stride)
+        boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape))
         if resume is not None:
             # What it took before may have been on another kind of GPU.
             sample = replace(resume, boundaries=boundaries, ticket=request.ticket, memory={}, ran_out=False)
@@ -204,29 +203,21 @@ class Stage:
         started = time.perf_counter()
         keep_at = started + self._keep_every_s
         index = first = sample.step
-        #: The last step before which the sample can be taken up again, its latents, and the seconds until there.
-        resting = (first, sample.tensors["latents"], 0.0)
         try:
             with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
                 latents = sample.tensors["latents"]
                 for index in range(first, stop):
-                    if index % self._stride == 0:
-                        # A step may compute in place in what the one before gave.
-                        resting = (
-                            index,
-                            latents if self._stride == 1 else latents.clone(),
-                            time.perf_counter() - started,
-                        )
                     if self.stopped:
-                        self._keeper.keep(self._advanced(sample, *resting))
+                        self._keeper.keep(self._advanced(sample, index, latents, time.perf_counter() - started))
                         return sample
                     if self._monitor.cancelled(sample.job_id):
                         return replace(sample, step=index, cancelled=True, tensors={})
-                    if time.perf_counter() >= keep_at and resting[0] == index:
+                    if time.perf_counter() >= keep_at:
                         keep_at += self._keep_every_s
                         # A copy: the next step may compute in place.
-                        self._keeper.keep(self._advanced(sample, index, latents.clone(), resting[2]))
+                        seconds = time.perf_counter() - started
+                        self._keeper.keep(self._advanced(sample, index, latents.clone(), seconds))
                     self._monitor.step(sample, index)
                     if index == stop - 1:
                         self._nearly_free()

@@ -20,7 +20,7 @@ import torch
 from svdq.pipeline.device import check_computes, choose_device
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.group import Place, build_stage, join
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
+from svdq.pipeline.models.compute import ComputeOptions, dtype_of
 from svdq.pipeline.models.compute_check import check
 from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.model import ModelInfo, Part, open_model
@@ -70,7 +70,6 @@ FLUSH_S = 10.0
 @click.option("--checkpoints", type=click.Choice(["local", "storage", "off"]), default="local")
 @click.option("--until-s", type=float)
 @click.option("--ranks-per-gpu", type=click.IntRange(min=1))
-@click.option("--kept", is_flag=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("--group")
 @compute_options
@@ -119,7 +118,6 @@ def _run(
     checkpoints: str,
     until_s: float | None,
     ranks_per_gpu: int | None,
-    kept: bool,
 ) -> None:
     if device == "auto" and run_dir is None and visible_gpus():
         device = "cuda"  # else ranks whose torch cannot use them would compute on the processors
@@ -133,7 +131,7 @@ def _run(
         torch.set_num_threads(1)
     if compute.compiled != "off":
         compiling.prepare(settings.home, place.local_num_ranks)
-    compute = _checked(compute, our_device, is_kept=kept)
+    check(compute, our_device)
     storage = Storage(settings.storage)
     parts = Part.of_rank(place.rank, place.num_ranks)
     dtype, limit = dtype_of(compute, our_device), settings.memory_limit
@@ -258,18 +256,6 @@ def _warm_up(stage: Stage, plan: MemoryPlan, shapes: Sequence[str]) -> None:
             stage.warm_up_group(plan.admit(VideoParameters.of_shape(shape)))
         except DoesNotFitError as error:
             logger.warning("--warm %s: %s", shape, error)
-
-
-def _checked(compute: ComputeOptions, device: torch.device, *, is_kept: bool) -> ComputeOptions:
-    """Check that the device can compute so; where nobody has asked for it, diffusers' own way does."""
-    try:
-        check(compute, device)
-    except InputError as error:
-        if not is_kept:
-            raise
-        logger.warning("What svdq bench unet --keep found does not work now: %s Computing as diffusers does.", error)
-        return DEFAULTS
-    return compute
 
 
 def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Storage) -> None:

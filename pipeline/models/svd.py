@@ -18,7 +18,6 @@ from torch import Tensor
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, apply, weight_bytes
 from svdq.pipeline.models.device_memory import MemoryMeter
-from svdq.pipeline.models.feature_reuse import FeatureReuse
 from svdq.pipeline.models.finite_weights import blame, first_not_finite
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.memory import shape_for
@@ -57,14 +56,11 @@ class SvdModel:
         # Quantised weights have room where the full ones may not: what is quantised goes to the GPU a layer at a time.
         on_host = "int8" in options.approximate and device.type != "cpu"
         self._pipeline = folder.load_pipeline(parts, dtype, device, unet_on_host=on_host)
-        self._reuse: FeatureReuse | None = None
         if self._pipeline.unet is not None:
             with in_a_sentence(f"The unet of the model {name}", device):
                 apply(self._pipeline.unet, options, device)
                 if on_host:
                     self._pipeline.to(device)
-            if options.every > 1:
-                self._reuse = FeatureReuse(self._pipeline.unet, options.every)
         self._meter = MemoryMeter.of(device)
         #: A scheduler for each number of steps, to make those of samples from.
         self._schedulers: dict[int, Any] = {}
@@ -76,7 +72,6 @@ class SvdModel:
             notice=", ".join(notices),
             default_frames=int(self._unet_config["num_frames"]),
             weight_bytes=sum(map(weight_bytes, self._modules())),
-            stride=options.every,
             compute=options.changed() | {"dtype": str(dtype).removeprefix("torch.")},
         )
         loaded = ", ".join(str(part.name).lower() for part in parts)
@@ -217,7 +212,6 @@ class SvdModel:
             guidance_scale=guidance_scale.to(self._device, dtype)[None, :, None, None, None],
             guided=parameters.guided,
             measured=measured,
-            reuse=self._reuse,
         )
 
     def _scheduler(self, steps: int) -> Any:

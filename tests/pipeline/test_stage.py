@@ -269,27 +269,6 @@ def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
     assert [sum(steps for _, steps, _ in sample.stages) for sample in group.keeper.samples] == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("stopped_at", [3, 4, 5, 6])
-def test_steps_that_belong_together_are_kept_together(stopped_at: int) -> None:
-    class InPlaceModel(CountingModel):
-        info = replace(CountingModel.info, stride=3)
-
-        def denoiser(self, tensors, parameters):
-            self.steps = 0
-            return self
-
-        def step(self, latents, index):
-            self.steps += 1
-            return latents + 1 if self.steps == 1 else latents.add_(1)
-
-    group = Alone(InPlaceModel(), [request(1, steps=10)], keep_every_s=0.0)
-    group.monitor.step = lambda sample, index: group.stage.stop() if index == stopped_at else None  # type: ignore[method-assign]
-    group.stage.run()
-    kept = [(sample.step, int(sample.tensors["latents"].max())) for sample in group.keeper.samples]
-    # Once when it was time, and once more to stop.
-    assert kept == [(0, 0), (3, 3), *([(6, 6)] if stopped_at == 6 else []), (6, 6) if stopped_at >= 5 else (3, 3)]
-
-
 def test_stop_keeps_the_sample_that_is_being_denoised() -> None:
     group = Alone(CountingModel(), [request(1, steps=10)])
     group.monitor.step = lambda sample, index: group.stage.stop() if index == 4 else None  # type: ignore[method-assign]

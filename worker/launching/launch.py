@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import trace_text
 from svdq.producer.moments import parse_future
@@ -32,7 +32,6 @@ from svdq.worker.launching.compute_options import as_arguments
 from svdq.worker.launching.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
-from svdq.worker.launching.kept_options import kept_way
 from svdq.worker.launching.starting import StartingRecord
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ class LaunchOptions:
     metrics_address: str = "127.0.0.1"
     #: How the ranks log: text or json.
     log_format: str = "text"
-    #: How the UNet computes, the same on all ranks; None: as was measured to be fastest here, else diffusers' own way.
-    compute: ComputeOptions | None = None
+    #: How the UNet computes, the same on all ranks.
+    compute: ComputeOptions = DEFAULTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +121,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--trace"] if options.trace is not None else []
     arguments += ["--ranks-per-gpu", str(ranks_per_gpu(len(gpus), ranks * options.groups))]
     arguments += ["--log-format", options.log_format]
-    if options.compute is not None:
-        arguments += as_arguments(options.compute)
-    elif (kept := kept_way(settings, gpus, options.nnodes)) is not None:
-        arguments += ["--kept", *as_arguments(kept)]
+    arguments += as_arguments(options.compute)
     for shape in options.warm:
         arguments += ["--warm", shape]
     logger.info("%s", _what_starts(settings, options, ranks, len(gpus)))
