@@ -12,7 +12,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.control import requeue
+from svdq.producer.control import retry
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.results.prune import find_removals, remove_all
@@ -103,7 +103,7 @@ def test_a_photo_with_brackets_in_its_name(
     assert removals == [], "its job is still to be done, and its sidecar names the photo"
     SvdqQueue(job.origin, connection=connection).remove(job)
     job.set_status(JobStatus.FINISHED)
-    requeue(connection, storage, job_id)
+    retry(connection, job_id, storage=storage)
     assert not storage.exists(f"outputs/cat [1]-{job_id}.json")
     assert len(keys(storage)) == 3
 
