@@ -10,9 +10,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis
+from rq.job import JobStatus
 from rq.registry import BaseRegistry
 from rq.utils import as_text
 
+from svdq.producer import keys
 from svdq.producer.queue import queues
 from svdq.producer.results.job_records import JobRecord, read_records
 from svdq.producer.results.results import Result, find_results
@@ -21,6 +23,13 @@ from svdq.producer.status.status import view_many, view_queues
 from svdq.producer.storage.storage import Storage
 
 _ENDS: dict[str, End] = {"finished": "finished", "failed": "failed", "stopped": "stopped", "canceled": "canceled"}
+#: Seconds between the end of a job without a recorded one and its score in RQ's registry.
+_TTLS_S = {
+    "finished": keys.RESULT_TTL_S,
+    "failed": keys.FAILURE_TTL_S,
+    "stopped": keys.FAILURE_TTL_S,
+    "canceled": 0,
+}
 #: Parts of a video's seconds that keep a rank busy; writing files goes on beside the next video.
 _COMPUTE = ("encode", "denoise", "decode")
 #: What a sidecar may say at most: a year, and more ranks than anybody has.
@@ -85,12 +94,16 @@ def _ended_in(
     scores = {as_text(job_id): score for job_id, score in found}
     records = []
     for record in read_records(connection, scores, on_bad):
-        if not isinstance(record, JobRecord) or record.status not in _ENDS:
-            continue  # it has expired, or is queued again
+        if not isinstance(record, JobRecord):
+            continue  # it has expired
+        if record.status not in _ENDS:
+            if record.status not in {status.value for status in JobStatus}:
+                on_bad(f"The job {record.id!r} in Redis has no status of RQ's; it is left out.")
+            continue  # it is queued again
         ended_at = record.ended_at
-        if record.status == "canceled":  # in its queue: it has no end, or that of an earlier try
+        if ended_at is None or record.status == "canceled":  # in its queue: it has no end, or that of an earlier try
             with contextlib.suppress(ValueError, OverflowError, OSError):
-                ended_at = datetime.fromtimestamp(scores[record.id], UTC)
+                ended_at = datetime.fromtimestamp(scores[record.id] - _TTLS_S[record.status], UTC)
         if ended_at is not None and since <= ended_at <= until:
             records.append((record, ended_at))
     failed = [record.id for record, _ in records if record.status == "failed"]

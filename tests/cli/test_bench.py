@@ -93,7 +93,7 @@ def test_a_truncated_model_is_wrong_input_as_for_a_worker(capsys: pytest.Capture
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("command", [[], ["model"]])
 def test_without_a_gpu_cuda_is_wrong_input(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
-    assert "--device cuda was asked for, but PyTorch sees no GPU" in said(capsys, *command, "--device", "cuda")
+    assert "PyTorch cannot use a GPU here" in said(capsys, *command, "--device", "cuda")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import rq
 from rq.job import JobStatus
 
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue, statuses
+from svdq.producer.queue import SvdqQueue, fetch, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.test_jobs import Cli, add, fail, finish
@@ -121,8 +121,7 @@ def test_times_and_photos_are_in_json(svdq: Cli, connection: redis.Redis, photo)
             "worker_name": "w",
         },
     )
-    job.refresh()
-    finish(job)
+    finish(fetch(connection, job.id))
     for command in (["status", job.id], ["list"], ["wait", job.id]):
         found = json.loads(svdq(*command, "--json").stdout)
         assert (found["started_at"], found["ended_at"]) == ("2026-11-22T05:52:36Z", "2026-11-22T05:53:36Z")
