@@ -106,7 +106,7 @@ def held_by_nobody(house) -> str:
 @pytest.mark.parametrize("make", [unlisted, popped, elsewhere, held_by_nobody])
 def test_a_job_that_no_group_renders_is_cancelled_wherever_it_is(house, make) -> None:
     job_id = make(house)
-    assert house.run("svdq", "cancel", job_id).stdout == f"{job_id}  cancelled\n"
+    assert house.run("svdq", "cancel", job_id).stdout == f"{job_id}  canceled\n"
     assert house.states([job_id]) == ["canceled"]
     assert CanceledJobRegistry(queue=default(house)).get_job_ids() == [job_id]
     for name in keys.QUEUE_NAMES:

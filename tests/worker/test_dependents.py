@@ -115,7 +115,7 @@ def test_a_parent_of_a_dead_group_queues_them_in_the_end(
 ) -> None:
     put_family(connection)
     assert dead.pop().rq_job.id == "parent"
-    Recovery(worker, max_attempts=2).at_start(None)
+    Recovery(worker, max_attempts=2).at_start([])
     flight = worker.pop()
     assert flight.rq_job.id == "parent"
     assert worker.pop() is None
@@ -132,7 +132,7 @@ def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Re
     connection.zadd("rq:deferred:svdq-low", {"heir": 1})
     connection.sadd("rq:job:parent:dependents", "heir")
 
-    Recovery(worker, max_attempts=2).at_start(None)
+    Recovery(worker, max_attempts=2).at_start([])
 
     assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
     assert rest(worker) == ["heir"]
@@ -160,7 +160,7 @@ def test_an_unreadable_dependent_keeps_no_job_from_ending(
 ) -> None:
     put_family(connection)
     UNREADABLE[what](connection)
-    Recovery(worker, max_attempts=2).at_start(None)
+    Recovery(worker, max_attempts=2).at_start([])
     flight = worker.pop()
     if ends == "succeed":
         worker.succeed(flight, {"outputs": []})

@@ -124,7 +124,6 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += as_arguments(options.compute)
     for shape in options.warm:
         arguments += ["--warm", shape]
-    logger.info("%s", _what_starts(settings, options, ranks, len(gpus)))
     groups: list[GroupProcess] = []
     with (
         _run_folder(settings.home / "run") as folder,
@@ -132,6 +131,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         _endpoint(settings, options) as endpoint,
         StartingRecord(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
+        logger.info("%s", _what_starts(settings, options, ranks, len(gpus)))
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
         is_named = not all(gpu.isdigit() for gpu in gpus)  # MIG instances, or GPUs that are left beside a lost one
         shares: Sequence[list[str] | None] = [None] * options.groups

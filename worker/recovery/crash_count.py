@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 import redis
 import rq
 from pydantic import TypeAdapter, ValidationError
-from rq.utils import as_text
 
 from svdq.producer import keys
 from svdq.worker.recovery.crash_marker import CrashSuspect, Phase
@@ -106,7 +105,7 @@ def count_crash(connection: redis.Redis, suspects: Sequence[CrashSuspect]) -> No
     """Count one crash against its suspects; on each host of a group, before its ranks meet and so before any pop."""
     for suspect in suspects:
         status, name = connection.hmget(rq.job.Job.key_for(suspect.job_id), "status", "worker_name")
-        before, worker = read_count(connection, suspect.job_id), as_text(name or b"")
+        before, worker = read_count(connection, suspect.job_id), _text(name)
         # A worker's name is used once, so another host of the group has counted this crash.
         is_counted = before is not None and worker != "" and before.worker == worker
         if status is not None and not is_counted:
@@ -115,6 +114,10 @@ def count_crash(connection: redis.Redis, suspects: Sequence[CrashSuspect]) -> No
         what = "made no progress" if suspect.stalled else "died"
         place = _place(suspect.phase, suspect.step)
         logger.warning("Rank %d %s %s, job %s.", suspect.rank, what, place, suspect.job_id)
+
+
+def _text(name: bytes | str | None) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name or ""
 
 
 def read_count(connection: redis.Redis, job_id: str) -> CrashCount | None:
