@@ -1,6 +1,7 @@
 """`svdq worker`: start a group of ranks."""
 
 import contextlib
+import errno
 import json
 import logging
 import sys
@@ -153,6 +154,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     check_model(settings.model, on_gpus=on_gpus, dtype=options.compute.dtype)
     ffmpeg_version()
     connect(settings).close()
+    _check_storage(settings)
     if not options.burst or no_lock:
         return _run(settings, options, report)
     with burst_lock(settings.home, devices_of(options)) as holder:
@@ -160,6 +162,22 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
             echo(holder, err=True)
             return 0
         return _run(settings, options, report)
+
+
+def _check_storage(settings: "Settings") -> None:
+    """Check that this user may write to the storage. One that is away or full is waited for later.
+
+    Raises:
+        UnavailableError: it is read-only.
+    """
+    from svdq.pipeline.errors import UnavailableError
+    from svdq.producer.storage.storage import Storage
+
+    try:
+        Storage(settings.storage).check_writable()
+    except UnavailableError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
 
 
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
