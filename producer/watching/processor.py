@@ -52,7 +52,7 @@ class Submitter:
         Raises:
             UnavailableError: Redis or the storage cannot be reached; the same can be done again.
         """
-        if not self._storage.has_input(entry.job.image):
+        if not self._storage.has_input(entry.job.image, len(data)):
             self._storage.write_bytes(entry.job.image, data)
         if self._connection is not None:
             with contextlib.suppress(UnavailableError):  # the server may have been restarted
