@@ -133,6 +133,7 @@ def _poll(
     # What keeps jobs waiting and was said.
     told: set[str] = set()
     is_worker_sought = False
+    was_state = ""
     while True:
         begin = time.monotonic()
         try:
@@ -146,8 +147,10 @@ def _poll(
                 fetch(connection, gone)  # raises
             if not is_worker_sought and time.monotonic() - started > NO_WORKER_S:
                 state = worker_state(connection)
-                is_worker_sought = state != "starting"
-                if state == "none":
+                # Seen missing twice: it may have ended the job, and itself, since the job was looked at.
+                is_worker_sought = state == "running" or (state == was_state == "none")
+                was_state = state
+                if is_worker_sought and state == "none":
                     display.say("No worker is running; start one with `svdq worker`.")
             groups = read_groups(connection)
             held_up = _held_up(pauses(connection), groups)
