@@ -196,7 +196,7 @@ class Denied(Storage):
 
 
 def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Path) -> None:
-    outlet = Outlet(Denied(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, file_patience_s=0.2)
+    outlet = Outlet(Denied(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, file_timeout_s=0.2)
     reports = Reports()
     outlet.deliver(sample_of("one", folder="denied"), FRAMES, reports)
     outlet.deliver(sample_of("two"), FRAMES, reports)

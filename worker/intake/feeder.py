@@ -23,11 +23,11 @@ from svdq.worker.intake.reports import Reporter
 from svdq.worker.intake.until import is_too_late
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.jobs.rq_ends import Flight
-from svdq.worker.output.patience import UnwantedError
 from svdq.worker.recovery.checkpoints import Archive, resumed
 from svdq.worker.recovery.crash_count import must_run_alone
 from svdq.worker.recovery.crash_marker import CrashSuspect
 from svdq.worker.recovery.fence import execution_ticket
+from svdq.worker.storage_retry import UnwantedError
 
 logger = logging.getLogger(__name__)
 

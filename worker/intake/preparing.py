@@ -22,8 +22,8 @@ from svdq.producer.status.ranks import Trouble
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.output.finished import job_as_used, recognise
-from svdq.worker.output.patience import FILE_PATIENCE_S, FIRST_DELAY_S, FileRefusals, Patience
 from svdq.worker.recovery.checkpoints import Archive
+from svdq.worker.storage_retry import FILE_TIMEOUT_S, FIRST_DELAY_S, FileRefusals, StorageRetry
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Preparer:
         *,
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         first_delay_s: float = FIRST_DELAY_S,
-        file_patience_s: float = FILE_PATIENCE_S,
+        file_timeout_s: float = FILE_TIMEOUT_S,
     ) -> None:
         """Make it.
 
@@ -67,7 +67,7 @@ class Preparer:
             memory: says which videos fit; None lets all through.
             mark: called with a job's id; the block that it guards may crash the process.
             first_delay_s: how long to wait when the storage refuses for the first time.
-            file_patience_s: how long a storage that can be used otherwise may refuse a photo or a sidecar.
+            file_timeout_s: how long a storage that can be used otherwise may refuse a photo or a sidecar.
         """
         self._storage = storage
         self._model = model
@@ -75,10 +75,10 @@ class Preparer:
         self._archive = archive
         self._memory = memory
         self._mark = mark
-        self._file_patience_s = file_patience_s
-        self._patience = Patience("No video is begun", first_delay_s=first_delay_s)
-        #: The job that is insisted on, and the one that nobody wants any more.
-        self._insisting = self._unwanted = ""
+        self._file_timeout_s = file_timeout_s
+        self._retry = StorageRetry("No video is begun", first_delay_s=first_delay_s)
+        #: The job that is being prepared, and the one that nobody wants any more.
+        self._job_id = self._unwanted = ""
 
     def prepare(self, job_id: str, job: Job) -> Prepared:
         """Look for files, checkpoint and photo, in this order; waits while the storage cannot be used.
@@ -90,12 +90,12 @@ class Preparer:
             UnwantedError: `abandon` was called.
             GaveUpError: `stop` was called.
         """
-        self._insisting, self._unwanted = job_id, ""
-        find = partial(self._find, job_id, job, FileRefusals(self._file_patience_s))
+        self._job_id, self._unwanted = job_id, ""
+        find = partial(self._find, job_id, job, FileRefusals(self._file_timeout_s))
         try:
-            found = self._patience.insist(find, lambda: self._unwanted != job_id)
+            found = self._retry.call(find, lambda: self._unwanted != job_id)
         except UnavailableError as error:
-            raise SvdqError(str(error)) from error  # no patience mends it
+            raise SvdqError(str(error)) from error  # a retry cannot fix it
         return self._decoded(found, job_id, job)
 
     def prepare_ahead(self, job_id: str, job: Job) -> Prepared:
@@ -105,22 +105,22 @@ class Preparer:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
-        return self._decoded(self._find(job_id, job, FileRefusals(self._file_patience_s)), job_id, job)
+        return self._decoded(self._find(job_id, job, FileRefusals(self._file_timeout_s)), job_id, job)
 
     @property
     def trouble(self) -> Trouble | None:
         """Why no video can be begun at present, and which one waits for it."""
-        trouble = self._patience.trouble
-        return trouble and trouble.model_copy(update={"job_ids": (self._insisting,)})
+        trouble = self._retry.trouble
+        return trouble and trouble.model_copy(update={"job_ids": (self._job_id,)})
 
     def abandon(self, job_id: str) -> None:
         """Prepare a job no longer: it was cancelled or taken over; from any thread."""
         self._unwanted = job_id
-        self._patience.nudge()
+        self._retry.wake()
 
     def stop(self) -> None:
         """Wait for the storage no longer; from any thread."""
-        self._patience.stop()
+        self._retry.stop()
 
     def _admit(self, parameters: VideoParameters) -> VideoParameters:
         """Check that a video fits into memory, and fill in its decode_chunk_size.

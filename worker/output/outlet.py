@@ -28,12 +28,12 @@ from svdq.pipeline.transport.ports import Report
 from svdq.producer.status.ranks import Trouble
 from svdq.producer.storage.storage import Storage
 from svdq.worker.output.finished import job_as_used, output_keys, result_of, sidecar_key, timings_of
-from svdq.worker.output.patience import (
-    FILE_PATIENCE_S,
+from svdq.worker.storage_retry import (
+    FILE_TIMEOUT_S,
     FIRST_DELAY_S,
     FileRefusals,
     GaveUpError,
-    Patience,
+    StorageRetry,
     UnwantedError,
 )
 
@@ -64,7 +64,7 @@ class Outlet:
         fence: Callable[[Sample], bool] = lambda _: True,
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         first_delay_s: float = FIRST_DELAY_S,
-        file_patience_s: float = FILE_PATIENCE_S,
+        file_timeout_s: float = FILE_TIMEOUT_S,
     ) -> None:
         """Begin to wait for deliveries.
 
@@ -75,7 +75,7 @@ class Outlet:
             fence: asked right before files are published, and while they cannot be, whether they are still to be.
             mark: called with a job's id; the block that it guards may crash the process.
             first_delay_s: how long to wait when the storage refuses for the first time.
-            file_patience_s: how long a storage that can be used otherwise may refuse the files of one video.
+            file_timeout_s: how long a storage that can be used otherwise may refuse the files of one video.
         """
         self._storage = storage
         self._model = model
@@ -83,8 +83,8 @@ class Outlet:
         self._fence = fence
         self._mark = mark
         self._versions = {name: version(name) for name in VERSIONS_OF}
-        self._patience = Patience("Videos wait to be written", first_delay_s=first_delay_s)
-        self._file_patience_s = file_patience_s
+        self._retry = StorageRetry("Videos wait to be written", first_delay_s=first_delay_s)
+        self._file_timeout_s = file_timeout_s
         self._waiting: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
         #: Jobs whose videos are here, the one that is being written first; guarded by the interpreter, a list's way.
         self._here: list[str] = []
@@ -102,12 +102,12 @@ class Outlet:
     @property
     def trouble(self) -> Trouble | None:
         """Why nothing can be written at present, and which videos wait for it."""
-        trouble = self._patience.trouble
+        trouble = self._retry.trouble
         return trouble and trouble.model_copy(update={"job_ids": tuple(self._here)})
 
     def release(self) -> None:
         """Let a `deliver` that waits return, and begin to write nothing more; for a rank that stops."""
-        self._patience.stop()
+        self._retry.stop()
         self._room.release()
         self._waiting.put(None)
 
@@ -118,25 +118,25 @@ class Outlet:
     def close(self) -> None:
         """Wait until everything delivered is written and reported, or `release` is called."""
         self._waiting.put(None)
-        while self._thread.is_alive() and not self._patience.stopped:
+        while self._thread.is_alive() and not self._retry.stopped:
             self._thread.join(0.5)
 
     def _run(self) -> None:
-        while (delivery := self._waiting.get()) is not None and not self._patience.stopped:
+        while (delivery := self._waiting.get()) is not None and not self._retry.stopped:
             self._room.release()
             sample = delivery.sample
             result: dict[str, Any] = {}
             failure = None
             try:
                 with self._tracer.span("write", sample.job_id):
-                    result = self._patience.insist(
-                        partial(self._attempt, sample, delivery.frames, FileRefusals(self._file_patience_s)),
+                    result = self._retry.call(
+                        partial(self._attempt, sample, delivery.frames, FileRefusals(self._file_timeout_s)),
                         partial(self._fence, sample),
                     )
             except GaveUpError:
                 return  # its job goes back to the queue, and the latents of its last step are kept
             except UnwantedError:
-                if self._patience.stopped:
+                if self._retry.stopped:
                     return
                 self._tell_unwanted(sample)
             except SvdqError as error:
@@ -190,7 +190,7 @@ class Outlet:
             for kind, key in keys.items():
                 video.write_video(frames, paths[key], kind, job.fps, comment)
             if not self._fence(sample):
-                if self._patience.stopped:
+                if self._retry.stopped:
                     raise GaveUpError("The worker stops.")
                 self._tell_unwanted(sample)
                 return {}

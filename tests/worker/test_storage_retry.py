@@ -15,7 +15,7 @@ from svdq.pipeline.models.model import ModelInfo
 from svdq.producer.job import Job
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.preparing import Prepared, Preparer
-from svdq.worker.output.patience import GaveUpError, Patience, UnwantedError
+from svdq.worker.storage_retry import GaveUpError, StorageRetry, UnwantedError
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=2)
 
@@ -43,39 +43,39 @@ def beside() -> ThreadPoolExecutor:
 
 def test_trouble_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, until, caplog) -> None:
     caplog.set_level(logging.INFO)
-    patience, storage = Patience("Videos wait", first_delay_s=0.01), Refusing()
-    assert patience.trouble is None
-    done = beside.submit(patience.insist, storage)
-    first = until(lambda: patience.trouble)
-    later = until(lambda: (found := patience.trouble) and found.attempts >= 3 and found)
+    retry, storage = StorageRetry("Videos wait", first_delay_s=0.01), Refusing()
+    assert retry.trouble is None
+    done = beside.submit(retry.call, storage)
+    first = until(lambda: retry.trouble)
+    later = until(lambda: (found := retry.trouble) and found.attempts >= 3 and found)
     assert (later.effect, later.since) == ("Videos wait", first.since)
     assert later.reason == f"[Errno 28] No space left ({later.attempts})"
     storage.opened.set()
     assert done.result(60) == "done"
-    assert patience.trouble is None
+    assert retry.trouble is None
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 def test_a_stop_ends_the_waiting_at_once(beside, until) -> None:
-    patience = Patience("Videos wait", first_delay_s=600)
-    done = beside.submit(patience.insist, Refusing())
-    until(lambda: patience.trouble)
-    patience.stop()
+    retry = StorageRetry("Videos wait", first_delay_s=600)
+    done = beside.submit(retry.call, Refusing())
+    until(lambda: retry.trouble)
+    retry.stop()
     with pytest.raises(GaveUpError):
         done.result(60)
-    assert patience.trouble is None
+    assert retry.trouble is None
 
 
 def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until) -> None:
-    patience, is_wanted = Patience("Videos wait", first_delay_s=600), threading.Event()
+    retry, is_wanted = StorageRetry("Videos wait", first_delay_s=600), threading.Event()
     is_wanted.set()
-    done = beside.submit(patience.insist, Refusing(), is_wanted.is_set)
-    until(lambda: patience.trouble)
+    done = beside.submit(retry.call, Refusing(), is_wanted.is_set)
+    until(lambda: retry.trouble)
     is_wanted.clear()
-    patience.nudge()
+    retry.wake()
     with pytest.raises(UnwantedError):
         done.result(60)
-    assert patience.insist(lambda: "the next", is_wanted.is_set) == "the next"
+    assert retry.call(lambda: "the next", is_wanted.is_set) == "the next"
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENAMETOOLONG, "too long"), ValueError("a mistake")])
@@ -84,7 +84,7 @@ def test_what_no_patience_mends_is_raised_at_once(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        Patience("Videos wait", first_delay_s=600).insist(attempt)
+        StorageRetry("Videos wait", first_delay_s=600).call(attempt)
 
 
 # Reading photos.
@@ -124,7 +124,7 @@ def prepare(beside: ThreadPoolExecutor, preparer: Preparer, job: Job) -> "Future
 
 
 def test_a_photo_is_waited_for_while_the_storage_is_away(folder: Path, job: Job, beside, until) -> None:
-    preparer = open_preparer(Storage(str(folder)), file_patience_s=0.0)
+    preparer = open_preparer(Storage(str(folder)), file_timeout_s=0.0)
     shutil.move(folder, folder.with_name("away"))
     done = prepare(beside, preparer, job)
     trouble = until(lambda: (found := preparer.trouble) and found.attempts >= 3 and found)
@@ -144,7 +144,7 @@ def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Pa
 
     storage.is_locked = True
     with pytest.raises(SvdqError, match=r"could not be read or written for 0 minutes, though .*: SlowDown\.") as caught:
-        open_preparer(storage, file_patience_s=0.0).prepare("a-job", job)
+        open_preparer(storage, file_timeout_s=0.0).prepare("a-job", job)
     assert "svdq retry" in str(caught.value)
 
 

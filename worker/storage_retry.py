@@ -1,4 +1,4 @@
-"""Trying again what the storage refuses, for as long as it takes: a full disk at night fails no job. Knows no jobs."""
+"""Retries storage operations until they succeed, so that a full disk does not fail a job. Does not know jobs."""
 
 import errno
 import logging
@@ -24,7 +24,7 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 #: Seconds for which a file may be refused by a storage that can be used otherwise, before its job fails: an object
 #: store is back by then, and one file that nobody may read or write does not hold up the rest for the night.
-FILE_PATIENCE_S = 300.0
+FILE_TIMEOUT_S = 300.0
 
 
 class GaveUpError(SvdqError):
@@ -35,8 +35,8 @@ class UnwantedError(SvdqError):
     """Nobody wants any more what the storage still refuses: its job was cancelled or taken over."""
 
 
-class Patience:
-    """What one thread wants of the storage, and how often it has been refused."""
+class StorageRetry:
+    """Repeats one thread's calls to the storage until they succeed."""
 
     def __init__(self, effect: str, *, first_delay_s: float = FIRST_DELAY_S) -> None:
         """Make it.
@@ -49,25 +49,25 @@ class Patience:
         self._first_delay_s = first_delay_s
         self._stopped = False
         #: Set when there may be a reason to wait no longer.
-        self._nudge = threading.Event()
-        #: Why the storage refuses at present; replaced as a whole by the thread that insists, read by any.
+        self._wake = threading.Event()
+        #: Why the storage refuses at present; replaced as a whole by the thread that calls, read by any.
         self.trouble: Trouble | None = None
 
     def stop(self) -> None:
-        """Have attempts end; from any thread."""
+        """End all attempts; from any thread."""
         self._stopped = True
-        self._nudge.set()
+        self._wake.set()
 
     @property
     def stopped(self) -> bool:
         """Whether `stop` was called."""
         return self._stopped
 
-    def nudge(self) -> None:
-        """Have whoever insists look now whether it is still wanted; from any thread."""
-        self._nudge.set()
+    def wake(self) -> None:
+        """End the present delay and ask at once whether the call is still wanted; from any thread."""
+        self._wake.set()
 
-    def insist(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
+    def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
         """Attempt something until the storage lets it happen; the trouble is logged once, and once its end.
 
         Args:
@@ -77,7 +77,7 @@ class Patience:
         Raises:
             GaveUpError: `stop` was called.
             UnwantedError: it is not wanted any more.
-            Exception: whatever else `attempt` raises, and what no patience can mend.
+            Exception: whatever else `attempt` raises, and storage errors that a retry cannot fix.
         """
         delay_s = self._first_delay_s
         try:
@@ -88,8 +88,8 @@ class Patience:
                     if _is_hopeless(error):
                         raise
                     self._note(error)
-                    self._nudge.wait(delay_s)
-                    self._nudge.clear()
+                    self._wake.wait(delay_s)
+                    self._wake.clear()
                     if self._stopped:
                         raise GaveUpError(str(error)) from error
                     if not is_wanted():
@@ -113,8 +113,8 @@ class Patience:
 class FileRefusals:
     """For how long one file was refused by a storage that can be used otherwise."""
 
-    def __init__(self, patience_s: float = FILE_PATIENCE_S) -> None:
-        self._patience_s = patience_s
+    def __init__(self, timeout_s: float = FILE_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._since: float | None = None
 
     def check(self, error: Exception, what: str) -> None:
@@ -125,7 +125,7 @@ class FileRefusals:
             what: the file, such as "Its photo inputs/1f.jpg".
 
         Raises:
-            SvdqError: no further attempt helps, or there were attempts for `patience_s`.
+            SvdqError: no further attempt helps, or there were attempts for `timeout_s`.
         """
         now = time.monotonic()
         self._since = now if self._since is None else self._since
@@ -134,9 +134,9 @@ class FileRefusals:
             return
         if number in _HOPELESS | _TAKEN:
             raise SvdqError(f"{what} cannot be read or written: {_reason(error)}.") from error
-        if now - self._since >= self._patience_s:
+        if now - self._since >= self._timeout_s:
             raise SvdqError(
-                f"{what} could not be read or written for {self._patience_s / 60:.0f} minutes, though the storage can "
+                f"{what} could not be read or written for {self._timeout_s / 60:.0f} minutes, though the storage can "
                 f"be used otherwise: {_reason(error)}. Fix the cause, then `svdq retry` the job."
             ) from error
 
