@@ -15,7 +15,7 @@ from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.address_book import AddressBook, FolderBook, address_among_hosts
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.ports import Keeper, Monitor, Sink, Source
+from svdq.pipeline.transport.ports import Checkpointer, Monitor, Sink, Source
 from svdq.pipeline.transport.rendezvous import close_ring
 from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 
@@ -115,7 +115,7 @@ def build_stage(
     source: Source | None,
     sink: Sink | None,
     on_lost: OnLost,
-    keeper: Keeper | None = None,
+    checkpointer: Checkpointer | None = None,
 ) -> Stage:
     """Make a rank's stage and wire it to its neighbours.
 
@@ -128,7 +128,7 @@ def build_stage(
         source: on rank 0 only.
         sink: on the last rank only.
         on_lost: called from a thread when a neighbour is gone; should end the process, since the group is broken.
-        keeper: keeps what is half done; None keeps nothing.
+        checkpointer: keeps what is half done; None keeps nothing.
     """
     return Stage(
         rank=place.rank,
@@ -142,5 +142,5 @@ def build_stage(
         downstream=Sender(links.downstream, place.rank + 1, on_lost) if links.downstream else None,
         returns=Sender(links.returns, 0, on_lost) if links.returns else None,
         reports=Receiver(links.reports, place.num_ranks - 1, on_lost) if links.reports else None,
-        keeper=keeper,
+        checkpointer=checkpointer,
     )

@@ -21,7 +21,7 @@ from svdq.pipeline.partition import Partitioner
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Message, sample_body
-from svdq.pipeline.transport.ports import Keeper, Monitor, NoKeeper, Report, Request, Sink, Source
+from svdq.pipeline.transport.ports import Checkpointer, Monitor, NoCheckpointer, Report, Request, Sink, Source
 from svdq.pipeline.transport.transport import Receiver, Sender
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Stage:
         downstream: Sender | None = None,
         returns: Sender | None = None,
         reports: Receiver | None = None,
-        keeper: Keeper | None = None,
+        checkpointer: Checkpointer | None = None,
         keep_every_s: float = KEEP_EVERY_S,
     ) -> None:
         assert (source is None) == (upstream is not None)
@@ -66,7 +66,7 @@ class Stage:
         self._downstream = downstream
         self._returns = returns
         self._reports = reports
-        self._keeper = keeper or NoKeeper()
+        self._checkpointer = checkpointer or NoCheckpointer()
         self._keep_every_s = keep_every_s
         self._partitioner = Partitioner(num_ranks)
         self.costs = CostBook(num_ranks, model.info.guess)
@@ -209,7 +209,7 @@ class Stage:
                 latents = sample.tensors["latents"]
                 for index in range(first, stop):
                     if self.stopped:
-                        self._keeper.keep(self._advanced(sample, index, latents, time.perf_counter() - started))
+                        self._checkpointer.save(self._advanced(sample, index, latents, time.perf_counter() - started))
                         return sample
                     if self._monitor.cancelled(sample.job_id):
                         return replace(sample, step=index, cancelled=True, tensors={})
@@ -217,7 +217,7 @@ class Stage:
                         keep_at += self._keep_every_s
                         # A copy: the next step may compute in place.
                         seconds = time.perf_counter() - started
-                        self._keeper.keep(self._advanced(sample, index, latents.clone(), seconds))
+                        self._checkpointer.save(self._advanced(sample, index, latents.clone(), seconds))
                     self._monitor.step(sample, index)
                     if index == stop - 1:
                         self._nearly_free()
@@ -227,7 +227,7 @@ class Stage:
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
             return sample.failed(say_why(error, f"in step {index + 1} of {sample.parameters.steps}"))
         sample = self._advanced(sample, stop, latents, time.perf_counter() - started)
-        self._keeper.keep(sample)
+        self._checkpointer.save(sample)
         return sample
 
     def _advanced(self, sample: Sample, step: int, latents: Tensor, seconds: float) -> Sample:

@@ -32,10 +32,14 @@ from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import printable
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.store import open_checkpoint_store
+from svdq.worker.checkpoint.writer import CheckpointWriter
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.json_log import start_logging
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.tallies import TallyingShelf, TallyingTracer
+from svdq.worker.health.tallies import CountingCheckpointStore, TallyingTracer
 from svdq.worker.health.vitals import Vitals, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.feeder import IntakeOptions
@@ -46,12 +50,9 @@ from svdq.worker.launching.compute_options import check_alike, compute_options, 
 from svdq.worker.launching.gpus import visible_gpus
 from svdq.worker.launching.hosts import address_book
 from svdq.worker.output.outlet import Outlet
-from svdq.worker.recovery.checkpoint_codec import Codec
-from svdq.worker.recovery.checkpoints import Archive, Spool
 from svdq.worker.recovery.crash_marker import CrashMarker, folder_without_launcher, read_suspects
 from svdq.worker.recovery.fence import Fence
 from svdq.worker.recovery.restarts import count_crash_here, lost, stalled, try_again
-from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import Outage, connect, restarter, wait_for
 from svdq.worker.signals import Signals
 
@@ -160,11 +161,11 @@ def _run(
     vitals = Vitals(describe(place, our_device, model.info.name, load_s, model.info.notice), our_device)
     tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
     monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, marker)
-    shelf = open_shelf(checkpoints, settings.home, storage)
-    if shelf is not None:
-        shelf = TallyingShelf(shelf, vitals.tallies)
+    store = open_checkpoint_store(checkpoints, settings.home, storage)
+    if store is not None:
+        store = CountingCheckpointStore(store, vitals.tallies)
     codec = Codec(model=model.info.name, device=our_device, compute=model.info.compute)
-    spool = Spool(shelf, codec) if shelf is not None else None
+    checkpoint_writer = CheckpointWriter(store, codec) if store is not None else None
     outlet = None
     if place.last:
         fence = Fence(connect(url), signals.stopping)
@@ -187,8 +188,8 @@ def _run(
         outage = Outage(restarter(settings))
         connection = connect(url)
         wait_for(connection, outage)
-        archive = Archive(shelf=shelf, codec=codec) if shelf is not None else None
-        intake = Intake(connection, storage, model.info, options, archive, spool, outage)
+        checkpoint_reader = CheckpointReader(store=store, codec=codec) if store is not None else None
+        intake = Intake(connection, storage, model.info, options, checkpoint_reader, checkpoint_writer, outage)
     stage = build_stage(
         place=place,
         links=links,
@@ -203,9 +204,9 @@ def _run(
         source=intake,
         sink=outlet,
         on_lost=lambda reason: lost(reason, signals.stopping, marker),
-        keeper=spool,
+        checkpointer=checkpoint_writer,
     )
-    vitals.waiting = [part for part in (intake, outlet, spool) if part is not None]
+    vitals.waiting = [part for part in (intake, outlet, checkpoint_writer) if part is not None]
     if intake is not None:
         vitals.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     signals.attach(stage, intake)
@@ -217,8 +218,8 @@ def _run(
         rundir.write_ready(run_dir)
     stage.run()
     flush_until = time.monotonic() + FLUSH_S
-    if stage.stopped and spool is not None:
-        spool.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
+    if stage.stopped and checkpoint_writer is not None:
+        checkpoint_writer.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
     if intake is not None:
         intake.close(put_back=stage.stopped)
     if stage.stopped and outlet is not None:
@@ -228,7 +229,7 @@ def _run(
         # The neighbours stop wherever they are, too: there is nobody to say goodbye to.
         logging.shutdown()
         os._exit(0)
-    if spool is not None and not spool.flush(FLUSH_S):
+    if checkpoint_writer is not None and not checkpoint_writer.flush(FLUSH_S):
         logger.warning("The checkpoints of videos that are finished could not be removed; the next worker does that.")
     marker.mark_clean_exit()
     if trace and run_dir is not None:

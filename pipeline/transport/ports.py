@@ -101,10 +101,10 @@ class Monitor(Protocol):
         ...
 
 
-class Keeper(Protocol):
+class Checkpointer(Protocol):
     """Who keeps samples that are half done, so that a job that is taken again need not start anew."""
 
-    def keep(self, sample: Sample) -> None:
+    def save(self, sample: Sample) -> None:
         """Take a sample at a step boundary; its tensors are not changed any more.
 
         Never waits, and may let a sample go: a newer one will come.
@@ -112,8 +112,8 @@ class Keeper(Protocol):
         ...
 
 
-class NoKeeper:
+class NoCheckpointer:
     """Keeps nothing."""
 
-    def keep(self, sample: Sample) -> None:
+    def save(self, sample: Sample) -> None:
         """Let it go."""

@@ -139,11 +139,11 @@ def request(seed: int, *, steps: int = 5, frames: int = 4) -> Request:
     return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, ticket={"name": f"photo-{seed}"})
 
 
-class ListKeeper:
+class ListCheckpointer:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
 
-    def keep(self, sample: Sample) -> None:
+    def save(self, sample: Sample) -> None:
         self.samples.append(sample)
 
 
@@ -151,7 +151,7 @@ class Alone:
     """A rank alone, with a model that counts, run to its end."""
 
     def __init__(self, model: CountingModel, requests: Sequence[Request], *, keep_every_s: float = 30.0) -> None:
-        self.keeper = ListKeeper()
+        self.checkpointer = ListCheckpointer()
         self.source = ListSource(requests)
         self.sink = ListSink()
         self.monitor = ListMonitor()
@@ -163,6 +163,6 @@ class Alone:
             tracer=Tracer(0, on=True),
             source=self.source,
             sink=self.sink,
-            keeper=self.keeper,
+            checkpointer=self.checkpointer,
             keep_every_s=keep_every_s,
         )

@@ -249,8 +249,8 @@ def test_stop_leaves_after_the_step_that_is_being_done() -> None:
 def test_a_sample_is_kept_when_it_is_denoised_and_before_it_is_decoded() -> None:
     group = Alone(CountingModel(), [request(1), request(2)])
     group.stage.run()
-    assert [(sample.job_id, sample.step) for sample in group.keeper.samples] == [("job-1", 5), ("job-2", 5)]
-    assert [int(sample.tensors["latents"].max()) for sample in group.keeper.samples] == [5, 5]
+    assert [(sample.job_id, sample.step) for sample in group.checkpointer.samples] == [("job-1", 5), ("job-2", 5)]
+    assert [int(sample.tensors["latents"].max()) for sample in group.checkpointer.samples] == [5, 5]
 
 
 def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
@@ -263,17 +263,17 @@ def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
 
     group = Alone(InPlaceModel(), [request(1)], keep_every_s=0.0)
     group.stage.run()
-    assert [sample.step for sample in group.keeper.samples] == [0, 1, 2, 3, 4, 5]
+    assert [sample.step for sample in group.checkpointer.samples] == [0, 1, 2, 3, 4, 5]
     # Each as it was, whatever the steps after it did to their latents.
-    assert [int(sample.tensors["latents"].max()) for sample in group.keeper.samples[1:]] == [1, 2, 3, 4, 5]
-    assert [sum(steps for _, steps, _ in sample.stages) for sample in group.keeper.samples] == [0, 1, 2, 3, 4, 5]
+    assert [int(sample.tensors["latents"].max()) for sample in group.checkpointer.samples[1:]] == [1, 2, 3, 4, 5]
+    assert [sum(steps for _, steps, _ in sample.stages) for sample in group.checkpointer.samples] == [0, 1, 2, 3, 4, 5]
 
 
 def test_stop_keeps_the_sample_that_is_being_denoised() -> None:
     group = Alone(CountingModel(), [request(1, steps=10)])
     group.monitor.step = lambda sample, index: group.stage.stop() if index == 4 else None  # type: ignore[method-assign]
     group.stage.run()
-    kept = group.keeper.samples[-1]
+    kept = group.checkpointer.samples[-1]
     assert (kept.job_id, kept.step, int(kept.tensors["latents"].max())) == ("job-1", 5, 5)
     assert group.sink.released
 
@@ -282,7 +282,7 @@ def test_stop_keeps_the_sample_that_is_being_denoised() -> None:
 def test_a_kept_sample_is_resumed_without_its_photo_and_no_step_is_done_twice(step: int) -> None:
     before = Alone(CountingModel(), [request(1)], keep_every_s=0.0)
     before.stage.run()
-    kept = next(sample for sample in before.keeper.samples if sample.step == step)
+    kept = next(sample for sample in before.checkpointer.samples if sample.step == step)
     resumption = Resumption(from_step=step, steps_done_again=2)
 
     class NoEncoder(CountingModel):

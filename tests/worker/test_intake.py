@@ -19,13 +19,13 @@ from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.intake import intake as intake_module
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.jobs.rq_worker import LEASE_S
-from svdq.worker.recovery.checkpoint_codec import Codec
-from svdq.worker.recovery.checkpoints import Archive
-from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import connect
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=9)
@@ -39,11 +39,14 @@ def open_intake(house) -> Iterator[Open]:
     opened: list[tuple[Intake, redis.Redis]] = []
 
     def start(
-        link: redis.Redis | None = None, spool: object = None, archive: Archive | None = None, **options: object
+        link: redis.Redis | None = None,
+        checkpoint_writer: object = None,
+        checkpoint_reader: CheckpointReader | None = None,
+        **options: object,
     ) -> Intake:
         link = link or connect(ensure_server(house.settings.home))
         storage = Storage(house.settings.storage)
-        intake = Intake(link, storage, MODEL, IntakeOptions(**options), archive, spool)
+        intake = Intake(link, storage, MODEL, IntakeOptions(**options), checkpoint_reader, checkpoint_writer)
         opened.append((intake, link))
         intake.start()
         return intake
@@ -312,22 +315,24 @@ def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
     house, open_intake: Open, until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake_module, "SWEEP_S", 0.2)
-    shelf = open_shelf("local", house.settings.home, Storage(house.settings.storage))
+    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
     ended, waiting = house.submit(), house.submit()
-    intake = open_intake(archive=Archive(shelf=shelf, codec=Codec(model="fake", device=torch.device("cpu"))))
+    intake = open_intake(
+        checkpoint_reader=CheckpointReader(store=store, codec=Codec(model="fake", device=torch.device("cpu")))
+    )
     intake.ended(finished(take(intake)))
     until(lambda: house.view(ended).ended)
     for job_id in (ended, waiting):
-        shelf.open(job_id)
-        shelf.write(job_id, 5, b"late")
-    until(lambda: not shelf.steps(ended))
-    assert shelf.steps(waiting) == [5]
+        store.open(job_id)
+        store.write(job_id, 5, b"late")
+    until(lambda: not store.steps(ended))
+    assert store.steps(waiting) == [5]
 
 
 @pytest.mark.parametrize("meta", [{"step": "x"}, {"step": None}, {"step": [3]}, {"step": True}, [], None, "x", {}])
 def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake: Open, until, meta: object) -> None:
     codec = Codec(model="fake", device=torch.device("cpu"))
-    shelf = open_shelf("local", house.settings.home, Storage(house.settings.storage))
+    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
     job_id = house.submit()
     job = read_job(fetch(house.connection, job_id))
     half_done = Sample(
@@ -337,10 +342,10 @@ def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake
         step=2,
         tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
     )
-    shelf.open(job_id)
-    shelf.write(job_id, 2, codec.encode(half_done))
+    store.open(job_id)
+    store.write(job_id, 2, codec.encode(half_done))
     house.connection.hset(f"rq:job:{job_id}", "meta", json.dumps(meta))
-    request = take(open_intake(archive=Archive(shelf=shelf, codec=codec)))
+    request = take(open_intake(checkpoint_reader=CheckpointReader(store=store, codec=codec)))
     assert request.resume is not None
     assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
 
@@ -417,14 +422,14 @@ def test_an_end_that_redis_has_written_and_could_not_say_so_counts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     job_id = house.submit()
-    spool = Forgetter()
+    checkpoint_writer = Forgetter()
     lossy = kind.from_url(ensure_server(house.settings.home))
-    intake = open_intake(lossy, spool)
+    intake = open_intake(lossy, checkpoint_writer)
     request = take(intake)
     intake.ended(finished(request) if failure is None else Report(job_id=job_id, body={}, result={}, failure=failure))
-    until(lambda: spool.forgotten)
+    until(lambda: checkpoint_writer.forgotten)
     assert not lossy.lost
-    assert spool.forgotten == [job_id]
+    assert checkpoint_writer.forgotten == [job_id]
     assert house.states([job_id]) == ["finished" if failure is None else "failed"]
     assert (intake.status().finished, intake.status().failed) == ((1, 0) if failure is None else (0, 1))
     assert len(fetch(house.connection, job_id).results()) == 1
@@ -436,8 +441,8 @@ def test_the_result_of_a_job_that_was_taken_away_is_dropped(
     house, open_intake: Open, until, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_id, other = house.submit(), house.submit()
-    spool = Forgetter()
-    intake = open_intake(spool=spool)
+    checkpoint_writer = Forgetter()
+    intake = open_intake(checkpoint_writer=checkpoint_writer)
     request = take(intake)
     with house.connection.pipeline() as pipeline:
         pipeline.delete("rq:wip:svdq-default")
@@ -450,7 +455,7 @@ def test_the_result_of_a_job_that_was_taken_away_is_dropped(
     assert house.view(job_id).status == status
     assert "its result here is dropped" in caplog.text
     # Whoever has it now goes on from its checkpoints.
-    assert spool.forgotten == ([other] if status == "queued" else [job_id, other])
+    assert checkpoint_writer.forgotten == ([other] if status == "queued" else [job_id, other])
 
 
 @pytest.mark.slow

@@ -22,14 +22,14 @@ from svdq.pipeline.transport.ports import Report
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
 from svdq.worker.intake.preparing import Preparer
 from svdq.worker.output.outlet import Outlet
-from svdq.worker.recovery.checkpoint_codec import Codec
-from svdq.worker.recovery.checkpoints import Archive
-from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import connect
 
 MODEL = ModelInfo(name="fake", notice="tiny", default_frames=9, compute={"dtype": "float16"})
@@ -332,10 +332,10 @@ def write_video(folder: Path) -> Report:
 def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path: Path) -> None:
     """Whatever is known by now of the memory that it takes."""
     storage = Storage(str(tmp_path))
-    shelf = open_shelf("local", tmp_path, storage)
+    store = open_checkpoint_store("local", tmp_path, storage)
     codec = Codec(model=MODEL.name, device=torch.device("cpu"))
-    archive = Archive(shelf=shelf, codec=codec)
-    preparer = Preparer(storage, MODEL, 10**6, archive, plan(0.1, 0.1))
+    checkpoint_reader = CheckpointReader(store=store, codec=codec)
+    preparer = Preparer(storage, MODEL, 10**6, checkpoint_reader, plan(0.1, 0.1))
     job = Job(
         image=f"inputs/{'a' * 64}.png", name="video", seed=1, steps=4, frames=2, width=64, height=64, formats=("mp4",)
     )
@@ -350,8 +350,8 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
         step=2,
         tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
     )
-    archive.open("id")
-    shelf.write("id", 2, codec.encode(half_done))
+    checkpoint_reader.open("id")
+    store.write("id", 2, codec.encode(half_done))
     found = preparer.prepare_ahead("id", job)
     assert found.resume is not None
     assert (found.resume.step, found.parameters) == (2, begun)

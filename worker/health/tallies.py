@@ -10,7 +10,7 @@ from bisect import bisect_left
 
 from svdq.pipeline.trace import Tracer
 from svdq.producer.status.ranks import BOUNDS_S, Timings
-from svdq.worker.recovery.shelf import Shelf
+from svdq.worker.checkpoint.store import CheckpointStore
 
 
 class Tally:
@@ -79,17 +79,17 @@ class _TalliedSpan:
         self._span.__exit__(None, None, None)
 
 
-class TallyingShelf:
-    """A shelf that counts what is written to another one."""
+class CountingCheckpointStore:
+    """A store that counts what is written to another one."""
 
-    def __init__(self, shelf: Shelf, tallies: Tallies) -> None:
-        self._shelf = shelf
+    def __init__(self, store: CheckpointStore, tallies: Tallies) -> None:
+        self._store = store
         self._tallies = tallies
-        self.open, self.steps, self.read = shelf.open, shelf.steps, shelf.read
-        self.clear, self.ages_s = shelf.clear, shelf.ages_s
+        self.open, self.steps, self.read = store.open, store.steps, store.read
+        self.clear, self.ages_s = store.clear, store.ages_s
 
     def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
         """Write, and count it when that went well."""
-        self._shelf.write(job_id, step, data)
+        self._store.write(job_id, step, data)
         self._tallies.num_checkpoints += 1
         self._tallies.checkpoint_bytes += len(data)

@@ -17,13 +17,13 @@ from typing import Any
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer.queue import read_job
+from svdq.worker.checkpoint.reader import CheckpointReader, resumed
 from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.intake.preparing import Prepared, Preparer
 from svdq.worker.intake.reports import Reporter
 from svdq.worker.intake.until import is_too_late
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.jobs.rq_ends import Flight
-from svdq.worker.recovery.checkpoints import Archive, resumed
 from svdq.worker.recovery.crash_count import must_run_alone
 from svdq.worker.recovery.crash_marker import CrashSuspect
 from svdq.worker.recovery.fence import execution_ticket
@@ -67,7 +67,7 @@ class Feeder:
         reporter: Reporter,
         preparer: Preparer,
         options: IntakeOptions,
-        archive: Archive | None,
+        checkpoint_reader: CheckpointReader | None,
         wake: threading.Event,
         take_back_unknown: Callable[[], None],
     ) -> None:
@@ -78,7 +78,7 @@ class Feeder:
             reporter: knows what is in flight.
             preparer: gets ready what jobs need.
             options: how jobs are taken.
-            archive: where checkpoints are found; None where there are none.
+            checkpoint_reader: where checkpoints are found; None where there are none.
             wake: set when there is something to do.
             take_back_unknown: queues again what Redis has given us and could not say.
         """
@@ -86,7 +86,7 @@ class Feeder:
         self._reporter = reporter
         self._preparer = preparer
         self._options = options
-        self._archive = archive
+        self._checkpoint_reader = checkpoint_reader
         self._wake = wake
         self._take_back_unknown = take_back_unknown
         #: What the stage takes next; None when no more will come.
@@ -189,8 +189,8 @@ class Feeder:
             self._reporter.add(Report(job_id=job_id, body={}, result=prepared.result or {}))
             self._wake.set()
             return
-        if self._archive is not None:
-            self._archive.open(job_id)
+        if self._checkpoint_reader is not None:
+            self._checkpoint_reader.open(job_id)
         if prepared.resume is None:
             self._begun_at[job_id] = time.monotonic()
         self._num_given += 1

@@ -18,13 +18,14 @@ from svdq.producer.queue import statuses
 from svdq.producer.status.ranks import IntakeStatus, Trouble
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.writer import CheckpointWriter
 from svdq.worker.intake.feeder import Feeder, IntakeOptions
 from svdq.worker.intake.preparing import Preparer
 from svdq.worker.intake.reports import Reporter
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.jobs.rq_ends import Flight
 from svdq.worker.jobs.rq_worker import BEAT_S, MAINTENANCE_S
-from svdq.worker.recovery.checkpoints import Archive, Spool
 from svdq.worker.recovery.recovery import Recovery
 from svdq.worker.redis_link import RETRY_S, Outage
 
@@ -49,8 +50,8 @@ class Intake:
         storage: Storage,
         model: ModelInfo,
         options: IntakeOptions,
-        archive: Archive | None = None,
-        spool: Spool | None = None,
+        checkpoint_reader: CheckpointReader | None = None,
+        checkpoint_writer: CheckpointWriter | None = None,
         outage: Outage | None = None,
     ) -> None:
         """Make it; Redis must answer, and nothing is taken yet.
@@ -60,23 +61,29 @@ class Intake:
             storage: where photos and videos are.
             model: what videos are made with.
             options: how jobs are taken.
-            archive: where checkpoints are found; None where there are none.
-            spool: what removes them when jobs have ended.
+            checkpoint_reader: where checkpoints are found; None where there are none.
+            checkpoint_writer: what removes them when jobs have ended.
             outage: is told when Redis does not answer.
         """
         self._options = options
-        self._archive = archive
-        self._spool = spool
+        self._checkpoint_reader = checkpoint_reader
+        self._checkpoint_writer = checkpoint_writer
         self._outage = outage or Outage()
         self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain)
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._reporter = Reporter(self._worker, on_ended=self._forget)
         self._wake = threading.Event()
         self._preparer = Preparer(
-            storage, model, options.max_pixels, archive, options.memory, mark=options.mark_prepare
+            storage, model, options.max_pixels, checkpoint_reader, options.memory, mark=options.mark_prepare
         )
         self._feeder = Feeder(
-            self._worker, self._reporter, self._preparer, options, archive, self._wake, self._take_back_unknown
+            self._worker,
+            self._reporter,
+            self._preparer,
+            options,
+            checkpoint_reader,
+            self._wake,
+            self._take_back_unknown,
         )
         #: How many requests the stage has taken, or waits for, and how many it wants by now: both written by it alone.
         self._num_taken = self._num_wanted = 0
@@ -228,8 +235,8 @@ class Intake:
     def _forget(self, flight: Flight, finished: bool) -> None:
         """Remove the checkpoints of a job that has ended."""
         self._feeder.ended(flight, finished)
-        if self._spool is not None:
-            self._spool.forget(flight.rq_job.id)
+        if self._checkpoint_writer is not None:
+            self._checkpoint_writer.forget(flight.rq_job.id)
 
     def _sweep_if_redis_answers(self) -> None:
         with contextlib.suppress(redis.RedisError):
@@ -237,8 +244,8 @@ class Intake:
 
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while nobody was there to remove them."""
-        if self._archive is not None:
-            self._archive.sweep(self._which_ended)
+        if self._checkpoint_reader is not None:
+            self._checkpoint_reader.sweep(self._which_ended)
 
     def _which_ended(self, job_ids: list[str]) -> dict[str, bool]:
         """Say of jobs whether they have ended; jobs that are not there are left out."""

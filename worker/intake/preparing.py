@@ -20,9 +20,9 @@ from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
 from svdq.producer.status.ranks import Trouble
 from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.output.finished import job_as_used, recognise
-from svdq.worker.recovery.checkpoints import Archive
 from svdq.worker.storage_retry import FILE_TIMEOUT_S, FIRST_DELAY_S, FileRefusals, StorageRetry
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Preparer:
         storage: Storage,
         model: ModelInfo,
         max_pixels: int,
-        archive: Archive | None,
+        checkpoint_reader: CheckpointReader | None,
         memory: MemoryPlan | None = None,
         *,
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
@@ -63,7 +63,7 @@ class Preparer:
             storage: where photos and videos are.
             model: what videos are made with; says what jobs leave open.
             max_pixels: photos with more are refused.
-            archive: where checkpoints are found; None where there are none.
+            checkpoint_reader: where checkpoints are found; None where there are none.
             memory: says which videos fit; None lets all through.
             mark: called with a job's id; the block that it guards may crash the process.
             first_delay_s: how long to wait when the storage refuses for the first time.
@@ -72,7 +72,7 @@ class Preparer:
         self._storage = storage
         self._model = model
         self._max_pixels = max_pixels
-        self._archive = archive
+        self._checkpoint_reader = checkpoint_reader
         self._memory = memory
         self._mark = mark
         self._file_timeout_s = file_timeout_s
@@ -152,7 +152,7 @@ class Preparer:
             raise
         if result is not None:
             return Prepared(result=result, parameters=parameters)
-        resume = self._archive.furthest(job_id, parameters) if self._archive is not None else None
+        resume = self._checkpoint_reader.furthest(job_id, parameters) if self._checkpoint_reader is not None else None
         if resume is not None:
             return Prepared(resume=resume, parameters=resume.parameters)
         return _Begun(self._admit(parameters), self._read(job.image, refusals))

@@ -1,7 +1,7 @@
-"""Where checkpoints lie: a folder a job, a file a step, on this machine or in the storage. Knows not what is in them.
+"""Stores opaque checkpoint blobs: a folder for each job, a file for each step, on this machine or in the storage.
 
-Rank 0 opens a job's place when it takes the job and clears it when the job has ended. On disk other ranks write only
-into a place that is there, so that nothing of a job appears after its end, however late a slow rank is.
+Rank 0 makes a job's folder when it takes the job and removes it when the job has ended. On disk other ranks write only
+into a folder that exists, so that nothing of a job appears after its end, however late a slow rank is.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ FOLDER = "checkpoints"
 _ASIDE = re.compile(r"\.(?P<job_id>.+)-[0-9a-f]{8}")
 
 
-class Shelf(Protocol):
+class CheckpointStore(Protocol):
     """Keeps checkpoints by job and step.
 
     Raises:
@@ -32,15 +32,15 @@ class Shelf(Protocol):
     """
 
     def open(self, job_id: str) -> None:
-        """Make a place for a job's checkpoints, if there is none."""
+        """Make a folder for a job's checkpoints, if there is none."""
         ...
 
     def steps(self, job_id: str) -> list[int] | None:
-        """Tell which checkpoints there are, furthest first; None when the job has no place: it has ended."""
+        """List the steps of the checkpoints, furthest first; None when the job has no folder: it has ended."""
         ...
 
     def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
-        """Put a checkpoint in its place, whole or not at all, then remove those before it."""
+        """Write a checkpoint, whole or not at all, then remove those before it."""
         ...
 
     def read(self, job_id: str, step: int) -> bytes:
@@ -48,15 +48,15 @@ class Shelf(Protocol):
         ...
 
     def clear(self, job_id: str) -> None:
-        """Remove a job's place with all that is in it, if it is there."""
+        """Remove a job's folder and its contents, if it exists."""
         ...
 
     def ages_s(self) -> dict[str, float]:
-        """Give the jobs that have a place, and for how many seconds nothing has happened there."""
+        """Return the jobs that have a folder, with the seconds since it last changed."""
         ...
 
 
-class FolderShelf:
+class FolderCheckpointStore:
     """Checkpoints in a local folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +76,7 @@ class FolderShelf:
             return None
 
     def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
-        """Write under another name, flush, rename; a folder that is gone by now is left gone."""
+        """Write under another name, flush, rename; a folder that was removed meanwhile is not made again."""
         folder = self._folder / job_id
         check_room(self._folder)
         temporary = folder / f".{step}-{secrets.token_hex(4)}"
@@ -123,7 +123,7 @@ class FolderShelf:
         return ages_s
 
 
-class StorageShelf:
+class ObjectCheckpointStore:
     """Checkpoints in an object store: no folders, and every file is whole or not there at all.
 
     What a slow rank writes after a job's end stays until the group's next sweep.
@@ -163,8 +163,8 @@ class StorageShelf:
         return dict.fromkeys(self._storage.names(FOLDER), 0.0)
 
 
-def open_shelf(where: str, home: Path, storage: Storage) -> Shelf | None:
-    """Choose where checkpoints lie.
+def open_checkpoint_store(where: str, home: Path, storage: Storage) -> CheckpointStore | None:
+    """Choose where checkpoints are stored.
 
     Args:
         where: local, storage or off.
@@ -174,8 +174,8 @@ def open_shelf(where: str, home: Path, storage: Storage) -> Shelf | None:
     if where == "off":
         return None
     if where == "local":
-        return FolderShelf(home / FOLDER)
-    return FolderShelf(storage.folder / FOLDER) if storage.folder else StorageShelf(storage)
+        return FolderCheckpointStore(home / FOLDER)
+    return FolderCheckpointStore(storage.folder / FOLDER) if storage.folder else ObjectCheckpointStore(storage)
 
 
 def _steps(names: list[str]) -> list[int]:
