@@ -1,6 +1,6 @@
 """The loop of one rank: receive a sample, do its steps, pass it on. Knows no Redis, no files and no signals.
 
-The world is told and asked through the small protocols of `ports`.
+The world is told and asked through the protocols in `protocols.py`.
 """
 
 import gc
@@ -18,10 +18,10 @@ from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
 from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Partitioner
+from svdq.pipeline.protocols import Checkpointer, Monitor, NoCheckpointer, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Message, sample_body
-from svdq.pipeline.transport.ports import Checkpointer, Monitor, NoCheckpointer, Report, Request, Sink, Source
 from svdq.pipeline.transport.transport import Receiver, Sender
 
 logger = logging.getLogger(__name__)

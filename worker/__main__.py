@@ -19,13 +19,13 @@ import torch
 
 from svdq.pipeline.device import check_computes, choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.group import Place, build_stage, join
 from svdq.pipeline.models.compute import ComputeOptions, dtype_of
 from svdq.pipeline.models.compute_check import check
 from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.model import ModelInfo, Part, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.stage import Stage
+from svdq.pipeline.topology import Topology, build_stage, join
 from svdq.pipeline.trace import usage_event
 from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.queue import server_url
@@ -79,18 +79,18 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
     settings = Settings.load()
     # Before any signal is blocked: an embedded server that is started here must hear them.
     url = server_url(settings)
-    place = Place.from_torchrun()
-    life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    marker = CrashMarker(run_dir or folder_without_launcher(settings.home), life, place.rank)
+    topology = Topology.from_torchrun()
+    restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    marker = CrashMarker(run_dir or folder_without_launcher(settings.home), restart_count, topology.rank)
     signals = Signals(on_stop=marker.mark_clean_exit)
     if run_dir is not None:
-        rundir.write_pid(run_dir, place.rank)
-    log = JobLogHandler(place.rank)
-    start_logging(log_format, place.rank, group, log.job_ids)
+        rundir.write_pid(run_dir, topology.rank)
+    log = JobLogHandler(topology.rank)
+    start_logging(log_format, topology.rank, group, log.job_ids)
     logging.getLogger().addHandler(log)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
-        _run(place, signals, marker, settings, url, log, read(options), run_dir=run_dir, **options)
+        _run(topology, signals, marker, settings, url, log, read(options), run_dir=run_dir, **options)
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
@@ -103,7 +103,7 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
 
 
 def _run(
-    place: Place,
+    topology: Topology,
     signals: Signals,
     marker: CrashMarker,
     settings: Settings,
@@ -123,7 +123,7 @@ def _run(
     if device == "auto" and run_dir is None and visible_gpus():
         device = "cuda"  # else ranks whose torch cannot use them would compute on the processors
     try:
-        our_device = choose_device(device, place.local_rank)
+        our_device = choose_device(device, topology.local_rank)
         check_computes(our_device, dtype_of(compute, our_device))
     except InputError as error:
         try_again(error, marker.restart_count)
@@ -131,10 +131,10 @@ def _run(
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
     if compute.compiled != "off":
-        compiling.prepare(settings.home, place.local_num_ranks)
+        compiling.prepare(settings.home, topology.local_num_ranks)
     check(compute, our_device)
     storage = Storage(settings.storage)
-    parts = Part.of_rank(place.rank, place.num_ranks)
+    parts = Part.of_rank(topology.rank, topology.num_ranks)
     dtype, limit = dtype_of(compute, our_device), settings.memory_limit
     opening_since = time.perf_counter()
     try:
@@ -142,24 +142,26 @@ def _run(
     except InputError as error:
         try_again(error, marker.restart_count)
     load_s = time.perf_counter() - opening_since
-    if place.local_rank == 0 and not place.first:
+    if topology.local_rank == 0 and not topology.first:
         count_crash_here(url, marker)
     try:
-        memory = _memory(place, our_device, model.info, limit, ranks_per_gpu)
-        facts = json.dumps(asdict(memory) | {"compute": model.info.compute})
-        book = address_book(settings, on_one_host=place.local_num_ranks == place.num_ranks)
-        links = join(place, our_device, folder=private_folder(marker.folder / "ranks"), book=book, facts=facts)
+        memory = _memory(topology, our_device, model.info, limit, ranks_per_gpu)
+        rank_info = json.dumps(asdict(memory) | {"compute": model.info.compute})
+        book = address_book(settings, on_one_host=topology.local_num_ranks == topology.num_ranks)
+        links = join(
+            topology, our_device, folder=private_folder(marker.folder / "ranks"), book=book, rank_info=rank_info
+        )
     except InputError as error:
         try_again(error, marker.restart_count)
     except OSError as error:
         # A neighbour has ended meanwhile: as likely as not all were told to stop.
         lost(f"Cannot connect to the other ranks: {error}.", signals.stopping, marker)
         os._exit(0)
-    check_alike(links.facts)
+    check_alike(links.rank_info)
     # Before anything that has to be put away again: it refuses limits that nothing fits into.
-    plan = plan_of(settings.home, model.info, links.facts, limit) if place.first else None
-    vitals = Vitals(describe(place, our_device, model.info.name, load_s, model.info.notice), our_device)
-    tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
+    plan = plan_of(settings.home, model.info, links.rank_info, limit) if topology.first else None
+    vitals = Vitals(describe(topology, our_device, model.info.name, load_s, model.info.notice), our_device)
+    tracer = TallyingTracer(topology.rank, vitals.tallies, on=trace)
     monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, marker)
     store = open_checkpoint_store(checkpoints, settings.home, storage)
     if store is not None:
@@ -167,13 +169,13 @@ def _run(
     codec = Codec(model=model.info.name, device=our_device, compute=model.info.compute)
     checkpoint_writer = CheckpointWriter(store, codec) if store is not None else None
     outlet = None
-    if place.last:
+    if topology.last:
         fence = Fence(connect(url), signals.stopping)
         outlet = Outlet(storage, model.info, tracer, fence=fence, mark=partial(marker.during, "write"))
     intake = None
-    if place.first:
+    if topology.first:
         storage.sweep()
-        _announce(place, our_device, model.info, storage)
+        _announce(topology, our_device, model.info, storage)
         options = IntakeOptions(
             burst=burst,
             max_pixels=settings.max_pixels,
@@ -181,7 +183,7 @@ def _run(
             max_attempts=settings.max_attempts,
             until_s=until_s,
             # One computed, one received and one sent by each rank, and those that are being written.
-            max_in_flight=3 * place.num_ranks + 4,
+            max_in_flight=3 * topology.num_ranks + 4,
             suspects=read_suspects(marker.folder, marker.restart_count),
             mark_prepare=partial(marker.during, "prepare"),
         )
@@ -191,12 +193,12 @@ def _run(
         checkpoint_reader = CheckpointReader(store=store, codec=codec) if store is not None else None
         intake = Intake(connection, storage, model.info, options, checkpoint_reader, checkpoint_writer, outage)
     stage = build_stage(
-        place=place,
+        topology=topology,
         links=links,
         model=model,
         monitor=Watchdog(
             monitor,
-            place.rank,
+            topology.rank,
             compiling.stall_s(settings.stall_s, compute),
             on_stall=lambda: stalled(monitor, marker),
         ),
@@ -214,7 +216,7 @@ def _run(
         _warm_up(stage, plan, warm)
     if intake is not None:
         intake.start()
-    if run_dir is not None and place.local_rank == 0:
+    if run_dir is not None and topology.local_rank == 0:
         rundir.write_ready(run_dir)
     stage.run()
     flush_until = time.monotonic() + FLUSH_S
@@ -233,15 +235,15 @@ def _run(
         logger.warning("The checkpoints of videos that are finished could not be removed; the next worker does that.")
     marker.mark_clean_exit()
     if trace and run_dir is not None:
-        rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
+        rundir.write_trace(run_dir, topology.rank, [*tracer.events(), usage_event(topology.rank)])
 
 
 def _memory(
-    place: Place, device: torch.device, info: ModelInfo, limit: int | None, ranks_per_gpu: int | None
+    topology: Topology, device: torch.device, info: ModelInfo, limit: int | None, ranks_per_gpu: int | None
 ) -> RankMemory:
     """Find what memory this rank has, once its model is loaded."""
     # svdq worker counts those of all groups; torchrun has one.
-    sharing = ranks_per_gpu or gpus.ranks_per_gpu(torch.cuda.device_count(), place.local_num_ranks)
+    sharing = ranks_per_gpu or gpus.ranks_per_gpu(torch.cuda.device_count(), topology.local_num_ranks)
     return RankMemory(
         capacity=capacity(device, limit, sharing),
         weights=info.weight_bytes,
@@ -259,8 +261,8 @@ def _warm_up(stage: Stage, plan: MemoryPlan, shapes: Sequence[str]) -> None:
             logger.warning("--warm %s: %s", shape, error)
 
 
-def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Storage) -> None:
-    ranks = "1 rank" if place.num_ranks == 1 else f"{place.num_ranks} ranks"
+def _announce(topology: Topology, device: torch.device, info: ModelInfo, storage: Storage) -> None:
+    ranks = "1 rank" if topology.num_ranks == 1 else f"{topology.num_ranks} ranks"
     notice = f": {info.notice}" if info.notice else ""
     logger.info("Ready with %s on %s, model %s%s.", ranks, device.type, info.name, notice)
     if info.name == "preview":

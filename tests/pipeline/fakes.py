@@ -8,11 +8,11 @@ import torch
 from svdq.pipeline.costs import Guess
 from svdq.pipeline.models.model import Frames, ModelInfo
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.pipeline.transport.ports import Report, Request
 
 
 class CountingModel:

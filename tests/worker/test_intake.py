@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Resumption, Sample
-from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer import control, keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job

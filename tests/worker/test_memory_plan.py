@@ -15,10 +15,10 @@ from svdq.pipeline.models.memory import MeasuredMemory
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.models.tiny import write_tiny_model
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.pipeline.transport.ports import Report
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.storage.storage import Storage
@@ -197,8 +197,8 @@ def test_a_chunk_size_that_ran_out_of_memory_is_planned_no_more(tmp_path: Path) 
 
 def test_ranks_that_share_a_gpu_otherwise_or_have_a_limit_are_learnt_about_apart(tmp_path: Path) -> None:
     def start(limit: int | None = None, **more: int) -> MemoryPlan:
-        facts = [json.dumps(vars(rank) | more | {"compute": {}}) for rank in ranks(36, 36)]
-        return plan_of(tmp_path, MODEL, facts, limit)
+        rank_info = [json.dumps(vars(rank) | more | {"compute": {}}) for rank in ranks(36, 36)]
+        return plan_of(tmp_path, MODEL, rank_info, limit)
 
     is_open = XT.model_copy(update={"decode_chunk_size": None})
     start(ranks_per_gpu=2).learn(body_of(XT.model_copy(update={"decode_chunk_size": 4}), ran_out=True))
@@ -210,8 +210,8 @@ def test_ranks_that_share_a_gpu_otherwise_or_have_a_limit_are_learnt_about_apart
 
 def test_a_limit_that_the_weights_exceed_is_refused_at_the_start(tmp_path: Path) -> None:
     def start(*limits: int) -> MemoryPlan:
-        facts = [json.dumps(vars(rank)) for rank in ranks(*(limit / GB for limit in limits))]
-        return plan_of(tmp_path, MODEL, facts, limits[0])
+        rank_info = [json.dumps(vars(rank)) for rank in ranks(*(limit / GB for limit in limits))]
+        return plan_of(tmp_path, MODEL, rank_info, limits[0])
 
     assert start(4_380_000_000, 3_050_000_000, 3_180_000_000) is not None
     with pytest.raises(
@@ -234,8 +234,8 @@ def test_a_limit_that_the_weights_exceed_is_refused_at_the_start(tmp_path: Path)
 def test_a_limit_that_does_nothing_is_said_to(
     tmp_path: Path, model: str, limit: int | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    facts = [json.dumps({"capacity": limit, "weights": 0, "device": "cpu", "ranks_per_gpu": 1})]
-    memory = plan_of(tmp_path, ModelInfo(name=model, notice="", default_frames=9), facts, limit)
+    rank_info = [json.dumps({"capacity": limit, "weights": 0, "device": "cpu", "ranks_per_gpu": 1})]
+    memory = plan_of(tmp_path, ModelInfo(name=model, notice="", default_frames=9), rank_info, limit)
     assert memory.admit(XT) == XT
     assert len(caplog.records) == bool(words)
     assert words in caplog.text

@@ -23,9 +23,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from svdq.pipeline.group import Place
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
+from svdq.pipeline.topology import Topology
 from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
@@ -63,7 +63,7 @@ class Ranks:
         return {0: self.pid}
 
 
-PLACE = Place(rank=0, num_ranks=2, local_rank=0, local_num_ranks=2)
+TOPOLOGY = Topology(rank=0, num_ranks=2, local_rank=0, local_num_ranks=2)
 CPU = torch.device("cpu")
 GROUP = (("group", "0"),)
 
@@ -174,7 +174,7 @@ def _is_all_told(samples: Samples) -> bool:
 
 
 def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
-    vitals = Vitals(describe(PLACE, CPU, "fake"), CPU)
+    vitals = Vitals(describe(TOPOLOGY, CPU, "fake"), CPU)
     monitor = ProgressMonitor(connection, "", vitals, JobLogHandler(0))
     bare = Sample(job_id="f" * 20, parameters=VideoParameters(seed=1, steps=8, frames=2), boundaries=(0, 3, 8), step=0)
     encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
@@ -214,11 +214,11 @@ def test_what_a_rank_tells_is_served(connection: redis.Redis) -> None:
     tally = Tally()
     for seconds, times in ((BOUNDS_S[3], 2), (BOUNDS_S[3] * 1.01, 3), (1e6, 1)):
         tally.add(seconds, times)
-    rank = describe(PLACE, CPU, "fake").model_copy(
+    rank = describe(TOPOLOGY, CPU, "fake").model_copy(
         update={
             "at": now - 4,
             "troubles": troubles,
-            "life": 3,
+            "restart_count": 3,
             "timings": {"step": tally.timings()},
             "gpu_bytes": 5,
             "gpu_total_bytes": 7,
@@ -253,7 +253,7 @@ def test_what_a_group_counted_outlives_its_ranks(connection: redis.Redis, monkey
 
     def told(pid: int, finished: int) -> float:
         group.pid = pid
-        rank = describe(PLACE, CPU, "fake").model_copy(
+        rank = describe(TOPOLOGY, CPU, "fake").model_copy(
             update={"pid": pid, "intake": IntakeStatus(worker="w", finished=finished)}
         )
         with connection.pipeline() as pipeline:
@@ -280,7 +280,7 @@ def test_whatever_stands_in_redis_the_endpoint_answers(connection: redis.Redis) 
     connection.hset(f"rq:job:{'f' * 20}", "enqueued_at", "long ago")
     connection.lpush(queue.key, "no job", b"\xc3\xbc", "a:b")
     connection.set("rq:job:no job", "a string")
-    connection.set(describe(PLACE, CPU, "fake").key, "{}")
+    connection.set(describe(TOPOLOGY, CPU, "fake").key, "{}")
     connection.zadd(keys.RANKS, {"x:0": 1.0})
     samples = collected(connection)
     assert (total(samples, "svdq_redis_up"), total(samples, "svdq_jobs", state="queued")) == (1, 4)

@@ -14,9 +14,9 @@ import pytest
 from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.ports import Report
 from svdq.producer.storage.storage import Storage
 from svdq.worker.output.finished import job_as_used, recognise
 from svdq.worker.output.outlet import MAX_WAITING, Outlet

@@ -10,9 +10,9 @@ import redis
 import torch
 
 from svdq.pipeline.costs import CostBook, Guess, Shape
-from svdq.pipeline.group import Place
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
+from svdq.pipeline.topology import Topology
 from svdq.producer.job import Job
 from svdq.producer.queue import fetch
 from svdq.producer.status import job_log
@@ -35,8 +35,8 @@ class Stuck:
 
 
 def open_vitals() -> Vitals:
-    place = Place(rank=1, num_ranks=2, local_rank=1, local_num_ranks=2)
-    return Vitals(describe(place, torch.device("cpu"), "fake"), torch.device("cpu"))
+    topology = Topology(rank=1, num_ranks=2, local_rank=1, local_num_ranks=2)
+    return Vitals(describe(topology, torch.device("cpu"), "fake"), torch.device("cpu"))
 
 
 def test_the_meter_counts_what_is_computed() -> None:
@@ -91,11 +91,11 @@ def test_costs_are_told_by_shape() -> None:
 def test_ranks_of_one_group_find_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
     names = set()
     for rank in range(2):
-        place = Place(rank=rank, num_ranks=2, local_rank=rank, local_num_ranks=2)
+        topology = Topology(rank=rank, num_ranks=2, local_rank=rank, local_num_ranks=2)
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-        names.add(describe(place, torch.device("cpu"), "fake").group)
+        names.add(describe(topology, torch.device("cpu"), "fake").group)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    alone = describe(place, torch.device("cpu"), "fake")  # started by no torchrun
+    alone = describe(topology, torch.device("cpu"), "fake")  # started by no torchrun
     assert len(names) == 1
     assert alone.group not in names
     assert alone.host == socket.gethostname()

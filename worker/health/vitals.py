@@ -14,8 +14,8 @@ import psutil
 import torch
 
 from svdq.pipeline.costs import CostBook
-from svdq.pipeline.group import Place
 from svdq.pipeline.sample import Sample
+from svdq.pipeline.topology import Topology
 from svdq.producer.status.ranks import Activity, IntakeStatus, RankStatus, ShapeCosts, Trouble
 from svdq.worker import identity
 from svdq.worker.health.tallies import Tallies
@@ -137,13 +137,15 @@ class Vitals:
         }
 
 
-def describe(place: Place, device: torch.device, model_name: str, load_s: float = 0.0, notice: str = "") -> RankStatus:
+def describe(
+    topology: Topology, device: torch.device, model_name: str, load_s: float = 0.0, notice: str = ""
+) -> RankStatus:
     """Make the record of this process with all that never changes; opening the model took `load_s` seconds."""
     now = time.time()
     return RankStatus(
-        group=identity.group_name(on_one_host=place.local_num_ranks == place.num_ranks),
-        rank=place.rank,
-        num_ranks=place.num_ranks,
+        group=identity.group_name(on_one_host=topology.local_num_ranks == topology.num_ranks),
+        rank=topology.rank,
+        num_ranks=topology.num_ranks,
         host=socket.gethostname(),
         pid=os.getpid(),
         device=str(device),
@@ -153,7 +155,7 @@ def describe(place: Place, device: torch.device, model_name: str, load_s: float 
         load_s=round(load_s, 3),
         started_at=now,
         at=now,
-        life=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from svdq.pipeline.costs import Shape
+from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.transport.ports import Monitor
 
 logger = logging.getLogger(__name__)
 

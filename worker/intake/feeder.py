@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.transport.ports import Report, Request
+from svdq.pipeline.protocols import Report, Request
 from svdq.producer.queue import read_job
 from svdq.worker.checkpoint.reader import CheckpointReader, resumed
 from svdq.worker.intake.memory import MemoryPlan

@@ -13,7 +13,7 @@ import time
 import redis
 
 from svdq.pipeline.models.model import ModelInfo
-from svdq.pipeline.transport.ports import Report, Request
+from svdq.pipeline.protocols import Report, Request
 from svdq.producer.queue import statuses
 from svdq.producer.status.ranks import IntakeStatus, Trouble
 from svdq.producer.status.status import ENDED

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import redis
 from rq.job import JobStatus
 
-from svdq.pipeline.transport.ports import Report
+from svdq.pipeline.protocols import Report
 from svdq.worker.health.pace import Pace
 from svdq.worker.intake.streak import LENGTH, Streak
 from svdq.worker.jobs.rq_adapter import GroupWorker

@@ -59,16 +59,16 @@ def as_arguments(options: ComputeOptions) -> list[str]:
     return words
 
 
-def check_alike(facts: Sequence[str]) -> None:
+def check_alike(rank_info: Sequence[str]) -> None:
     """Check that all ranks of a group compute in the same way: on several hosts each is told by itself.
 
     Args:
-        facts: what the ranks told of themselves, rank 0 first, with `ModelInfo.compute` as `compute`, in JSON.
+        rank_info: what the ranks told of themselves, rank 0 first, with `ModelInfo.compute` as `compute`, in JSON.
 
     Raises:
         InputError: they do not, and frames would depend on how steps are shared.
     """
-    ways = [json.loads(fact).get("compute") for fact in facts]
+    ways = [json.loads(info).get("compute") for info in rank_info]
     for rank, way in enumerate(ways):
         if way != ways[0]:
             first, other = (json.dumps(each) for each in (ways[0], way))

@@ -21,10 +21,10 @@ from typing import Any
 from svdq.pipeline import video
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.models.model import Frames, ModelInfo
+from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.pipeline.transport.ports import Report
 from svdq.producer.status.ranks import Trouble
 from svdq.producer.storage.storage import Storage
 from svdq.worker.output.finished import job_as_used, output_keys, result_of, sidecar_key, timings_of

@@ -1,4 +1,4 @@
-"""A group of ranks: who am I in it, and how a stage is wired to its neighbours. Knows nothing of what the ranks make.
+"""The topology of a group: which rank this process is, and how its stage is connected to its neighbours.
 
 Samples go from rank to rank down a chain; reports go back from the last rank to rank 0.
 """
@@ -11,18 +11,18 @@ from typing import Self
 import torch
 
 from svdq.pipeline.models.model import VideoModel
+from svdq.pipeline.protocols import Checkpointer, Monitor, Sink, Source
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.address_book import AddressBook, FolderBook, address_among_hosts
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.ports import Checkpointer, Monitor, Sink, Source
 from svdq.pipeline.transport.rendezvous import close_ring
 from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a process stands in its group."""
+class Topology:
+    """Which rank of its group a process is."""
 
     #: 0 takes jobs in.
     rank: int
@@ -35,7 +35,7 @@ class Place:
 
     @classmethod
     def from_torchrun(cls) -> Self:
-        """Read what torchrun tells its processes; a process that torchrun did not start is a group of one."""
+        """Read torchrun's environment; a process that torchrun did not start is a group of one."""
         return cls(
             rank=int(os.environ.get("RANK", "0")),
             num_ranks=int(os.environ.get("WORLD_SIZE", "1")),
@@ -66,48 +66,48 @@ class Links:
     returns: Channel | None = None
     #: ... and here on rank 0.
     reports: Channel | None = None
-    #: On rank 0: what each rank told of itself, rank 0 first.
-    facts: tuple[str, ...] = ()
+    #: On rank 0: what each rank reports of itself, rank 0 first.
+    rank_info: tuple[str, ...] = ()
 
 
 def join(
-    place: Place, device: torch.device, *, folder: Path, book: AddressBook | None = None, facts: str = ""
+    topology: Topology, device: torch.device, *, folder: Path, book: AddressBook | None = None, rank_info: str = ""
 ) -> Links:
     """Connect to the neighbours; waits while the other ranks load their models.
 
     Args:
-        place: which rank this is.
+        topology: which rank this is.
         device: this rank's.
         folder: of this group's ranks on this host, which only this user can enter: for Unix sockets and their names.
         book: where ranks of several hosts find each other; not needed on one host.
-        facts: what rank 0 is to know of this one.
+        rank_info: what this rank reports to rank 0.
 
     Raises:
         OSError: the other ranks have ended.
     """
-    if place.num_ranks == 1:
-        return Links(facts=(facts,))
-    if place.local_num_ranks == place.num_ranks:
-        book, address = FolderBook(folder), str(folder / f"rank{place.rank}.sock")
+    if topology.num_ranks == 1:
+        return Links(rank_info=(rank_info,))
+    if topology.local_num_ranks == topology.num_ranks:
+        book, address = FolderBook(folder), str(folder / f"rank{topology.rank}.sock")
     else:
         assert book is not None
-        elsewhere = (place.rank - place.local_rank + place.local_num_ranks) % place.num_ranks
+        elsewhere = (topology.rank - topology.local_rank + topology.local_num_ranks) % topology.num_ranks
         master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        address = address_among_hosts(book, place.rank, elsewhere, *master)
-    ring = close_ring(book, place.rank, place.num_ranks, address, facts)
+        address = address_among_hosts(book, topology.rank, elsewhere, *master)
+    ring = close_ring(book, topology.rank, topology.num_ranks, address, rank_info)
     outgoing, incoming = Channel(ring.following, device), Channel(ring.preceding, device)
     return Links(
-        upstream=None if place.first else incoming,
-        downstream=None if place.last else outgoing,
-        returns=outgoing if place.last else None,
-        reports=incoming if place.first else None,
-        facts=ring.facts if place.first else (),
+        upstream=None if topology.first else incoming,
+        downstream=None if topology.last else outgoing,
+        returns=outgoing if topology.last else None,
+        reports=incoming if topology.first else None,
+        rank_info=ring.rank_info if topology.first else (),
     )
 
 
 def build_stage(
     *,
-    place: Place,
+    topology: Topology,
     links: Links,
     model: VideoModel,
     monitor: Monitor,
@@ -120,7 +120,7 @@ def build_stage(
     """Make a rank's stage and wire it to its neighbours.
 
     Args:
-        place: which rank this is.
+        topology: which rank this is.
         links: what `join` returned.
         model: with the parts that this rank needs.
         monitor: told of progress.
@@ -131,16 +131,16 @@ def build_stage(
         checkpointer: keeps what is half done; None keeps nothing.
     """
     return Stage(
-        rank=place.rank,
-        num_ranks=place.num_ranks,
+        rank=topology.rank,
+        num_ranks=topology.num_ranks,
         model=model,
         monitor=monitor,
         tracer=tracer,
         source=source,
         sink=sink,
-        upstream=Receiver(links.upstream, place.rank - 1, on_lost) if links.upstream else None,
-        downstream=Sender(links.downstream, place.rank + 1, on_lost) if links.downstream else None,
+        upstream=Receiver(links.upstream, topology.rank - 1, on_lost) if links.upstream else None,
+        downstream=Sender(links.downstream, topology.rank + 1, on_lost) if links.downstream else None,
         returns=Sender(links.returns, 0, on_lost) if links.returns else None,
-        reports=Receiver(links.reports, place.num_ranks - 1, on_lost) if links.reports else None,
+        reports=Receiver(links.reports, topology.num_ranks - 1, on_lost) if links.reports else None,
         checkpointer=checkpointer,
     )
