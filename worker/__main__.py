@@ -45,10 +45,10 @@ from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
-from svdq.worker.launching import compiling, gpus, rundir
-from svdq.worker.launching.compute_options import check_alike, compute_options, read
-from svdq.worker.launching.gpus import visible_gpus
-from svdq.worker.launching.hosts import address_book
+from svdq.worker.launcher import compiling, gpus, rundir
+from svdq.worker.launcher.compute_options import check_alike, compute_options, read
+from svdq.worker.launcher.gpus import visible_gpus
+from svdq.worker.launcher.hosts import address_book
 from svdq.worker.output.outlet import Outlet
 from svdq.worker.recovery.crash_marker import CrashMarker, folder_without_launcher, read_suspects
 from svdq.worker.recovery.fence import Fence

@@ -17,8 +17,8 @@ from svdq.producer.results.provenance import read_provenance
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import FolderCheckpointStore
-from svdq.worker.launching import compiling
-from svdq.worker.launching.compute_options import as_arguments, check_alike, compute_options, read
+from svdq.worker.launcher import compiling
+from svdq.worker.launcher.compute_options import as_arguments, check_alike, compute_options, read
 
 EVERY_WAY = [
     ComputeOptions(),

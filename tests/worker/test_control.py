@@ -10,8 +10,8 @@ from svdq.pipeline.errors import InputError
 from svdq.producer import control, keys
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.storage.storage import Storage
-from svdq.worker.jobs import handover
-from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.queue import transitions
+from svdq.worker.queue.rq_adapter import GroupWorker
 
 SIMULATED = "simulated:step_ms=50"
 
@@ -85,7 +85,7 @@ def popped(house) -> str:
     """A job that a group took off its queue and has not begun."""
     job_id = house.submit()
     queues = [default(house)]
-    assert handover.pop(house.connection, queues, "svdq-elsewhere-1-x.2.c").job_id == job_id.encode()
+    assert transitions.pop(house.connection, queues, "svdq-elsewhere-1-x.2.c").job_id == job_id.encode()
     return job_id
 
 

@@ -11,8 +11,8 @@ from rq.serializers import JSONSerializer
 from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
-from svdq.worker.jobs import handover, rq_adapter
-from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.queue import rq_adapter, transitions
+from svdq.worker.queue.rq_adapter import GroupWorker
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
@@ -132,7 +132,7 @@ def test_a_job_that_was_put_off_meanwhile_is_not_queued(connection: redis.Redis,
     schedule(connection, "a", in_s=3600)
     queue = SvdqQueue("svdq-default", connection=connection)
     with connection.pipeline() as pipeline:
-        handover.promote(pipeline, queue, b"a", time.time())
+        transitions.promote(pipeline, queue, b"a", time.time())
         assert pipeline.execute() == [0]
     assert scheduled(connection) == [b"a"]
 

@@ -25,7 +25,7 @@ from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.intake import intake as intake_module
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
-from svdq.worker.jobs.rq_worker import LEASE_S
+from svdq.worker.queue.rq_worker import LEASE_S
 from svdq.worker.redis_link import connect
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=9)

@@ -22,8 +22,8 @@ from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.intake.preparing import Prepared, Preparer
 from svdq.worker.intake.reports import Reporter
 from svdq.worker.intake.until import is_too_late
-from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.jobs.rq_ends import Flight
+from svdq.worker.queue.job_completion import ActiveJob
+from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.crash_count import must_run_alone
 from svdq.worker.recovery.crash_marker import CrashSuspect
 from svdq.worker.recovery.fence import execution_ticket
@@ -99,8 +99,8 @@ class Feeder:
         #: How many requests were given.
         self._num_given = 0
         #: The job that is taken and not begun yet, and the one that waits for what is prepared for it.
-        self._taken: Flight | None = None
-        self._next: tuple[Flight, Future[Prepared]] | None = None
+        self._taken: ActiveJob | None = None
+        self._next: tuple[ActiveJob, Future[Prepared]] | None = None
         #: Id of the last job that had to run alone.
         self._alone = ""
         #: When videos in flight were begun, and how long the last ones took, in seconds.
@@ -113,15 +113,15 @@ class Feeder:
     def fill(self, num_wanted: int) -> None:
         """Take the next job when the stage wants one, and look ahead for what it needs when not."""
         if self._taken is None and self._next is None and not self.draining.is_set():
-            full = len(self._reporter.flights) >= self._options.max_in_flight or self._is_alone()
+            full = len(self._reporter.active_jobs) >= self._options.max_in_flight or self._is_alone()
             if full or self._num_given >= num_wanted:
                 self._look_ahead()
             elif is_too_late(time.time(), self._options.until_s, self._latencies_s):
                 self.draining.set()
-            elif (flight := self._worker.pop()) is not None:
-                self._reporter.flights[flight.rq_job.id] = flight
-                self._taken = flight
-            elif self._options.burst and not self._reporter.flights and not self._more_will_come():
+            elif (active := self._worker.pop()) is not None:
+                self._reporter.active_jobs[active.rq_job.id] = active
+                self._taken = active
+            elif self._options.burst and not self._reporter.active_jobs and not self._more_will_come():
                 self.draining.set()
             self._tell_pause()
         if self._taken is not None and self._may_begin(self._taken):
@@ -132,9 +132,9 @@ class Feeder:
             self._ended = True
             self.ready.put(None)
 
-    def ended(self, flight: Flight, finished: bool) -> None:
+    def ended(self, active: ActiveJob, finished: bool) -> None:
         """Learn from a job that has ended how long a video takes; one that failed or was stopped took less."""
-        begun_at = self._begun_at.pop(flight.rq_job.id, None)
+        begun_at = self._begun_at.pop(active.rq_job.id, None)
         if begun_at is not None and finished:
             self._latencies_s.append(time.monotonic() - begun_at)
 
@@ -161,20 +161,20 @@ class Feeder:
             self._was_paused = self._worker.paused
             logger.info("Intake is paused; `svdq resume` goes on." if self._was_paused else "Intake goes on.")
 
-    def _give_next(self, flight: Flight, prepared_ahead: Future[Prepared]) -> None:
+    def _give_next(self, active: ActiveJob, prepared_ahead: Future[Prepared]) -> None:
         """Give the stage the job that was taken, once all is there that it needs."""
-        job_id = flight.rq_job.id
+        job_id = active.rq_job.id
         if not prepared_ahead.done():
-            if self._preparer.trouble is not None and self._is_unwanted(flight):
+            if self._preparer.trouble is not None and self._is_unwanted(active):
                 self._preparer.abandon(job_id)
             return
         self._next = None
         try:
             prepared = prepared_ahead.result()
-            request = self._request(flight, prepared) if prepared.result is None else None
+            request = self._request(active, prepared) if prepared.result is None else None
         except UnavailableError:
             # Looking ahead is done once; now that the job is ours, its storage is waited for.
-            self._next = (flight, self._submit(flight))
+            self._next = (active, self._submit(active))
             return
         except UnwantedError:
             self._reporter.add(Report(job_id=job_id, body={}, result={}, cancelled=True))
@@ -196,18 +196,18 @@ class Feeder:
         self._num_given += 1
         self.ready.put(request)
 
-    def _may_begin(self, flight: Flight) -> bool:
+    def _may_begin(self, active: ActiveJob) -> bool:
         """Whether a job that was taken can be begun; a suspect of a crash only when nothing else is in flight."""
-        if not must_run_alone(self._worker.connection, flight.rq_job.id):
+        if not must_run_alone(self._worker.connection, active.rq_job.id):
             return True
-        if self._alone != flight.rq_job.id:
-            self._alone = flight.rq_job.id
+        if self._alone != active.rq_job.id:
+            self._alone = active.rq_job.id
             logger.info("Job %s was being worked on when a rank died; it runs alone now.", self._alone)
-        return len(self._reporter.flights) == 1
+        return len(self._reporter.active_jobs) == 1
 
     def _is_alone(self) -> bool:
         """Whether a job is in flight that runs alone."""
-        return self._alone in self._reporter.flights
+        return self._alone in self._reporter.active_jobs
 
     def _look_ahead(self) -> None:
         if self._is_alone():
@@ -218,28 +218,28 @@ class Feeder:
             if job is not None and not must_run_alone(self._worker.connection, rq_job.id):
                 self._ahead = (rq_job.id, self._loader.submit(self._preparer.prepare_ahead, rq_job.id, job))
 
-    def _prepared(self, flight: Flight) -> Future[Prepared]:
+    def _prepared(self, active: ActiveJob) -> Future[Prepared]:
         """Give what a job that was taken needs, prepared ahead or to be prepared now."""
         ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] != flight.rq_job.id:
-            return self._submit(flight)
+        if ahead is None or ahead[0] != active.rq_job.id:
+            return self._submit(active)
         ahead[1].add_done_callback(lambda _: self._wake.set())
         return ahead[1]
 
-    def _submit(self, flight: Flight) -> Future[Prepared]:
-        prepared = self._loader.submit(self._preparer.prepare, flight.rq_job.id, flight.job)
+    def _submit(self, active: ActiveJob) -> Future[Prepared]:
+        prepared = self._loader.submit(self._preparer.prepare, active.rq_job.id, active.job)
         prepared.add_done_callback(lambda _: self._wake.set())
         return prepared
 
-    def _is_unwanted(self, flight: Flight) -> bool:
+    def _is_unwanted(self, active: ActiveJob) -> bool:
         """Whether a job that waits for the storage was cancelled or taken over."""
-        return self._worker.was_cancelled(flight.rq_job.id) or not self._worker.holds(flight)
+        return self._worker.was_cancelled(active.rq_job.id) or not self._worker.holds(active)
 
-    def _request(self, flight: Flight, prepared: Prepared) -> Request:
-        job_id, job = flight.rq_job.id, flight.job
+    def _request(self, active: ActiveJob, prepared: Prepared) -> Request:
+        job_id, job = active.rq_job.id, active.job
         resume = prepared.resume
         if resume is not None:
-            resume = resumed(resume, _step_seen(flight.rq_job.meta))
+            resume = resumed(resume, _step_seen(active.rq_job.meta))
             logger.info("Job %s goes on from step %d of %d.", job_id, resume.step, job.steps)
         ticket = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
         return Request(
@@ -248,7 +248,7 @@ class Feeder:
             photo=prepared.photo,
             resume=resume,
             chunk_chosen=job.decode_chunk_size is None,
-            ticket=ticket | execution_ticket(flight.queue.started_job_registry.key, flight.execution.composite_key),
+            ticket=ticket | execution_ticket(active.queue.started_job_registry.key, active.execution.composite_key),
         )
 
 

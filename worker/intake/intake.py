@@ -23,9 +23,9 @@ from svdq.worker.checkpoint.writer import CheckpointWriter
 from svdq.worker.intake.feeder import Feeder, IntakeOptions
 from svdq.worker.intake.preparing import Preparer
 from svdq.worker.intake.reports import Reporter
-from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.jobs.rq_ends import Flight
-from svdq.worker.jobs.rq_worker import BEAT_S, MAINTENANCE_S
+from svdq.worker.queue.job_completion import ActiveJob
+from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S
 from svdq.worker.recovery.recovery import Recovery
 from svdq.worker.redis_link import RETRY_S, Outage
 
@@ -123,7 +123,7 @@ class Intake:
         """Tell how the group stands, as far as it is known here."""
         return IntakeStatus(
             worker=self._worker.name,
-            in_flight=tuple(self._reporter.flights),
+            in_flight=tuple(self._reporter.active_jobs),
             finished=self._reporter.num_finished,
             failed=self._reporter.num_failed,
             pace_s=self._reporter.pace.seconds,
@@ -162,8 +162,8 @@ class Intake:
         self._thread.join()
         try:
             if put_back:
-                self._worker.put_back(self._reporter.flights.values())
-                logger.info("Stopped; %s went back to the queue.", _jobs(len(self._reporter.flights)))
+                self._worker.put_back(self._reporter.active_jobs.values())
+                logger.info("Stopped; %s went back to the queue.", _jobs(len(self._reporter.active_jobs)))
             else:
                 self._sweep()
             self._worker.end()
@@ -230,13 +230,13 @@ class Intake:
             self._sweep_at = time.monotonic() + SWEEP_S
 
     def _take_back_unknown(self) -> None:
-        self._recovery.unknown({flight.execution.id for flight in self._reporter.flights.values()})
+        self._recovery.unknown({active.execution.id for active in self._reporter.active_jobs.values()})
 
-    def _forget(self, flight: Flight, finished: bool) -> None:
+    def _forget(self, active: ActiveJob, finished: bool) -> None:
         """Remove the checkpoints of a job that has ended."""
-        self._feeder.ended(flight, finished)
+        self._feeder.ended(active, finished)
         if self._checkpoint_writer is not None:
-            self._checkpoint_writer.forget(flight.rq_job.id)
+            self._checkpoint_writer.forget(active.rq_job.id)
 
     def _sweep_if_redis_answers(self) -> None:
         with contextlib.suppress(redis.RedisError):

@@ -11,8 +11,8 @@ from rq.job import JobStatus
 from svdq.pipeline.protocols import Report
 from svdq.worker.health.pace import Pace
 from svdq.worker.intake.streak import LENGTH, Streak
-from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.jobs.rq_ends import Flight
+from svdq.worker.queue.job_completion import ActiveJob
+from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.fence import execution_of
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class Reporter:
     """What a group has in flight, and what of it has ended."""
 
-    def __init__(self, worker: GroupWorker, on_ended: Callable[[Flight, bool], None]) -> None:
+    def __init__(self, worker: GroupWorker, on_ended: Callable[[ActiveJob, bool], None]) -> None:
         """Make it.
 
         Args:
@@ -31,7 +31,7 @@ class Reporter:
         self._worker = worker
         self._on_ended = on_ended
         #: Executions by job id; whoever takes a job adds to it, and what has ended is removed here.
-        self.flights: dict[str, Flight] = {}
+        self.active_jobs: dict[str, ActiveJob] = {}
         #: Ends that are not in Redis yet.
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         #: Executions that are not ours any more, whose samples are still on their way.
@@ -47,14 +47,14 @@ class Reporter:
 
     def beat(self) -> None:
         """Prolong what is still ours."""
-        ours = [flight for flight in self.flights.values() if flight.execution.id not in self._lost]
-        for flight in self._worker.beat(ours):
-            self._lost.add(flight.execution.id)
-            logger.warning("Job %s is not ours any more: it was cancelled, or taken over.", flight.rq_job.id)
+        ours = [active for active in self.active_jobs.values() if active.execution.id not in self._lost]
+        for active in self._worker.beat(ours):
+            self._lost.add(active.execution.id)
+            logger.warning("Job %s is not ours any more: it was cancelled, or taken over.", active.rq_job.id)
 
     def cancel(self, job_id: str) -> None:
         """Have a job in flight stop at its next step: RQ's stop command."""
-        if job_id in self.flights:
+        if job_id in self.active_jobs:
             self._worker.mark_cancelled(job_id)
         else:
             logger.warning("Job %s was asked to stop, but is not in flight here.", job_id)
@@ -67,67 +67,67 @@ class Reporter:
         """
         while not self._reports.empty():
             report = self._reports.get()
-            flight = self.flights.get(report.job_id)
-            if flight is None or not _is_of(report, flight):
+            active = self.active_jobs.get(report.job_id)
+            if active is None or not _is_of(report, active):
                 continue  # an execution that was lost, while the same job was perhaps taken anew
             try:
-                self._finish(flight, report)
+                self._finish(active, report)
             except redis.RedisError:
                 self._reports.put(report)  # tried again when Redis is back
                 raise
             except BaseException:
-                del self.flights[report.job_id]  # recovered after its lease
+                del self.active_jobs[report.job_id]  # recovered after its lease
                 raise
-            del self.flights[report.job_id]
-            self._lost.discard(flight.execution.id)
-            if not self.flights:
+            del self.active_jobs[report.job_id]
+            self._lost.discard(active.execution.id)
+            if not self.active_jobs:
                 self.pace.idle()
 
-    def _finish(self, flight: Flight, report: Report) -> None:
+    def _finish(self, active: ActiveJob, report: Report) -> None:
         job_id = report.job_id
-        if not self._worker.holds(flight):
-            self._let_go(flight, report)
+        if not self._worker.holds(active):
+            self._let_go(active, report)
         elif _is_dropped(report) and not self._worker.was_cancelled(job_id):
-            self._worker.put_back([flight])  # what made a rank believe that it was lost has passed
+            self._worker.put_back([active])  # what made a rank believe that it was lost has passed
         elif _is_dropped(report):
             logger.info("Job %s was stopped by the user.", job_id)
-            self._worker.stop(flight)
-            self._on_ended(flight, False)
+            self._worker.stop(active)
+            self._on_ended(active, False)
         elif report.failure is not None:
             logger.error("Job %s failed: %s", job_id, report.failure)
-            self._worker.fail(flight, report.failure)
-            self._failed(flight, report)
+            self._worker.fail(active, report.failure)
+            self._failed(active, report)
         else:
             logger.info("Job %s finished: %s", job_id, ", ".join(report.result["outputs"]))
-            self._worker.succeed(flight, dict(report.result))
-            self._finished(flight, report)
+            self._worker.succeed(active, dict(report.result))
+            self._finished(active, report)
 
-    def _let_go(self, flight: Flight, report: Report) -> None:
+    def _let_go(self, active: ActiveJob, report: Report) -> None:
         """Leave an execution that is not ours any more: its end is written already, or it was taken away."""
         job_id = report.job_id
-        status = self._worker.settle(flight)
+        status = self._worker.settle(active)
         if status is JobStatus.FINISHED:
-            self._finished(flight, report)
+            self._finished(active, report)
         elif status is JobStatus.FAILED:
-            self._failed(flight, report)
+            self._failed(active, report)
         elif status is JobStatus.STOPPED:
-            self._on_ended(flight, False)
+            self._on_ended(active, False)
         else:
             logger.warning("Job %s was cancelled or taken over by another group; its result here is dropped.", job_id)
             if not self._worker.is_wanted(job_id):
-                self._on_ended(flight, False)
-        self._worker.forget(flight)
+                self._on_ended(active, False)
+        self._worker.forget(active)
 
-    def _finished(self, flight: Flight, report: Report) -> None:
+    def _finished(self, active: ActiveJob, report: Report) -> None:
         self.num_finished += 1
-        self._on_ended(flight, True)
+        self._on_ended(active, True)
         self._streak.good()
         if report.body:  # without one its files were there already
             self.pace.finished(time.monotonic())
 
-    def _failed(self, flight: Flight, report: Report) -> None:
+    def _failed(self, active: ActiveJob, report: Report) -> None:
         self.num_failed += 1
-        self._on_ended(flight, False)
+        self._on_ended(active, False)
         # Without a body it has not come to a rank: a bad photo is the fault of its job alone.
         if report.body and report.failure is not None and self._streak.bad(report.job_id, report.failure):
             self._pause(report.failure)
@@ -143,7 +143,7 @@ def _is_dropped(report: Report) -> bool:
     return report.cancelled or not (report.result or report.failure)
 
 
-def _is_of(report: Report, flight: Flight) -> bool:
+def _is_of(report: Report, active: ActiveJob) -> bool:
     """Whether a report is of this execution of its job; one without a ticket is."""
     execution = execution_of(report.body.get("ticket", {}))
-    return execution is None or execution[1] == flight.execution.composite_key
+    return execution is None or execution[1] == active.execution.composite_key

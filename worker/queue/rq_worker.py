@@ -19,7 +19,7 @@ from svdq.producer import keys
 from svdq.producer.queue import SvdqQueue, queues
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker import identity
-from svdq.worker.jobs import handover
+from svdq.worker.queue import transitions
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class RqWorker(BaseWorker):
         RQ's own clean-up goes by the clock of this host. Of jobs that no worker holds any more it spends retries;
         `Recovery` takes them back without.
         """
-        now_s = int(handover.server_time(self.connection))
+        now_s = int(transitions.server_time(self.connection))
         for queue in self.queues:
             try:
                 queue.finished_job_registry.cleanup(now_s)

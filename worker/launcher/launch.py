@@ -27,12 +27,12 @@ from svdq.producer.queue import server_url
 from svdq.producer.results.pages import write
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
-from svdq.worker.launching import rundir
-from svdq.worker.launching.compute_options import as_arguments
-from svdq.worker.launching.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
-from svdq.worker.launching.group_process import GroupProcess
-from svdq.worker.launching.hosts import read_hosts
-from svdq.worker.launching.starting import StartingRecord
+from svdq.worker.launcher import rundir
+from svdq.worker.launcher.compute_options import as_arguments
+from svdq.worker.launcher.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
+from svdq.worker.launcher.group_process import GroupProcess
+from svdq.worker.launcher.hosts import read_hosts
+from svdq.worker.launcher.starting import StartingRecord
 
 if TYPE_CHECKING:
     from svdq.worker.metrics.endpoint import MetricsEndpoint

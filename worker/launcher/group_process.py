@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from svdq.producer.keys import DAY_S
 from svdq.producer.settings import Settings
 from svdq.worker.identity import process_is_gone
-from svdq.worker.launching import rundir
-from svdq.worker.launching.hosts import Hosts
+from svdq.worker.launcher import rundir
+from svdq.worker.launcher.hosts import Hosts
 
 if TYPE_CHECKING:
     import psutil

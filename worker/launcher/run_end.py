@@ -11,7 +11,7 @@ from svdq.producer.results.run_records import jobs_left, records_from_redis, rec
 from svdq.producer.results.run_report import RunReport, summarise
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.worker.launching.launch import Ending
+from svdq.worker.launcher.launch import Ending
 
 logger = logging.getLogger(__name__)
 

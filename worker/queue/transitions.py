@@ -1,4 +1,4 @@
-"""Hand-overs of jobs between queue and worker, each one atomic script: a kill at any point loses and doubles nothing.
+"""Moves jobs between queue, worker and registries, each in one atomic script: a kill loses and duplicates nothing.
 
 A job is in exactly one of these at any time: its queue; RQ's intermediate queue, with its owner in `svdq:popped`; RQ's
 registry of executions (`rq:wip:…`); or a registry of ended jobs. All times that processes compare are Redis' own.

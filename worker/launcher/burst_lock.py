@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from svdq.worker.launching.gpus import visible_gpus
-from svdq.worker.launching.launch import LaunchOptions
+from svdq.worker.launcher.gpus import visible_gpus
+from svdq.worker.launcher.launch import LaunchOptions
 
 #: Folder under SVDQ_HOME. The files in it stay: removing one would let a second run lock a new file of its name.
 FOLDER = "locks"
