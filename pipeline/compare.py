@@ -58,7 +58,7 @@ class _ListSource:
     def take(self) -> Request | None:
         return self._requests.pop(0) if self._requests else None
 
-    def nearly_free(self) -> None:
+    def prefetch_next(self) -> None:
         """Everything is ready."""
 
     def ended(self, report: Report) -> None:

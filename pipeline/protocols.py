@@ -56,8 +56,8 @@ class Source(Protocol):
         """Wait for the next video to make; None when no more will come."""
         ...
 
-    def nearly_free(self) -> None:
-        """Rank 0 is in its last step (or has none): now is the time to have the next request ready."""
+    def prefetch_next(self) -> None:
+        """Prepare the next request: rank 0 is in its last step, or has none."""
         ...
 
     def ended(self, report: Report) -> None:

@@ -198,7 +198,7 @@ class Stage:
     def _denoise(self, sample: Sample) -> Sample:
         stop = sample.boundaries[self.rank + 1]
         if sample.ended or sample.step >= stop:
-            self._nearly_free()
+            self._prefetch_next()
             return sample
         started = time.perf_counter()
         keep_at = started + self._keep_every_s
@@ -220,7 +220,7 @@ class Stage:
                         self._checkpointer.save(self._advanced(sample, index, latents.clone(), seconds))
                     self._monitor.step(sample, index)
                     if index == stop - 1:
-                        self._nearly_free()
+                        self._prefetch_next()
                     latents = denoiser.step(latents, index)
                 if not all_finite(latents):
                     return sample.failed(say_where_it_broke(self._model, sample, stop, self._monitor))
@@ -241,9 +241,9 @@ class Stage:
             stages=(*sample.stages, (self.rank, step - sample.step, seconds)),
         )
 
-    def _nearly_free(self) -> None:
+    def _prefetch_next(self) -> None:
         if self._source is not None:
-            self._source.nearly_free()
+            self._source.prefetch_next()
 
     # Passing on: to the neighbour, or from the last rank to the sink.
 

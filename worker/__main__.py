@@ -36,24 +36,24 @@ from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.checkpoint.writer import CheckpointWriter
+from svdq.worker.health.histograms import CountingCheckpointStore, TimingTracer
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.json_log import start_logging
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.tallies import CountingCheckpointStore, TallyingTracer
-from svdq.worker.health.vitals import Vitals, costs_in, describe
+from svdq.worker.health.rank_status import RankReporter, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
-from svdq.worker.intake.feeder import IntakeOptions
+from svdq.worker.intake.dispatcher import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
 from svdq.worker.launcher import compiling, gpus, rundir
 from svdq.worker.launcher.compute_options import check_alike, compute_options, read
 from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.launcher.hosts import address_book
-from svdq.worker.output.outlet import Outlet
+from svdq.worker.output.writer import ResultWriter
 from svdq.worker.recovery.crash_marker import CrashMarker, folder_without_launcher, read_suspects
 from svdq.worker.recovery.fence import Fence
 from svdq.worker.recovery.restarts import count_crash_here, lost, stalled, try_again
-from svdq.worker.redis_link import Outage, connect, restarter, wait_for
+from svdq.worker.redis_client import ConnectionHealth, connect, restarter, wait_for
 from svdq.worker.signals import Signals
 
 logger = logging.getLogger("svdq.worker")
@@ -160,18 +160,18 @@ def _run(
     check_alike(links.rank_info)
     # Before anything that has to be put away again: it refuses limits that nothing fits into.
     plan = plan_of(settings.home, model.info, links.rank_info, limit) if topology.first else None
-    vitals = Vitals(describe(topology, our_device, model.info.name, load_s, model.info.notice), our_device)
-    tracer = TallyingTracer(topology.rank, vitals.tallies, on=trace)
-    monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, marker)
+    rank_reporter = RankReporter(describe(topology, our_device, model.info.name, load_s, model.info.notice), our_device)
+    tracer = TimingTracer(topology.rank, rank_reporter.metrics, on=trace)
+    monitor = ProgressMonitor(connect(url), model.info.notice, rank_reporter, log, marker)
     store = open_checkpoint_store(checkpoints, settings.home, storage)
     if store is not None:
-        store = CountingCheckpointStore(store, vitals.tallies)
+        store = CountingCheckpointStore(store, rank_reporter.metrics)
     codec = Codec(model=model.info.name, device=our_device, compute=model.info.compute)
     checkpoint_writer = CheckpointWriter(store, codec) if store is not None else None
-    outlet = None
+    result_writer = None
     if topology.last:
         fence = Fence(connect(url), signals.stopping)
-        outlet = Outlet(storage, model.info, tracer, fence=fence, mark=partial(marker.during, "write"))
+        result_writer = ResultWriter(storage, model.info, tracer, fence=fence, mark=partial(marker.during, "write"))
     intake = None
     if topology.first:
         storage.sweep()
@@ -187,11 +187,13 @@ def _run(
             suspects=read_suspects(marker.folder, marker.restart_count),
             mark_prepare=partial(marker.during, "prepare"),
         )
-        outage = Outage(restarter(settings))
+        connection_health = ConnectionHealth(restarter(settings))
         connection = connect(url)
-        wait_for(connection, outage)
+        wait_for(connection, connection_health)
         checkpoint_reader = CheckpointReader(store=store, codec=codec) if store is not None else None
-        intake = Intake(connection, storage, model.info, options, checkpoint_reader, checkpoint_writer, outage)
+        intake = Intake(
+            connection, storage, model.info, options, checkpoint_reader, checkpoint_writer, connection_health
+        )
     stage = build_stage(
         topology=topology,
         links=links,
@@ -204,13 +206,13 @@ def _run(
         ),
         tracer=tracer,
         source=intake,
-        sink=outlet,
+        sink=result_writer,
         on_lost=lambda reason: lost(reason, signals.stopping, marker),
         checkpointer=checkpoint_writer,
     )
-    vitals.waiting = [part for part in (intake, outlet, checkpoint_writer) if part is not None]
+    rank_reporter.waiting = [part for part in (intake, result_writer, checkpoint_writer) if part is not None]
     if intake is not None:
-        vitals.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
+        rank_reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     signals.attach(stage, intake)
     if plan is not None:
         _warm_up(stage, plan, warm)
@@ -224,8 +226,8 @@ def _run(
         checkpoint_writer.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
     if intake is not None:
         intake.close(put_back=stage.stopped)
-    if stage.stopped and outlet is not None:
-        outlet.wait(flush_until - time.monotonic())
+    if stage.stopped and result_writer is not None:
+        result_writer.wait(flush_until - time.monotonic())
     monitor.close()
     if stage.stopped:
         # The neighbours stop wherever they are, too: there is nobody to say goodbye to.

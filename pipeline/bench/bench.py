@@ -146,7 +146,7 @@ class _Feed:
         parameters = self._workload.parameters.model_copy(update={"seed": number})
         return Request(job_id=f"sample-{number}", parameters=parameters, photo=self._photo)
 
-    def nearly_free(self) -> None:
+    def prefetch_next(self) -> None:
         pass
 
     def ended(self, report: Report) -> None:

@@ -83,13 +83,13 @@ class ListSource:
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = list(requests)
         self.reports: dict[str, Report] = {}
-        self.num_nearly_free = 0
+        self.num_prefetched = 0
 
     def take(self) -> Request | None:
         return self._requests.pop(0) if self._requests else None
 
-    def nearly_free(self) -> None:
-        self.num_nearly_free += 1
+    def prefetch_next(self) -> None:
+        self.num_prefetched += 1
 
     def ended(self, report: Report) -> None:
         assert report.job_id not in self.reports, "every sample ends once"

@@ -304,4 +304,4 @@ def test_a_kept_sample_is_resumed_without_its_photo_and_no_step_is_done_twice(st
 def test_the_source_hears_early_that_rank_0_will_be_free() -> None:
     group = Alone(CountingModel(), [request(1), request(2)])
     group.stage.run()
-    assert group.source.num_nearly_free == 2
+    assert group.source.num_prefetched == 2

@@ -40,7 +40,7 @@ import rq.utils
 assert abs(rq.utils.now().timestamp() - true_time() - shift_s) < 1, "the clock is not shifted"
 from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.recovery import Recovery
-from svdq.worker.redis_link import connect
+from svdq.worker.redis_client import connect
 
 worker = GroupWorker(connect(url), on_stop=print, on_shutdown=print)
 worker.start()

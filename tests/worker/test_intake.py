@@ -23,10 +23,10 @@ from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.intake import intake as intake_module
-from svdq.worker.intake.feeder import IntakeOptions
+from svdq.worker.intake.dispatcher import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.queue.rq_worker import LEASE_S
-from svdq.worker.redis_link import connect
+from svdq.worker.redis_client import connect
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=9)
 
@@ -103,7 +103,7 @@ def test_no_more_is_taken_off_the_queue_than_the_stage_wants(house, open_intake:
         assert take(intake).job_id == job_ids[number - 1]
         let_it_go_round(house, until)
         assert house.queued() == job_ids[number:]
-        intake.nearly_free()  # the next one is got ready while this one is computed
+        intake.prefetch_next()  # the next one is got ready while this one is computed
         until(lambda number=number: house.queued() == job_ids[number + 1 :])
 
 
@@ -112,7 +112,7 @@ def test_no_more_is_in_flight_than_the_group_can_hold(house, open_intake: Open, 
     job_ids = [house.submit() for _ in range(4)]
     intake = open_intake(max_in_flight=2)
     assert [take(intake).job_id for _ in range(2)] == job_ids[:2]
-    intake.nearly_free()
+    intake.prefetch_next()
     let_it_go_round(house, until)
     assert house.queued() == job_ids[2:]
 
@@ -124,14 +124,14 @@ def test_a_suspect_of_a_crash_runs_alone(house, open_intake: Open, until) -> Non
     house.connection.hset(keys.CRASHES, bad, "{}")
     intake = open_intake(mark_prepare=lambda job_id: nullcontext(marked.append(job_id)))
     request = take(intake)
-    intake.nearly_free()
+    intake.prefetch_next()
     until(lambda: house.view(bad).status == "started")
     let_it_go_round(house, until)
     assert (request.job_id, {*marked}) == (first, {first})
 
     intake.ended(finished(request))
     request = take(intake)
-    intake.nearly_free()
+    intake.prefetch_next()
     let_it_go_round(house, until)
     assert (request.job_id, {*marked}) == (bad, {first, bad})
     assert house.queued() == [after]
@@ -146,7 +146,7 @@ def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(hous
     house.connection.hset(keys.CRASHES, bad, "{}")
     intake = open_intake()
     request = take(intake)
-    intake.nearly_free()
+    intake.prefetch_next()
     until(lambda: house.view(bad).status == "started")
     intake.drain()
     intake.ended(finished(request))

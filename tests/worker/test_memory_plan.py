@@ -25,12 +25,12 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
-from svdq.worker.intake.feeder import IntakeOptions
+from svdq.worker.intake.dispatcher import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
-from svdq.worker.intake.preparing import Preparer
-from svdq.worker.output.outlet import Outlet
-from svdq.worker.redis_link import connect
+from svdq.worker.intake.prefetcher import Prefetcher
+from svdq.worker.output.writer import ResultWriter
+from svdq.worker.redis_client import connect
 
 MODEL = ModelInfo(name="fake", notice="tiny", default_frames=9, compute={"dtype": "float16"})
 GB = 1_000_000_000
@@ -323,9 +323,9 @@ def write_video(folder: Path) -> Report:
         ticket={"image": f"inputs/{'a' * 64}.png", "name": "video", "formats": ("mp4",), "fit": "crop"},
     )
     reports: list[Report] = []
-    outlet = Outlet(Storage(str(folder)), MODEL, Tracer(0, on=False))
-    outlet.deliver(sample, np.zeros((2, 64, 64, 3), np.uint8), reports.append)
-    outlet.close()
+    writer = ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False))
+    writer.deliver(sample, np.zeros((2, 64, 64, 3), np.uint8), reports.append)
+    writer.close()
     return reports[0]
 
 
@@ -335,12 +335,12 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
     store = open_checkpoint_store("local", tmp_path, storage)
     codec = Codec(model=MODEL.name, device=torch.device("cpu"))
     checkpoint_reader = CheckpointReader(store=store, codec=codec)
-    preparer = Preparer(storage, MODEL, 10**6, checkpoint_reader, plan(0.1, 0.1))
+    prefetcher = Prefetcher(storage, MODEL, 10**6, checkpoint_reader, plan(0.1, 0.1))
     job = Job(
         image=f"inputs/{'a' * 64}.png", name="video", seed=1, steps=4, frames=2, width=64, height=64, formats=("mp4",)
     )
     with pytest.raises(DoesNotFitError):
-        preparer.prepare_ahead("id", job)
+        prefetcher.prepare_ahead("id", job)
 
     begun = VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1)
     half_done = Sample(
@@ -352,11 +352,11 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
     )
     checkpoint_reader.open("id")
     store.write("id", 2, codec.encode(half_done))
-    found = preparer.prepare_ahead("id", job)
+    found = prefetcher.prepare_ahead("id", job)
     assert found.resume is not None
     assert (found.resume.step, found.parameters) == (2, begun)
     assert write_video(tmp_path).result
-    assert preparer.prepare_ahead("id", job).result is not None
+    assert prefetcher.prepare_ahead("id", job).result is not None
 
 
 # All of it.

@@ -30,10 +30,10 @@ from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import BOUNDS_S, IntakeStatus, Trouble
+from svdq.worker.health.histograms import Histogram
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.tallies import Tally
-from svdq.worker.health.vitals import Vitals, describe
+from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.metrics import collector
 from svdq.worker.metrics.collector import LauncherCollector
 from svdq.worker.metrics.families import FAMILIES
@@ -174,15 +174,15 @@ def _is_all_told(samples: Samples) -> bool:
 
 
 def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
-    vitals = Vitals(describe(TOPOLOGY, CPU, "fake"), CPU)
-    monitor = ProgressMonitor(connection, "", vitals, JobLogHandler(0))
+    rank_reporter = RankReporter(describe(TOPOLOGY, CPU, "fake"), CPU)
+    monitor = ProgressMonitor(connection, "", rank_reporter, JobLogHandler(0))
     bare = Sample(job_id="f" * 20, parameters=VideoParameters(seed=1, steps=8, frames=2), boundaries=(0, 3, 8), step=0)
     encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
 
     def counted() -> int:
-        before = sum(vitals.tallies.step.timings().counts)
+        before = sum(rank_reporter.metrics.step.timings().counts)
         monitor.idle()
-        return sum(vitals.tallies.step.timings().counts) - before
+        return sum(rank_reporter.metrics.step.timings().counts) - before
 
     monitor.step(bare, 0)
     assert counted() == 0, "its encode failed"
@@ -196,12 +196,12 @@ def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
     assert counted() == 2, "the third was cancelled"
     monitor.step(replace(encoded, boundaries=(0, 0, 8), resumed=(Resumption(from_step=0, steps_done_again=0),)), 0)
     assert counted() == 0, "it goes on elsewhere"
-    assert vitals.tallies.num_resumed == 1
+    assert rank_reporter.metrics.num_resumed == 1
     alone = replace(encoded, boundaries=(0, 8, 8))
     for index in range(8):
         monitor.step(alone, index)
     monitor.step(replace(alone, step=8), 8)
-    assert sum(vitals.tallies.step.timings().counts) == 3 + 2 + 8
+    assert sum(rank_reporter.metrics.step.timings().counts) == 3 + 2 + 8
     assert counted() == 0, "a decode is no step"
     monitor.close()
 
@@ -211,15 +211,15 @@ def test_what_a_rank_tells_is_served(connection: redis.Redis) -> None:
     troubles = tuple(
         Trouble(effect="Videos wait", reason="Full.", since=now - age_s, attempts=2) for age_s in (60.0, 600.0)
     )
-    tally = Tally()
+    histogram = Histogram()
     for seconds, times in ((BOUNDS_S[3], 2), (BOUNDS_S[3] * 1.01, 3), (1e6, 1)):
-        tally.add(seconds, times)
+        histogram.add(seconds, times)
     rank = describe(TOPOLOGY, CPU, "fake").model_copy(
         update={
             "at": now - 4,
             "troubles": troubles,
             "restart_count": 3,
-            "timings": {"step": tally.timings()},
+            "timings": {"step": histogram.timings()},
             "gpu_bytes": 5,
             "gpu_total_bytes": 7,
             "intake": IntakeStatus(worker="w", in_flight=("a", "b"), finished=9, failed=1),

@@ -14,7 +14,7 @@ from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.models.model import ModelInfo
 from svdq.producer.job import Job
 from svdq.producer.storage.storage import Storage
-from svdq.worker.intake.preparing import Prepared, Preparer
+from svdq.worker.intake.prefetcher import Prefetcher, Prepared
 from svdq.worker.storage_retry import GaveUpError, StorageRetry, UnwantedError
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=2)
@@ -115,43 +115,43 @@ class Locked(Storage):
         return super().read(key)
 
 
-def open_preparer(storage: Storage, **options: float) -> Preparer:
-    return Preparer(storage, MODEL, 10**6, None, first_delay_s=0.01, **options)
+def open_prefetcher(storage: Storage, **options: float) -> Prefetcher:
+    return Prefetcher(storage, MODEL, 10**6, None, first_delay_s=0.01, **options)
 
 
-def prepare(beside: ThreadPoolExecutor, preparer: Preparer, job: Job) -> "Future[Prepared]":
-    return beside.submit(preparer.prepare, "a-job", job)
+def prepare(beside: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Future[Prepared]":
+    return beside.submit(prefetcher.prepare, "a-job", job)
 
 
 def test_a_photo_is_waited_for_while_the_storage_is_away(folder: Path, job: Job, beside, until) -> None:
-    preparer = open_preparer(Storage(str(folder)), file_timeout_s=0.0)
+    prefetcher = open_prefetcher(Storage(str(folder)), file_timeout_s=0.0)
     shutil.move(folder, folder.with_name("away"))
-    done = prepare(beside, preparer, job)
-    trouble = until(lambda: (found := preparer.trouble) and found.attempts >= 3 and found)
+    done = prepare(beside, prefetcher, job)
+    trouble = until(lambda: (found := prefetcher.trouble) and found.attempts >= 3 and found)
     assert (trouble.effect, trouble.job_ids) == ("No video is begun", ("a-job",))
     shutil.move(folder.with_name("away"), folder)
     assert done.result(60).photo.size == (64, 64)
-    assert preparer.trouble is None
+    assert prefetcher.trouble is None
 
 
 def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Path, job: Job, beside, until) -> None:
     storage = Locked(str(folder))
-    preparer = open_preparer(storage)
-    done = prepare(beside, preparer, job)
-    until(lambda: preparer.trouble)
+    prefetcher = open_prefetcher(storage)
+    done = prepare(beside, prefetcher, job)
+    until(lambda: prefetcher.trouble)
     storage.is_locked = False
     assert done.result(60).photo is not None
 
     storage.is_locked = True
     with pytest.raises(SvdqError, match=r"could not be read or written for 0 minutes, though .*: SlowDown\.") as caught:
-        open_preparer(storage, file_timeout_s=0.0).prepare("a-job", job)
+        open_prefetcher(storage, file_timeout_s=0.0).prepare("a-job", job)
     assert "svdq retry" in str(caught.value)
 
 
 def test_a_photo_that_is_gone_for_good_fails_its_job_at_once(folder: Path, job: Job) -> None:
     (folder / job.image).unlink()
     with pytest.raises(SvdqError, match="is not in the storage, or no file; submit it again"):
-        open_preparer(Storage(str(folder))).prepare("a-job", job)
+        open_prefetcher(Storage(str(folder))).prepare("a-job", job)
 
 
 def test_a_photo_whose_content_is_another_is_never_decoded(folder: Path, job: Job) -> None:
@@ -159,39 +159,39 @@ def test_a_photo_whose_content_is_another_is_never_decoded(folder: Path, job: Jo
     Image.new("RGB", (80, 80), "red").save(other)
     (folder / job.image).write_bytes(other.read_bytes())
     with pytest.raises(SvdqError, match="damaged in the storage; submit it again, then `svdq retry` the job"):
-        open_preparer(Storage(str(folder))).prepare("a-job", job)
+        open_prefetcher(Storage(str(folder))).prepare("a-job", job)
 
 
 def test_a_folder_in_the_place_of_a_sidecar_fails_its_job(folder: Path, job: Job) -> None:
     (folder / "outputs/photo-a-job.json").mkdir(parents=True)
     with pytest.raises(SvdqError, match="Its output 'outputs/photo-a-job' cannot be read or written: Is a directory"):
-        open_preparer(Storage(str(folder))).prepare("a-job", job)
+        open_prefetcher(Storage(str(folder))).prepare("a-job", job)
 
 
 def test_looking_ahead_waits_for_nothing(folder: Path, job: Job) -> None:
-    preparer = open_preparer(Locked(str(folder)))
+    prefetcher = open_prefetcher(Locked(str(folder)))
     with pytest.raises(UnavailableError):
-        preparer.prepare_ahead("a-job", job)
-    assert preparer.trouble is None
+        prefetcher.prepare_ahead("a-job", job)
+    assert prefetcher.trouble is None
 
 
 def test_a_job_that_is_abandoned_is_waited_for_no_longer(folder: Path, job: Job, beside, until) -> None:
     storage = Locked(str(folder))
-    preparer = open_preparer(storage)
-    done = prepare(beside, preparer, job)
-    until(lambda: preparer.trouble)
-    preparer.abandon("another")
-    until(lambda: preparer.trouble.attempts >= 4)
-    preparer.abandon("a-job")
+    prefetcher = open_prefetcher(storage)
+    done = prepare(beside, prefetcher, job)
+    until(lambda: prefetcher.trouble)
+    prefetcher.abandon("another")
+    until(lambda: prefetcher.trouble.attempts >= 4)
+    prefetcher.abandon("a-job")
     with pytest.raises(UnwantedError):
         done.result(60)
     storage.is_locked = False
-    assert preparer.prepare("a-job", job).photo is not None
+    assert prefetcher.prepare("a-job", job).photo is not None
 
 
 def test_a_name_that_no_file_system_takes_fails_its_job(folder: Path, job: Job) -> None:
     (folder / "outputs").mkdir()
     too_long = job.model_copy(update={"name": "ä" * 190})
     with pytest.raises(SvdqError, match="File name too long") as caught:
-        open_preparer(Storage(str(folder))).prepare("a-job", too_long)
+        open_prefetcher(Storage(str(folder))).prepare("a-job", too_long)
     assert not isinstance(caught.value, UnavailableError), "which would be waited for"

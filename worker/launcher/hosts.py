@@ -16,7 +16,7 @@ from svdq.pipeline.transport.sockets import facing
 from svdq.producer import keys
 from svdq.producer.settings import Settings
 from svdq.worker.identity import group_name
-from svdq.worker.redis_link import connect
+from svdq.worker.redis_client import connect
 
 #: Port of the store where none is named; torchrun's own.
 DEFAULT_PORT = 29400

@@ -13,7 +13,7 @@ import redis
 from svdq.producer import keys
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
-from svdq.worker.redis_link import connect
+from svdq.worker.redis_client import connect
 
 #: Seconds between two renewals of the record; several fit into `keys.STARTING_TTL_S`.
 RENEW_S: Final = 4.0

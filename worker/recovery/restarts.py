@@ -10,7 +10,7 @@ from svdq.pipeline.errors import InputError
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.recovery.crash_count import count_crash
 from svdq.worker.recovery.crash_marker import CrashMarker, read_suspects
-from svdq.worker.redis_link import Outage, connect, wait_for
+from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
 
 logger = logging.getLogger(__name__)
 
@@ -55,5 +55,5 @@ def count_crash_here(url: str, marker: CrashMarker) -> None:
     suspects = read_suspects(marker.folder, marker.restart_count)
     if suspects:
         connection = connect(url)
-        wait_for(connection, Outage())
+        wait_for(connection, ConnectionHealth())
         count_crash(connection, suspects)

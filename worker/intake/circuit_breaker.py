@@ -1,27 +1,27 @@
-"""Tells when it is not the jobs that are to blame: several different ones in a row that fail in the same way. Pure."""
+"""Decides when to pause the intake: after several different jobs in a row that fail in the same way. Pure."""
 
 import re
 
-#: Different jobs that fail alike before it is called a streak.
+#: Different jobs that fail alike before the breaker opens.
 LENGTH = 3
 
 _ID = re.compile(r"\b(?=\w*\d)[0-9a-f]{8,}\b")
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 
 
-class Streak:
-    """What failed lately."""
+class CircuitBreaker:
+    """Counts different jobs in a row that fail with the same kind of reason."""
 
     def __init__(self) -> None:
         self._kind = ""
         self._job_ids: set[str] = set()
 
-    def good(self) -> None:
-        """Note that a job went well."""
+    def record_success(self) -> None:
+        """Forget the failures: a job succeeded."""
         self._job_ids.clear()
 
-    def bad(self, job_id: str, reason: str) -> bool:
-        """Note that a job failed; return whether too many have now failed in the same way, and begin anew if so."""
+    def record_failure(self, job_id: str, reason: str) -> bool:
+        """Count a failed job; return whether the limit is reached, which also resets the count."""
         kind = kind_of(reason)
         if kind != self._kind:
             self._job_ids.clear()

@@ -52,8 +52,8 @@ class _Delivery:
     report: Callable[[Report], None]
 
 
-class Outlet:
-    """The sink of a group of ranks."""
+class ResultWriter:
+    """The sink of a group: writes the results of its jobs."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Outlet:
             except UnwantedError:
                 if self._retry.stopped:
                     return
-                self._tell_unwanted(sample)
+                self._log_unwanted(sample)
             except SvdqError as error:
                 failure = str(error)
             except Exception as error:
@@ -147,7 +147,7 @@ class Outlet:
             self._here.remove(sample.job_id)
             delivery.report(Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure))
 
-    def _tell_unwanted(self, sample: Sample) -> None:
+    def _log_unwanted(self, sample: Sample) -> None:
         logger.warning("Job %s was cancelled or is not ours any more; its files are dropped.", sample.job_id)
 
     def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class Outlet:
             if not self._fence(sample):
                 if self._retry.stopped:
                     raise GaveUpError("The worker stops.")
-                self._tell_unwanted(sample)
+                self._log_unwanted(sample)
                 return {}
             for key, path in paths.items():
                 self._storage.publish(path, key)

@@ -1,4 +1,4 @@
-"""Connections to Redis for a daemon, which waits instead of giving up. Knows no jobs."""
+"""Connections to Redis for a daemon, which waits instead of giving up."""
 
 import logging
 import time
@@ -32,8 +32,8 @@ def connect(url: str) -> redis.Redis:
     )
 
 
-class Outage:
-    """Says once that Redis is away and once that it is back, and starts the embedded server again if it died."""
+class ConnectionHealth:
+    """Logs once that Redis is unavailable and once that it is back; restarts the embedded server if it died."""
 
     def __init__(self, restart: Callable[[], None] | None = None) -> None:
         """Make it.
@@ -44,8 +44,8 @@ class Outage:
         self._restart = restart
         self._is_away = False
 
-    def note(self, error: redis.RedisError) -> None:
-        """Take note that Redis did not answer."""
+    def failed(self, error: redis.RedisError) -> None:
+        """Record that Redis did not answer."""
         if not self._is_away:
             what = "refuses" if isinstance(error, NoPermissionError | AuthenticationError) else "does not answer"
             logger.warning("Redis %s (%s); what is in flight goes on, and its end is reported later.", what, error)
@@ -56,8 +56,8 @@ class Outage:
             except UnavailableError as unavailable:
                 logger.warning("%s", unavailable)
 
-    def over(self) -> None:
-        """Take note that Redis has answered."""
+    def succeeded(self) -> None:
+        """Record that Redis answered."""
         if self._is_away:
             logger.info("Redis is back.")
         self._is_away = False
@@ -74,13 +74,13 @@ def restarter(settings: Settings) -> Callable[[], None] | None:
     return restart
 
 
-def wait_for(connection: redis.Redis, outage: Outage) -> None:
+def wait_for(connection: redis.Redis, connection_health: ConnectionHealth) -> None:
     """Wait until Redis answers; says so once."""
     while True:
         try:
             connection.ping()
-            outage.over()
+            connection_health.succeeded()
             return
         except redis.RedisError as error:
-            outage.note(error)
+            connection_health.failed(error)
             time.sleep(RETRY_S)

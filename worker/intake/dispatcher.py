@@ -19,8 +19,8 @@ from svdq.pipeline.protocols import Report, Request
 from svdq.producer.queue import read_job
 from svdq.worker.checkpoint.reader import CheckpointReader, resumed
 from svdq.worker.intake.memory import MemoryPlan
-from svdq.worker.intake.preparing import Prepared, Preparer
-from svdq.worker.intake.reports import Reporter
+from svdq.worker.intake.prefetcher import Prefetcher, Prepared
+from svdq.worker.intake.reporter import Reporter
 from svdq.worker.intake.until import is_too_late
 from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.rq_adapter import GroupWorker
@@ -58,14 +58,14 @@ class IntakeOptions:
     mark_prepare: Callable[[str], AbstractContextManager[object]] = nullcontext
 
 
-class Feeder:
-    """What stands between the queue and the stage."""
+class Dispatcher:
+    """Hands jobs from the queue to the stage, one at a time."""
 
     def __init__(
         self,
         worker: GroupWorker,
         reporter: Reporter,
-        preparer: Preparer,
+        prefetcher: Prefetcher,
         options: IntakeOptions,
         checkpoint_reader: CheckpointReader | None,
         wake: threading.Event,
@@ -76,7 +76,7 @@ class Feeder:
         Args:
             worker: takes jobs.
             reporter: knows what is in flight.
-            preparer: gets ready what jobs need.
+            prefetcher: prepares what jobs need.
             options: how jobs are taken.
             checkpoint_reader: where checkpoints are found; None where there are none.
             wake: set when there is something to do.
@@ -84,7 +84,7 @@ class Feeder:
         """
         self._worker = worker
         self._reporter = reporter
-        self._preparer = preparer
+        self._prefetcher = prefetcher
         self._options = options
         self._checkpoint_reader = checkpoint_reader
         self._wake = wake
@@ -123,7 +123,7 @@ class Feeder:
                 self._taken = active
             elif self._options.burst and not self._reporter.active_jobs and not self._more_will_come():
                 self.draining.set()
-            self._tell_pause()
+            self._log_pause()
         if self._taken is not None and self._may_begin(self._taken):
             self._next, self._taken = (self._taken, self._prepared(self._taken)), None
         if self._next is not None:
@@ -140,7 +140,7 @@ class Feeder:
 
     def close(self) -> None:
         """Prepare nothing more."""
-        self._preparer.stop()
+        self._prefetcher.stop()
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _more_will_come(self) -> bool:
@@ -156,7 +156,7 @@ class Feeder:
             logger.info("The queue is empty; scheduled for later: %d.", later)
         return False
 
-    def _tell_pause(self) -> None:
+    def _log_pause(self) -> None:
         if self._worker.paused != self._was_paused:
             self._was_paused = self._worker.paused
             logger.info("Intake is paused; `svdq resume` goes on." if self._was_paused else "Intake goes on.")
@@ -165,8 +165,8 @@ class Feeder:
         """Give the stage the job that was taken, once all is there that it needs."""
         job_id = active.rq_job.id
         if not prepared_ahead.done():
-            if self._preparer.trouble is not None and self._is_unwanted(active):
-                self._preparer.abandon(job_id)
+            if self._prefetcher.trouble is not None and self._is_unwanted(active):
+                self._prefetcher.abandon(job_id)
             return
         self._next = None
         try:
@@ -216,7 +216,7 @@ class Feeder:
         if rq_job is not None and (self._ahead is None or self._ahead[0] != rq_job.id):
             job = read_job(rq_job)
             if job is not None and not must_run_alone(self._worker.connection, rq_job.id):
-                self._ahead = (rq_job.id, self._loader.submit(self._preparer.prepare_ahead, rq_job.id, job))
+                self._ahead = (rq_job.id, self._loader.submit(self._prefetcher.prepare_ahead, rq_job.id, job))
 
     def _prepared(self, active: ActiveJob) -> Future[Prepared]:
         """Give what a job that was taken needs, prepared ahead or to be prepared now."""
@@ -227,7 +227,7 @@ class Feeder:
         return ahead[1]
 
     def _submit(self, active: ActiveJob) -> Future[Prepared]:
-        prepared = self._loader.submit(self._preparer.prepare, active.rq_job.id, active.job)
+        prepared = self._loader.submit(self._prefetcher.prepare, active.rq_job.id, active.job)
         prepared.add_done_callback(lambda _: self._wake.set())
         return prepared
 

@@ -20,7 +20,7 @@ from svdq.producer.status.ranks import IntakeStatus, RankStatus, Trouble, read_g
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.pace import Pace
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.vitals import BusyMeter, Vitals, costs_in, describe
+from svdq.worker.health.rank_status import BusyMeter, RankReporter, costs_in, describe
 from tests.queued import enqueue
 
 PARAMETERS = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
@@ -34,9 +34,9 @@ class Stuck:
     trouble = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=(SAMPLE.job_id,))
 
 
-def open_vitals() -> Vitals:
+def open_reporter() -> RankReporter:
     topology = Topology(rank=1, num_ranks=2, local_rank=1, local_num_ranks=2)
-    return Vitals(describe(topology, torch.device("cpu"), "fake"), torch.device("cpu"))
+    return RankReporter(describe(topology, torch.device("cpu"), "fake"), torch.device("cpu"))
 
 
 def test_the_meter_counts_what_is_computed() -> None:
@@ -66,16 +66,16 @@ def test_the_pace_leaves_idle_time_out() -> None:
 
 
 def test_a_record_says_what_is_computed_and_what_is_waited_for() -> None:
-    vitals = open_vitals()
-    idle = vitals.gather(None, None, None)
+    rank_reporter = open_reporter()
+    idle = rank_reporter.gather(None, None, None)
     assert (idle.activity, idle.job_id, idle.step_range, idle.intake) == ("idle", None, None, None)
     assert idle.rss_bytes > 10**6
-    busy = vitals.gather((SAMPLE, 5), SAMPLE, 0.5)
+    busy = rank_reporter.gather((SAMPLE, 5), SAMPLE, 0.5)
     assert (busy.activity, busy.job_id, busy.step, busy.steps) == ("denoising", SAMPLE.job_id, 5, 8)
     assert (busy.step_range, busy.step_s) == ((3, 8), 0.5)
-    assert vitals.gather((SAMPLE, 8), SAMPLE, 0.5).activity == "decoding"
-    vitals.waiting = [Stuck()]
-    stuck = vitals.gather(None, SAMPLE, 0.5)
+    assert rank_reporter.gather((SAMPLE, 8), SAMPLE, 0.5).activity == "decoding"
+    rank_reporter.waiting = [Stuck()]
+    stuck = rank_reporter.gather(None, SAMPLE, 0.5)
     assert (stuck.activity, stuck.troubles) == ("waiting", (Stuck.trouble,))
 
 
@@ -116,7 +116,7 @@ def log():
 
 @pytest.fixture
 def monitor(connection: redis.Redis, log: JobLogHandler):
-    monitor = ProgressMonitor(connection, "a notice", open_vitals(), log)
+    monitor = ProgressMonitor(connection, "a notice", open_reporter(), log)
     yield monitor
     monitor.close()
 
@@ -145,7 +145,7 @@ def test_a_rank_tells_what_it_does_and_goes_when_it_ends(connection, monitor: Pr
 def test_a_group_at_work_is_told_of_although_rank_0_rests(connection, monitor: ProgressMonitor, until) -> None:
     """Rank 0 may have done its part while others are at work: who reads its record must not find an old one."""
     status = IntakeStatus(worker="w", in_flight=("a",))
-    monitor._vitals.group = lambda: status
+    monitor._rank_reporter.group = lambda: status
     until(lambda: (found := the_rank(connection)) and found.intake == status)
     before = the_rank(connection).at
     status = IntakeStatus(worker="w", finished=1)

@@ -1,6 +1,6 @@
-"""What a job needs before the stage takes it: its checkpoint, else its photo; or nothing, when it is finished already.
+"""Loads what a job needs before the stage takes it: its checkpoint, else its photo; nothing for a finished job.
 
-Runs in a thread beside everything else, ahead of need. Knows no queue.
+Runs in a thread beside everything else, ahead of need. Does not know the queue.
 """
 
 import logging
@@ -42,8 +42,8 @@ class Prepared:
     parameters: VideoParameters
 
 
-class Preparer:
-    """Prepares the jobs of one group."""
+class Prefetcher:
+    """Loads what the jobs of one group need, ahead of need."""
 
     def __init__(
         self,

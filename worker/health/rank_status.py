@@ -1,4 +1,4 @@
-"""How a rank is: what it computes, how busy it is, what it holds in memory, what it waits for. Knows no Redis.
+"""The status of a rank: what it computes, how busy it is, its memory, what it waits for. Does not import Redis.
 
 The step loop only touches `BusyMeter`; everything else is gathered by whoever publishes it, about once a second.
 """
@@ -18,7 +18,7 @@ from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Topology
 from svdq.producer.status.ranks import Activity, IntakeStatus, RankStatus, ShapeCosts, Trouble
 from svdq.worker import identity
-from svdq.worker.health.tallies import Tallies
+from svdq.worker.health.histograms import RankMetrics
 
 #: Seconds over which the busy share is taken.
 SHARE_OVER_S = 10.0
@@ -68,7 +68,7 @@ class Waiting(Protocol):
         ...
 
 
-class Vitals:
+class RankReporter:
     """Gathers the record of one rank."""
 
     def __init__(self, who: RankStatus, device: torch.device) -> None:
@@ -82,8 +82,8 @@ class Vitals:
         self._device = device
         self._process = psutil.Process()
         self.meter = BusyMeter()
-        #: What the rank has done so far.
-        self.tallies = Tallies()
+        #: Counters and histograms of the rank's work so far.
+        self.metrics = RankMetrics()
         #: What may wait for the storage, and on rank 0 who tells of the group; set once they are there.
         self.waiting: Sequence[Waiting] = ()
         self.group: Callable[[], IntakeStatus] | None = None
@@ -118,10 +118,10 @@ class Vitals:
                 "step_s": step_s,
                 "busy_share": self.meter.share(),
                 "troubles": troubles,
-                "timings": self.tallies.timings(),
-                "resumed": self.tallies.num_resumed,
-                "checkpoints": self.tallies.num_checkpoints,
-                "checkpoint_bytes": self.tallies.checkpoint_bytes,
+                "timings": self.metrics.timings(),
+                "resumed": self.metrics.num_resumed,
+                "checkpoints": self.metrics.num_checkpoints,
+                "checkpoint_bytes": self.metrics.checkpoint_bytes,
                 "intake": self.group() if self.group is not None else None,
                 "rss_bytes": self._process.memory_info().rss,
                 **self._gpu_memory(),

@@ -1,4 +1,4 @@
-"""The last rank's outlet when the storage refuses: videos wait, nothing is lost, and a stop is not held up."""
+"""The last rank's writer when the storage refuses: videos wait, nothing is lost, and a stop is not held up."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.trace import Tracer
 from svdq.producer.storage.storage import Storage
 from svdq.worker.output.finished import job_as_used, recognise
-from svdq.worker.output.outlet import MAX_WAITING, Outlet
+from svdq.worker.output.writer import MAX_WAITING, ResultWriter
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=2)
 FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
@@ -62,8 +62,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def open_outlet(folder: Path, **options) -> Outlet:
-    return Outlet(Storage(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, **options)
+def open_writer(folder: Path, **options) -> ResultWriter:
+    return ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, **options)
 
 
 def wait_for_trouble(until, caplog: pytest.LogCaptureFixture) -> None:
@@ -73,14 +73,14 @@ def wait_for_trouble(until, caplog: pytest.LogCaptureFixture) -> None:
 def test_videos_wait_for_a_storage_that_refuses(folder: Path, until, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     (folder / "outputs").write_text("a file is in the way")
-    outlet, reports = open_outlet(folder), Reports()
-    outlet.deliver(sample_of("one"), FRAMES, reports)
-    outlet.deliver(sample_of("two"), FRAMES, reports)
+    writer, reports = open_writer(folder), Reports()
+    writer.deliver(sample_of("one"), FRAMES, reports)
+    writer.deliver(sample_of("two"), FRAMES, reports)
     wait_for_trouble(until, caplog)
     assert reports.all == []
     (folder / "outputs").unlink()
     reports.wait(2)
-    outlet.close()
+    writer.close()
     assert [(report.job_id, report.failure) for report in reports.all] == [("id-one", None), ("id-two", None)]
     assert sorted(path.name for path in (folder / "outputs").iterdir()) == sorted(
         f"{name}-id-{name}{suffix}" for name in ("one", "two") for suffix in (".gif", "", ".json")
@@ -109,13 +109,13 @@ def test_a_full_disk_fails_no_video(tiny_disk: Path, until, caplog: pytest.LogCa
     filler = tiny_disk / "filler"
     with pytest.raises(OSError, match="No space"):
         filler.write_bytes(bytes(10**6))
-    outlet, reports = open_outlet(tiny_disk / "storage"), Reports()
-    outlet.deliver(sample_of("one", ("mp4", "gif", "png")), FRAMES, reports)
+    writer, reports = open_writer(tiny_disk / "storage"), Reports()
+    writer.deliver(sample_of("one", ("mp4", "gif", "png")), FRAMES, reports)
     wait_for_trouble(until, caplog)
     assert "No space left on device" in caplog.text
     filler.unlink()
     reports.wait(1)
-    outlet.close()
+    writer.close()
     assert reports.all[0].failure is None
     assert list((tiny_disk / "storage/tmp").iterdir()) == []
 
@@ -124,12 +124,12 @@ def test_a_loop_that_cannot_deliver_waits_and_a_stop_lets_it_go(
     folder: Path, until, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "outputs").write_text("a file is in the way")
-    outlet, reports = open_outlet(folder), Reports()
+    writer, reports = open_writer(folder), Reports()
     delivered = threading.Semaphore(0)
 
     def deliver() -> None:
         for number in range(MAX_WAITING + 2):  # one more than are being written and wait
-            outlet.deliver(sample_of(str(number)), FRAMES, reports)
+            writer.deliver(sample_of(str(number)), FRAMES, reports)
             delivered.release()
 
     loop = threading.Thread(target=deliver)
@@ -138,18 +138,18 @@ def test_a_loop_that_cannot_deliver_waits_and_a_stop_lets_it_go(
     for _ in range(MAX_WAITING + 1):
         assert delivered.acquire(timeout=60)
     assert loop.is_alive()
-    outlet.release()
+    writer.release()
     loop.join(60)
-    outlet.wait(60)
+    writer.wait(60)
     assert not loop.is_alive()
     assert reports.all == [], "their jobs go back to the queue"
     assert list((folder / "tmp").iterdir()) == []
 
 
 def test_what_no_patience_mends_fails_at_once(folder: Path) -> None:
-    outlet, reports = open_outlet(folder), Reports()
-    outlet.deliver(sample_of("ä" * 190), FRAMES, reports)  # no file system takes so many bytes in a name
-    outlet.close()
+    writer, reports = open_writer(folder), Reports()
+    writer.deliver(sample_of("ä" * 190), FRAMES, reports)  # no file system takes so many bytes in a name
+    writer.close()
     assert "File name too long" in str(reports.all[0].failure)
 
 
@@ -172,11 +172,11 @@ def test_a_place_that_is_taken_fails_that_job_alone(folder: Path, taken: str, re
         (path / "mine").mkdir(parents=True)
     else:
         path.write_text("mine")
-    outlet, reports = open_outlet(folder), Reports()
-    outlet.deliver(sample_of("one", folder=output), FRAMES, reports)
+    writer, reports = open_writer(folder), Reports()
+    writer.deliver(sample_of("one", folder=output), FRAMES, reports)
     for name in ("two", "three"):
-        outlet.deliver(sample_of(name), FRAMES, reports)
-    outlet.close()
+        writer.deliver(sample_of(name), FRAMES, reports)
+    writer.close()
     assert [report.job_id for report in reports.all] == ["id-one", "id-two", "id-three"]
     assert reason in str(reports.all[0].failure)
     assert [report.failure for report in reports.all[1:]] == [None, None]
@@ -196,38 +196,38 @@ class Denied(Storage):
 
 
 def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Path) -> None:
-    outlet = Outlet(Denied(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, file_timeout_s=0.2)
+    writer = ResultWriter(Denied(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, file_timeout_s=0.2)
     reports = Reports()
-    outlet.deliver(sample_of("one", folder="denied"), FRAMES, reports)
-    outlet.deliver(sample_of("two"), FRAMES, reports)
-    outlet.close()
+    writer.deliver(sample_of("one", folder="denied"), FRAMES, reports)
+    writer.deliver(sample_of("two"), FRAMES, reports)
+    writer.close()
     failure, other = [report.failure for report in reports.all]
     assert other is None
     assert "though the storage can be used otherwise: Permission denied at 'outputs/denied/one-id-one" in str(failure)
 
 
 def test_a_key_that_no_object_store_takes_fails_that_job_alone(s3: str) -> None:
-    outlet, reports = Outlet(Storage(s3), MODEL, Tracer(0, on=False), first_delay_s=0.01), Reports()
-    outlet.deliver(sample_of("one", ("gif",), folder="/".join(["x" * 99] * 10)), FRAMES, reports)
-    outlet.deliver(sample_of("two", ("gif",)), FRAMES, reports)
-    outlet.close()
+    writer, reports = ResultWriter(Storage(s3), MODEL, Tracer(0, on=False), first_delay_s=0.01), Reports()
+    writer.deliver(sample_of("one", ("gif",), folder="/".join(["x" * 99] * 10)), FRAMES, reports)
+    writer.deliver(sample_of("two", ("gif",)), FRAMES, reports)
+    writer.close()
     assert "File name too long" in str(reports.all[0].failure)
     assert reports.all[1].failure is None
 
 
 def test_what_is_not_ours_any_more_is_not_published(folder: Path) -> None:
-    outlet, reports = open_outlet(folder, fence=lambda sample: False), Reports()
-    outlet.deliver(sample_of("one"), FRAMES, reports)
-    outlet.close()
+    writer, reports = open_writer(folder, fence=lambda sample: False), Reports()
+    writer.deliver(sample_of("one"), FRAMES, reports)
+    writer.close()
     assert not (folder / "outputs").exists()
     assert (reports.all[0].result, reports.all[0].failure) == ({}, None)
 
 
 def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder: Path) -> None:
     storage, sample, reports = Storage(str(folder)), sample_of("one"), Reports()
-    outlet = open_outlet(folder)
-    outlet.deliver(sample, FRAMES, reports)
-    outlet.close()
+    writer = open_writer(folder)
+    writer.deliver(sample, FRAMES, reports)
+    writer.close()
     job = job_as_used(sample.parameters, sample.ticket)
     assert recognise(storage, MODEL, job, "id-one") == reports.all[0].result
     sidecar = folder / "outputs/one-id-one.json"

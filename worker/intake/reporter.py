@@ -10,7 +10,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.protocols import Report
 from svdq.worker.health.pace import Pace
-from svdq.worker.intake.streak import LENGTH, Streak
+from svdq.worker.intake.circuit_breaker import LENGTH, CircuitBreaker
 from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.fence import execution_of
@@ -36,7 +36,7 @@ class Reporter:
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         #: Executions that are not ours any more, whose samples are still on their way.
         self._lost: set[str] = set()
-        self._streak = Streak()
+        self._breaker = CircuitBreaker()
         #: How fast videos are finished, and how many jobs have ended so far.
         self.pace = Pace()
         self.num_finished = self.num_failed = 0
@@ -121,7 +121,7 @@ class Reporter:
     def _finished(self, active: ActiveJob, report: Report) -> None:
         self.num_finished += 1
         self._on_ended(active, True)
-        self._streak.good()
+        self._breaker.record_success()
         if report.body:  # without one its files were there already
             self.pace.finished(time.monotonic())
 
@@ -129,7 +129,7 @@ class Reporter:
         self.num_failed += 1
         self._on_ended(active, False)
         # Without a body it has not come to a rank: a bad photo is the fault of its job alone.
-        if report.body and report.failure is not None and self._streak.bad(report.job_id, report.failure):
+        if report.body and report.failure is not None and self._breaker.record_failure(report.job_id, report.failure):
             self._pause(report.failure)
 
     def _pause(self, failure: str) -> None:

@@ -1,7 +1,7 @@
-"""What a rank has done since it was started, in sums and histograms that only ever grow. Knows no Redis.
+"""Counters and histograms of a rank's work since its start; they only grow. Does not import Redis.
 
-The step loop counts a stage at its end, not its steps one by one. Each tally is written by one thread and may be read
-by any other: what it reads may be one entry old, and is never torn.
+The step loop counts a stage at its end, not its steps one by one. Each histogram is written by one thread and may be
+read by any other: what it reads may be one entry old, and is never torn.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from svdq.producer.status.ranks import BOUNDS_S, Timings
 from svdq.worker.checkpoint.store import CheckpointStore
 
 
-class Tally:
+class Histogram:
     """How long one kind of work took, as a histogram."""
 
     def __init__(self) -> None:
@@ -26,48 +26,48 @@ class Tally:
         self._sum_s += seconds * times
 
     def timings(self) -> Timings:
-        """Give what was counted."""
+        """Return the counts and their sum."""
         return Timings(counts=tuple(self._counts), sum_s=round(self._sum_s, 6))
 
 
-class Tallies:
-    """All that one rank counts."""
+class RankMetrics:
+    """All counters and histograms of one rank."""
 
     def __init__(self) -> None:
-        #: By the kind of work; encode, decode and write are the names of the spans that `TallyingTracer` sees.
-        self.step, self.encode, self.decode, self.write = Tally(), Tally(), Tally(), Tally()
+        #: By the kind of work; encode, decode and write are the names of the spans that `TimingTracer` sees.
+        self.step, self.encode, self.decode, self.write = Histogram(), Histogram(), Histogram(), Histogram()
         #: Videos that were taken up again from a checkpoint.
         self.num_resumed = 0
         #: Checkpoints written, and their bytes.
         self.num_checkpoints = self.checkpoint_bytes = 0
 
     def timings(self) -> dict[str, Timings]:
-        """Give the histograms of what was done at all, by the kind of work."""
+        """Return the histograms by kind of work; without the empty ones."""
         kinds = {"step": self.step, "encode": self.encode, "decode": self.decode, "write": self.write}
-        found = {kind: tally.timings() for kind, tally in kinds.items()}
+        found = {kind: histogram.timings() for kind, histogram in kinds.items()}
         return {kind: timings for kind, timings in found.items() if any(timings.counts)}
 
 
-class TallyingTracer(Tracer):
+class TimingTracer(Tracer):
     """A tracer that also counts how long encodes, decodes and writes take, whether spans are recorded or not."""
 
-    def __init__(self, rank: int, tallies: Tallies, *, on: bool) -> None:
+    def __init__(self, rank: int, metrics: RankMetrics, *, on: bool) -> None:
         super().__init__(rank, on=on)
-        self._tallies = {"encode": tallies.encode, "decode": tallies.decode, "write": tallies.write}
+        self._metrics = {"encode": metrics.encode, "decode": metrics.decode, "write": metrics.write}
 
     def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[None]:
         """Record the work done inside."""
         span = super().span(name, job_id)
-        tally = self._tallies.get(name)
-        return span if tally is None else _TalliedSpan(span, tally)
+        histogram = self._metrics.get(name)
+        return span if histogram is None else _TimedSpan(span, histogram)
 
 
-class _TalliedSpan:
-    __slots__ = ("_span", "_started", "_tally")
+class _TimedSpan:
+    __slots__ = ("_histogram", "_span", "_started")
 
-    def __init__(self, span: contextlib.AbstractContextManager[None], tally: Tally) -> None:
+    def __init__(self, span: contextlib.AbstractContextManager[None], histogram: Histogram) -> None:
         self._span = span
-        self._tally = tally
+        self._histogram = histogram
         self._started = 0.0
 
     def __enter__(self) -> None:
@@ -75,21 +75,21 @@ class _TalliedSpan:
         self._started = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self._tally.add(time.perf_counter() - self._started)
+        self._histogram.add(time.perf_counter() - self._started)
         self._span.__exit__(None, None, None)
 
 
 class CountingCheckpointStore:
     """A store that counts what is written to another one."""
 
-    def __init__(self, store: CheckpointStore, tallies: Tallies) -> None:
+    def __init__(self, store: CheckpointStore, metrics: RankMetrics) -> None:
         self._store = store
-        self._tallies = tallies
+        self._metrics = metrics
         self.open, self.steps, self.read = store.open, store.steps, store.read
         self.clear, self.ages_s = store.clear, store.ages_s
 
     def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
         """Write, and count it when that went well."""
         self._store.write(job_id, step, data)
-        self._tallies.num_checkpoints += 1
-        self._tallies.checkpoint_bytes += len(data)
+        self._metrics.num_checkpoints += 1
+        self._metrics.checkpoint_bytes += len(data)
