@@ -26,7 +26,7 @@ class Request:
     #: The photo, exactly width x height; None where the model needs none, or the video is resumed.
     photo: Image | None
     #: What the source wants the sink to know, JSON; carried along unread.
-    ticket: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     #: Whether the worker chose `decode_chunk_size`, because the job leaves it open.
     chunk_chosen: bool = False
     #: The same video as far as it came in an earlier life, on the device of rank 0; its parameters are those above.

@@ -44,7 +44,7 @@ class Sample:
     #: The state; empty for a sample that has failed or was cancelled and travels on as a header alone.
     tensors: Tensors = field(default_factory=dict)
     #: What the source wants the sink to know, JSON; carried along unread.
-    ticket: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     #: Why it failed, as a sentence; None while all is well.
     failure: str | None = None
     #: Whether the user cancelled it.

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from svdq.pipeline.costs import CostBook, Shape
+from svdq.pipeline.costs import CostModel, Shape
 from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
 from svdq.pipeline.models.model import VideoModel
@@ -69,7 +69,7 @@ class Stage:
         self._checkpointer = checkpointer or NoCheckpointer()
         self._keep_every_s = keep_every_s
         self._partitioner = Partitioner(num_ranks)
-        self.costs = CostBook(num_ranks, model.info.guess)
+        self.costs = CostModel(num_ranks, model.info.prior)
         self._warm: set[Shape] = set()
         self._stopping = threading.Event()
 
@@ -173,7 +173,7 @@ class Stage:
         boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape))
         if resume is not None:
             # What it took before may have been on another kind of GPU.
-            sample = replace(resume, boundaries=boundaries, ticket=request.ticket, memory={}, ran_out=False)
+            sample = replace(resume, boundaries=boundaries, metadata=request.metadata, memory={}, ran_out=False)
             self._monitor.step(sample, first_step)
             return sample
         sample = Sample(
@@ -181,7 +181,7 @@ class Stage:
             parameters=parameters,
             boundaries=boundaries,
             step=0,
-            ticket=request.ticket,
+            metadata=request.metadata,
             chunk_chosen=request.chunk_chosen,
         )
         self._monitor.step(sample, 0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from svdq.pipeline.costs import Guess
+from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.models.model import Frames, ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
@@ -18,7 +18,7 @@ from svdq.pipeline.transport.message import sample_body
 class CountingModel:
     """Counts steps in the latents; fails where it is told to."""
 
-    info = ModelInfo(name="counting", notice="", default_frames=2, guess=Guess(encode_steps=0, decode_steps=0))
+    info = ModelInfo(name="counting", notice="", default_frames=2, prior=CostPrior(encode_steps=0, decode_steps=0))
 
     def __init__(self) -> None:
         #: Seeds whose encode, a step, or decode raises an error.
@@ -136,7 +136,7 @@ class ListMonitor:
 
 def request(seed: int, *, steps: int = 5, frames: int = 4) -> Request:
     parameters = VideoParameters(seed=seed, steps=steps, frames=frames, width=64, height=64)
-    return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, ticket={"name": f"photo-{seed}"})
+    return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, metadata={"name": f"photo-{seed}"})
 
 
 class ListCheckpointer:

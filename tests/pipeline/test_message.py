@@ -31,7 +31,7 @@ def samples(draw: st.DrawFn) -> Sample:
         boundaries=tuple(sorted(draw(st.lists(st.integers(0, steps), min_size=2, max_size=8)))),
         step=draw(st.integers(0, steps)),
         tensors={name: torch.randn(draw(SHAPES)).to(draw(DTYPES)) for name in names},
-        ticket=draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.lists(st.integers()))),
+        metadata=draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.lists(st.integers()))),
         failure=draw(st.none() | st.text()),
         cancelled=draw(st.booleans()),
         stages=tuple(draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9), st.floats(0, 9))))),

@@ -47,7 +47,7 @@ def sample_at(step: int, job_id: str = "job") -> Sample:
             "image_latents": payload[256:].view(1, 4, 8, 8).transpose(2, 3),
             "image_embedding": payload[:5].view(1, 1, 5).to(torch.float16),
         },
-        ticket={"name": "größe"},
+        metadata={"name": "größe"},
         stages=((0, step, 0.25),),
         seconds={"encode": 0.5},
         resumed=(Resumption(from_step=1, steps_done_again=0),),

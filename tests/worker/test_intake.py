@@ -78,8 +78,8 @@ def test_a_request_is_what_was_submitted(house, open_intake: Open) -> None:
     assert (request.parameters.frames, request.parameters.decode_chunk_size) == (9, 9)
     assert request.photo is not None
     assert (request.photo.mode, request.photo.size) == ("RGB", (128, 64))
-    assert request.ticket["name"] == "wide"
-    assert list(request.ticket["formats"]) == ["mp4", "gif"]
+    assert request.metadata["name"] == "wide"
+    assert list(request.metadata["formats"]) == ["mp4", "gif"]
     assert house.view(job_id).status == "started"
 
 
@@ -485,7 +485,7 @@ def test_a_group_tells_what_it_has_and_how_it_went(house, open_intake: Open) -> 
     assert (status.in_flight, status.finished, status.failed, status.pace_s) == (tuple(ids), 0, 0, None)
     (worker,) = view_workers(house.connection)
     assert status.worker == worker.name
-    made = {"ticket": {}, "seed": 1}  # by a rank: not found finished already
+    made = {"metadata": {}, "seed": 1}  # by a rank: not found finished already
     for request in requests[:2]:
         intake.ended(Report(job_id=request.job_id, body=made, result={"outputs": [], "used": {}, "notice": ""}))
     intake.ended(Report(job_id=ids[2], body=made, result={}, failure="It broke."))

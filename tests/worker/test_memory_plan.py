@@ -320,7 +320,7 @@ def write_video(folder: Path) -> Report:
         parameters=VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1),
         boundaries=(0, 4),
         step=4,
-        ticket={"image": f"inputs/{'a' * 64}.png", "name": "video", "formats": ("mp4",), "fit": "crop"},
+        metadata={"image": f"inputs/{'a' * 64}.png", "name": "video", "formats": ("mp4",), "fit": "crop"},
     )
     reports: list[Report] = []
     writer = ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False))

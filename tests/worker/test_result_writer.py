@@ -32,7 +32,7 @@ def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png"), folder: str 
         boundaries=(0, 4),
         step=4,
         # `execution` and whatever else is not the job's is nobody's business here.
-        ticket={"image": f"inputs/{'a' * 64}.png", "name": name, "formats": formats, "fit": "crop", "folder": folder}
+        metadata={"image": f"inputs/{'a' * 64}.png", "name": name, "formats": formats, "fit": "crop", "folder": folder}
         | {"execution": ["x"]},
         stages=((0, 4, 0.5),),
         memory={"step": 9},
@@ -228,7 +228,7 @@ def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder:
     writer = open_writer(folder)
     writer.deliver(sample, FRAMES, reports)
     writer.close()
-    job = job_as_used(sample.parameters, sample.ticket)
+    job = job_as_used(sample.parameters, sample.metadata)
     assert recognise(storage, MODEL, job, "id-one") == reports.all[0].result
     sidecar = folder / "outputs/one-id-one.json"
     assert json.loads(sidecar.read_text())["resumed"] == [{"from_step": 2, "steps_done_again": 1}]

@@ -40,7 +40,7 @@ class _Sample(_Record):
     parameters: VideoParameters
     boundaries: tuple[NonNegativeInt, ...]
     step: NonNegativeInt
-    ticket: dict[str, Any]
+    metadata: dict[str, Any]
     failure: None
     cancelled: Literal[False]
     stages: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeFloat], ...]

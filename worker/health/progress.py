@@ -81,7 +81,7 @@ class ProgressMonitor:
         self._cancelled: frozenset[str] = frozenset()
         #: When that was heard.
         self._heard_at = -FRESH_S
-        #: The ticket of the sample here whose execution is not ours any more: cancelled in RQ's way, or taken over.
+        #: The metadata of the sample here whose execution is not ours any more: cancelled in RQ's way, or taken over.
         self._lost: object = None
         #: When this rank's record was written last, and whether that said that there is nothing to do.
         self._record_at = -IDLE_RECORD_S
@@ -148,7 +148,7 @@ class ProgressMonitor:
         """Whether there is no use in going on with a job, as far as it is known by now."""
         note = self._note
         # Of the sample here alone: the same job, taken anew, may be right behind it.
-        is_lost = note is not None and note[0].job_id == job_id and note[0].ticket is self._lost
+        is_lost = note is not None and note[0].job_id == job_id and note[0].metadata is self._lost
         return is_lost or (job_id in self._cancelled and time.monotonic() - self._heard_at < FRESH_S)
 
     def _current_job(self) -> str | None:
@@ -178,7 +178,7 @@ class ProgressMonitor:
             self._execute(pipeline)
 
     def _talk(self, note: tuple[Sample, int] | None) -> None:
-        execution = execution_of(note[0].ticket) if note is not None else None
+        execution = execution_of(note[0].metadata) if note is not None else None
         with self._connection.pipeline(transaction=False) as pipeline:
             if note is not None:
                 meta = json.dumps(meta_of(*note, self._rank_reporter.who.rank, self._notice))
@@ -196,7 +196,7 @@ class ProgressMonitor:
             self._heard_at = time.monotonic()
             self._cancelled = frozenset(job_id.decode(errors="replace") for job_id in answers[1])
             if execution is not None and answers[2] is None:
-                self._lost = note[0].ticket
+                self._lost = note[0].metadata
 
     def _execute(self, pipeline: Pipeline) -> list[Any]:
         """Add what was logged, and send all; what cannot be sent is kept for the next time.

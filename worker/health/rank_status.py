@@ -13,7 +13,7 @@ from typing import Protocol
 import psutil
 import torch
 
-from svdq.pipeline.costs import CostBook
+from svdq.pipeline.costs import CostModel
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Topology
 from svdq.producer.status.ranks import Activity, IntakeStatus, RankStatus, ShapeCosts, Trouble
@@ -159,7 +159,7 @@ def describe(
     )
 
 
-def costs_in(book: CostBook) -> tuple[ShapeCosts, ...]:
+def costs_in(cost_model: CostModel) -> tuple[ShapeCosts, ...]:
     """List what videos of each shape were measured to cost, the shape that was measured first first."""
     return tuple(
         ShapeCosts(
@@ -171,6 +171,6 @@ def costs_in(book: CostBook) -> tuple[ShapeCosts, ...]:
             encode_s=costs.encode_s,
             decode_s=costs.decode_s,
         )
-        for shape in book.shapes[-MAX_SHAPES:]
-        for costs in (book.estimate(shape),)
+        for shape in cost_model.shapes[-MAX_SHAPES:]
+        for costs in (cost_model.estimate(shape),)
     )

@@ -26,7 +26,7 @@ from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.crash_count import must_run_alone
 from svdq.worker.recovery.crash_marker import CrashSuspect
-from svdq.worker.recovery.fence import execution_ticket
+from svdq.worker.recovery.fence import execution_metadata
 from svdq.worker.storage_retry import UnwantedError
 
 logger = logging.getLogger(__name__)
@@ -241,14 +241,15 @@ class Dispatcher:
         if resume is not None:
             resume = resumed(resume, _step_seen(active.rq_job.meta))
             logger.info("Job %s goes on from step %d of %d.", job_id, resume.step, job.steps)
-        ticket = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
+        metadata = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
         return Request(
             job_id=job_id,
             parameters=prepared.parameters,
             photo=prepared.photo,
             resume=resume,
             chunk_chosen=job.decode_chunk_size is None,
-            ticket=ticket | execution_ticket(active.queue.started_job_registry.key, active.execution.composite_key),
+            metadata=metadata
+            | execution_metadata(active.queue.started_job_registry.key, active.execution.composite_key),
         )
 
 

@@ -144,6 +144,6 @@ def _is_dropped(report: Report) -> bool:
 
 
 def _is_of(report: Report, active: ActiveJob) -> bool:
-    """Whether a report is of this execution of its job; one without a ticket is."""
-    execution = execution_of(report.body.get("ticket", {}))
+    """Whether a report is of this execution of its job; one that names no execution is."""
+    execution = execution_of(report.body.get("metadata", {}))
     return execution is None or execution[1] == active.execution.composite_key

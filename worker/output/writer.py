@@ -161,7 +161,7 @@ class ResultWriter:
             return self._write(sample, frames)
         except (OSError, UnavailableError) as error:
             self._storage.check_writable()
-            stem = job_as_used(sample.parameters, sample.ticket).output_stem(sample.job_id)
+            stem = job_as_used(sample.parameters, sample.metadata).output_stem(sample.job_id)
             refusals.check(error, f"Its output {stem!r}")
             raise
 
@@ -172,7 +172,7 @@ class ResultWriter:
     def _write_once(self, sample: Sample, frames: Frames) -> dict[str, Any]:
         """Write and publish a video's files and their account; an empty result when they are not to be any more."""
         started = time.perf_counter()
-        job = job_as_used(sample.parameters, sample.ticket)
+        job = job_as_used(sample.parameters, sample.metadata)
         keys = output_keys(job, sample.job_id)
         document = {
             "svdq": self._versions["svdq"],

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.compare import QuietMonitor, _ListSource
-from svdq.pipeline.costs import Guess
+from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.full_size import write_full_size_model
 from svdq.pipeline.models.model import ModelInfo, Part
@@ -37,7 +37,7 @@ class KeepingModel(SvdModel):
 
     @property
     def info(self) -> ModelInfo:
-        return replace(super().info, guess=Guess(encode_steps=0, decode_steps=0))
+        return replace(super().info, prior=CostPrior(encode_steps=0, decode_steps=0))
 
     def decode(self, tensors, parameters, decode_chunk_size):
         frames = super().decode(tensors, parameters, decode_chunk_size)
