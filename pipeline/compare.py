@@ -44,8 +44,8 @@ class QuietMonitor:
     def idle(self) -> None:
         """Say nothing."""
 
-    def cancelled(self, job_id: str) -> bool:
-        """Nothing is cancelled."""
+    def canceled(self, job_id: str) -> bool:
+        """Nothing is canceled."""
         return False
 
 

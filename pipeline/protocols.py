@@ -1,7 +1,7 @@
 """What joins a stage to the world, as small protocols and the two things that pass through them. Knows no world.
 
 Where videos come from and who hears how they ended (rank 0), where frames go (the last rank), who is told of progress,
-who knows what is cancelled, and who keeps what is half done (every rank).
+who knows what is canceled, and who keeps what is half done (every rank).
 """
 
 from collections.abc import Callable, Mapping
@@ -41,12 +41,12 @@ class Report:
     job_id: str
     #: The sample's parameters, stages and seconds, as `message.sample_body` writes them.
     body: Mapping[str, Any]
-    #: What the sink made of it, for the job's result; empty when it failed or was cancelled.
+    #: What the sink made of it, for the job's result; empty when it failed or was canceled.
     result: Mapping[str, Any]
     #: Why it failed, as a sentence.
     failure: str | None = None
-    #: Whether it was cancelled.
-    cancelled: bool = False
+    #: Whether it was canceled.
+    canceled: bool = False
 
 
 class Source(Protocol):
@@ -82,7 +82,7 @@ class Sink(Protocol):
 
 
 class Monitor(Protocol):
-    """Who is told of progress and knows what is cancelled; both must be cheap, they stand in the step loop."""
+    """Who is told of progress and knows what is canceled; both must be cheap, they stand in the step loop."""
 
     def step(self, sample: Sample, index: int) -> None:
         """Step `index` of a sample is about to be done here; index == steps means its decode."""
@@ -96,8 +96,8 @@ class Monitor(Protocol):
         """Nothing is being computed here: the stage waits for work, or for room to pass it on."""
         ...
 
-    def cancelled(self, job_id: str) -> bool:
-        """Whether the user has cancelled a job."""
+    def canceled(self, job_id: str) -> bool:
+        """Whether the user has canceled a job."""
         ...
 
 

@@ -211,8 +211,8 @@ class Stage:
                     if self.stopped:
                         self._checkpointer.save(self._advanced(sample, index, latents, time.perf_counter() - started))
                         return sample
-                    if self._monitor.cancelled(sample.job_id):
-                        return replace(sample, step=index, cancelled=True, tensors={})
+                    if self._monitor.canceled(sample.job_id):
+                        return replace(sample, step=index, canceled=True, tensors={})
                     if time.perf_counter() >= keep_at:
                         keep_at += self._keep_every_s
                         # A copy: the next step may compute in place.
@@ -254,8 +254,8 @@ class Stage:
             self._downstream.send(Message(kind=Kind.SAMPLE, body=sample_body(sample), tensors=sample.tensors))
             return
         assert self._sink is not None
-        if not sample.ended and self._monitor.cancelled(sample.job_id):
-            sample = replace(sample, cancelled=True, tensors={})
+        if not sample.ended and self._monitor.canceled(sample.job_id):
+            sample = replace(sample, canceled=True, tensors={})
         if not sample.ended:
             self._monitor.step(sample, sample.parameters.steps)
             with self._tracer.span("decode", sample.job_id):
@@ -272,7 +272,7 @@ class Stage:
                 body=sample_body(sample),
                 result={},
                 failure=sample.failure,
-                cancelled=sample.cancelled,
+                canceled=sample.canceled,
             )
         )
 
@@ -294,7 +294,7 @@ class Stage:
 
     def _record(self, report: Report) -> None:
         """Learn from a sample that has ended what its shape costs."""
-        if report.failure is None and not report.cancelled:
+        if report.failure is None and not report.canceled:
             parameters = VideoParameters.model_validate(report.body["parameters"])
             self.costs.record(Shape.of(parameters), report.body["stages"], report.body["seconds"])
 

@@ -32,7 +32,7 @@ class GaveUpError(SvdqError):
 
 
 class UnwantedError(SvdqError):
-    """Nobody wants any more what the storage still refuses: its job was cancelled or taken over."""
+    """Nobody wants any more what the storage still refuses: its job was canceled or taken over."""
 
 
 class StorageRetry:

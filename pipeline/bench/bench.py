@@ -196,5 +196,5 @@ class _MemoryMonitor:
     def idle(self) -> None:
         pass
 
-    def cancelled(self, job_id: str) -> bool:
+    def canceled(self, job_id: str) -> bool:
         return False

@@ -115,7 +115,7 @@ class ListSink:
 class ListMonitor:
     def __init__(self) -> None:
         self.steps: list[tuple[str, int]] = []
-        #: job -> step at which it is cancelled.
+        #: job -> step at which it is canceled.
         self.cancel_at: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self.warmed: list[str] = []
@@ -130,7 +130,7 @@ class ListMonitor:
     def idle(self) -> None:
         pass
 
-    def cancelled(self, job_id: str) -> bool:
+    def canceled(self, job_id: str) -> bool:
         return job_id in self.cancel_at and self._now.get(job_id, 0) >= self.cancel_at[job_id]
 
 

@@ -33,7 +33,7 @@ def samples(draw: st.DrawFn) -> Sample:
         tensors={name: torch.randn(draw(SHAPES)).to(draw(DTYPES)) for name in names},
         metadata=draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.lists(st.integers()))),
         failure=draw(st.none() | st.text()),
-        cancelled=draw(st.booleans()),
+        canceled=draw(st.booleans()),
         stages=tuple(draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9), st.floats(0, 9))))),
         seconds={"encode": draw(st.floats(0, 9))},
         memory=draw(st.dictionaries(st.sampled_from(["encode", "step", "decode"]), st.integers(0, 2**40))),

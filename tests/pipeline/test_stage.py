@@ -228,11 +228,11 @@ def test_a_warm_up_without_memory_ends_no_rank(caplog: pytest.LogCaptureFixture)
     assert group.source.reports["job-1"].body["parameters"]["decode_chunk_size"] == 3
 
 
-def test_a_sample_cancelled_in_mid_denoising_stops_at_the_next_step() -> None:
+def test_a_sample_canceled_in_mid_denoising_stops_at_the_next_step() -> None:
     group = Alone(CountingModel(), [request(1, steps=10), request(2)])
     group.monitor.cancel_at = {"job-1": 3}
     group.stage.run()
-    assert group.source.reports["job-1"].cancelled
+    assert group.source.reports["job-1"].canceled
     assert max(index for job, index in group.monitor.steps if job == "job-1") == 3
     assert set(group.sink.frames) == {"job-2"}
 

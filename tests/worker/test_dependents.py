@@ -64,7 +64,7 @@ def test_failure_queues_what_allows_it(connection: redis.Redis, worker: GroupWor
     assert rest(worker) == ["child", "heir"]
 
 
-def test_a_cancelled_or_stopped_parent_queues_nothing_until_it_is_retried(
+def test_a_canceled_or_stopped_parent_queues_nothing_until_it_is_retried(
     connection: redis.Redis, worker: GroupWorker
 ) -> None:
     put_family(connection)
@@ -79,7 +79,7 @@ def test_a_cancelled_or_stopped_parent_queues_nothing_until_it_is_retried(
     assert rest(worker) == ["child", "heir"]
 
 
-def test_a_cancelled_child_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
+def test_a_canceled_child_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
     control.cancel(connection, "child")
     worker.succeed(worker.pop(), {"outputs": []})

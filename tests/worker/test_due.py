@@ -82,8 +82,8 @@ def test_many_jobs_are_queued_in_their_order(connection: redis.Redis, worker: Gr
 # Jobs that anyone may have changed.
 
 CHANGES = {
-    "cancelled": lambda connection: control.cancel(connection, "bad"),
-    "cancelled by RQ": lambda connection: fetch(connection, "bad").cancel(),
+    "canceled": lambda connection: control.cancel(connection, "bad"),
+    "canceled by RQ": lambda connection: fetch(connection, "bad").cancel(),
     "deleted": lambda connection: connection.delete("rq:job:bad"),
     "no hash": lambda connection: (connection.delete("rq:job:bad"), connection.set("rq:job:bad", "x")),
     "begun": lambda connection: connection.hset("rq:job:bad", "status", "started"),

@@ -385,7 +385,7 @@ def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(house, open_in
     intake = open_intake()
     take(intake)
     assert control.cancel(house.connection, job_id) == "stopping"
-    intake.ended(Report(job_id=job_id, body={}, result={}, cancelled=True))
+    intake.ended(Report(job_id=job_id, body={}, result={}, canceled=True))
     until(lambda: house.states([job_id]) == ["stopped"])
     until(lambda: not intake.status().in_flight)
     assert (intake.status().finished, intake.status().failed) == (0, 0)

@@ -193,7 +193,7 @@ def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
     assert counted() == 0, "nothing was begun since"
     monitor.step(encoded, 0)
     monitor.step(encoded, 1)
-    assert counted() == 2, "the third was cancelled"
+    assert counted() == 2, "the third was canceled"
     monitor.step(replace(encoded, boundaries=(0, 0, 8), resumed=(Resumption(from_step=0, steps_done_again=0),)), 0)
     assert counted() == 0, "it goes on elsewhere"
     assert rank_reporter.metrics.num_resumed == 1

@@ -42,7 +42,7 @@ class _Sample(_Record):
     step: NonNegativeInt
     metadata: dict[str, Any]
     failure: None
-    cancelled: Literal[False]
+    canceled: Literal[False]
     stages: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeFloat], ...]
     seconds: dict[str, NonNegativeFloat]
     memory: dict[str, NonNegativeInt]

@@ -1,4 +1,4 @@
-"""Tells Redis what a rank is doing and hears what is cancelled, beside the step loop.
+"""Tells Redis what a rank is doing and hears what is canceled, beside the step loop.
 
 The step loop only leaves a note; a thread of its own talks to Redis a few times a second while there is work, and every
 few seconds otherwise. The crash marker is written at once: it must be there when the step kills the process.
@@ -24,7 +24,7 @@ from svdq.worker.recovery.fence import execution_of
 
 #: Seconds between two talks with Redis: what a person watching a bar can tell apart.
 INTERVAL_S = 0.25
-#: Seconds for which it counts what Redis said of cancelled jobs: one may be stopped, and tried again soon after.
+#: Seconds for which it counts what Redis said of canceled jobs: one may be stopped, and tried again soon after.
 FRESH_S = 1.0
 #: Seconds between two records of this rank while something is computed, and while nothing is.
 RECORD_S, IDLE_RECORD_S = 1.0, 5.0
@@ -77,11 +77,11 @@ class ProgressMonitor:
         #: When this rank began with the steps of the sample that is here, and with which.
         self._stage_at = 0.0
         self._stage_from = 0
-        #: Ids of jobs that the user has cancelled, in flight anywhere.
-        self._cancelled: frozenset[str] = frozenset()
+        #: Ids of jobs that the user has canceled, in flight anywhere.
+        self._canceled: frozenset[str] = frozenset()
         #: When that was heard.
         self._heard_at = -FRESH_S
-        #: The metadata of the sample here whose execution is not ours any more: cancelled in RQ's way, or taken over.
+        #: The metadata of the sample here whose execution is not ours any more: canceled in RQ's way, or taken over.
         self._lost: object = None
         #: When this rank's record was written last, and whether that said that there is nothing to do.
         self._record_at = -IDLE_RECORD_S
@@ -144,12 +144,12 @@ class ProgressMonitor:
         if number > 0:
             self._rank_reporter.metrics.step.add((now - self._stage_at) / number, number)
 
-    def cancelled(self, job_id: str) -> bool:
+    def canceled(self, job_id: str) -> bool:
         """Whether there is no use in going on with a job, as far as it is known by now."""
         note = self._note
         # Of the sample here alone: the same job, taken anew, may be right behind it.
         is_lost = note is not None and note[0].job_id == job_id and note[0].metadata is self._lost
-        return is_lost or (job_id in self._cancelled and time.monotonic() - self._heard_at < FRESH_S)
+        return is_lost or (job_id in self._canceled and time.monotonic() - self._heard_at < FRESH_S)
 
     def _current_job(self) -> str | None:
         note = self._note
@@ -183,7 +183,7 @@ class ProgressMonitor:
             if note is not None:
                 meta = json.dumps(meta_of(*note, self._rank_reporter.who.rank, self._notice))
                 pipeline.eval(_SAVE_META, 1, Job.key_for(note[0].job_id), meta)
-                pipeline.smembers(keys.CANCELLED)
+                pipeline.smembers(keys.CANCELED)
                 if execution is not None:
                     pipeline.zscore(*execution)
             if time.monotonic() >= self._record_at + RECORD_S:
@@ -194,7 +194,7 @@ class ProgressMonitor:
             answers = self._execute(pipeline)
         if note is not None and isinstance(answers[1], set):
             self._heard_at = time.monotonic()
-            self._cancelled = frozenset(job_id.decode(errors="replace") for job_id in answers[1])
+            self._canceled = frozenset(job_id.decode(errors="replace") for job_id in answers[1])
             if execution is not None and answers[2] is None:
                 self._lost = note[0].metadata
 

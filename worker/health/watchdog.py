@@ -107,9 +107,9 @@ class Watchdog:
         self._work = self._sample = None
         self._monitor.idle()
 
-    def cancelled(self, job_id: str) -> bool:
+    def canceled(self, job_id: str) -> bool:
         """Pass the question on."""
-        return self._monitor.cancelled(job_id)
+        return self._monitor.canceled(job_id)
 
     def _watch(self, work: "_Work") -> None:
         self._work = work

@@ -177,7 +177,7 @@ class Dispatcher:
             self._next = (active, self._submit(active))
             return
         except UnwantedError:
-            self._reporter.add(Report(job_id=job_id, body={}, result={}, cancelled=True))
+            self._reporter.add(Report(job_id=job_id, body={}, result={}, canceled=True))
             self._wake.set()
             return
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
@@ -232,8 +232,8 @@ class Dispatcher:
         return prepared
 
     def _is_unwanted(self, active: ActiveJob) -> bool:
-        """Whether a job that waits for the storage was cancelled or taken over."""
-        return self._worker.was_cancelled(active.rq_job.id) or not self._worker.holds(active)
+        """Whether a job that waits for the storage was canceled or taken over."""
+        return self._worker.was_canceled(active.rq_job.id) or not self._worker.holds(active)
 
     def _request(self, active: ActiveJob, prepared: Prepared) -> Request:
         job_id, job = active.rq_job.id, active.job

@@ -114,7 +114,7 @@ class Prefetcher:
         return trouble and trouble.model_copy(update={"job_ids": (self._job_id,)})
 
     def abandon(self, job_id: str) -> None:
-        """Prepare a job no longer: it was cancelled or taken over; from any thread."""
+        """Prepare a job no longer: it was canceled or taken over; from any thread."""
         self._unwanted = job_id
         self._retry.wake()
 

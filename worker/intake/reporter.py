@@ -50,12 +50,12 @@ class Reporter:
         ours = [active for active in self.active_jobs.values() if active.execution.id not in self._lost]
         for active in self._worker.beat(ours):
             self._lost.add(active.execution.id)
-            logger.warning("Job %s is not ours any more: it was cancelled, or taken over.", active.rq_job.id)
+            logger.warning("Job %s is not ours any more: it was canceled, or taken over.", active.rq_job.id)
 
     def cancel(self, job_id: str) -> None:
         """Have a job in flight stop at its next step: RQ's stop command."""
         if job_id in self.active_jobs:
-            self._worker.mark_cancelled(job_id)
+            self._worker.mark_canceled(job_id)
         else:
             logger.warning("Job %s was asked to stop, but is not in flight here.", job_id)
 
@@ -87,7 +87,7 @@ class Reporter:
         job_id = report.job_id
         if not self._worker.holds(active):
             self._let_go(active, report)
-        elif _is_dropped(report) and not self._worker.was_cancelled(job_id):
+        elif _is_dropped(report) and not self._worker.was_canceled(job_id):
             self._worker.put_back([active])  # what made a rank believe that it was lost has passed
         elif _is_dropped(report):
             logger.info("Job %s was stopped by the user.", job_id)
@@ -113,7 +113,7 @@ class Reporter:
         elif status is JobStatus.STOPPED:
             self._on_ended(active, False)
         else:
-            logger.warning("Job %s was cancelled or taken over by another group; its result here is dropped.", job_id)
+            logger.warning("Job %s was canceled or taken over by another group; its result here is dropped.", job_id)
             if not self._worker.is_wanted(job_id):
                 self._on_ended(active, False)
         self._worker.forget(active)
@@ -139,8 +139,8 @@ class Reporter:
 
 
 def _is_dropped(report: Report) -> bool:
-    """Whether a rank has let a sample go: because it was cancelled, or seemed to be another group's."""
-    return report.cancelled or not (report.result or report.failure)
+    """Whether a rank has let a sample go: because it was canceled, or seemed to be another group's."""
+    return report.canceled or not (report.result or report.failure)
 
 
 def _is_of(report: Report, active: ActiveJob) -> bool:

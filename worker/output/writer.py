@@ -148,7 +148,7 @@ class ResultWriter:
             delivery.report(Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure))
 
     def _log_unwanted(self, sample: Sample) -> None:
-        logger.warning("Job %s was cancelled or is not ours any more; its files are dropped.", sample.job_id)
+        logger.warning("Job %s was canceled or is not ours any more; its files are dropped.", sample.job_id)
 
     def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
         """Write a video's files once.

@@ -23,7 +23,7 @@ from svdq.worker.queue.rq_worker import RqWorker
 
 logger = logging.getLogger(__name__)
 
-#: The reason of a job that was cancelled while a group had it.
+#: The reason of a job that was canceled while a group had it.
 STOPPED = "Stopped by the user."
 #: States in which an execution of this worker leaves its job.
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
@@ -174,7 +174,7 @@ class CompletionWorker(RqWorker):
 
     def _forget_troubles(self, job_id: str) -> None:
         with self.connection.pipeline() as pipeline:
-            pipeline.srem(keys.CANCELLED, job_id)
+            pipeline.srem(keys.CANCELED, job_id)
             pipeline.hdel(keys.CRASHES, job_id)
             pipeline.execute()
 

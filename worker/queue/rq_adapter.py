@@ -165,7 +165,7 @@ class GroupWorker(CompletionWorker):
     def _admit(self, rq_job: rq.job.Job, queue: rq.Queue) -> ActiveJob | None:
         status = rq_job.get_status(refresh=False)
         if status not in (JobStatus.QUEUED, None):
-            # Cancelled while it was on its way; or it stood in the queue twice, since a client of Redis that gets no
+            # Canceled while it was on its way; or it stood in the queue twice, since a client of Redis that gets no
             # answer enqueues again.
             if status is not JobStatus.CANCELED:
                 logger.warning(
@@ -183,7 +183,7 @@ class GroupWorker(CompletionWorker):
             self._fail(rq_job, queue, None, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
             transitions.drop_popped(self.connection, queue, rq_job.id)
             return None
-        if self.was_cancelled(rq_job.id):  # while it was on its way between a group and the queue
+        if self.was_canceled(rq_job.id):  # while it was on its way between a group and the queue
             self._stopped_job_id = rq_job.id
             self.fail_popped(rq_job, queue, STOPPED)
             return None
@@ -218,13 +218,13 @@ class GroupWorker(CompletionWorker):
             transitions.drop_popped(self.connection, queue, rq_job.id)
         return None
 
-    def was_cancelled(self, job_id: str) -> bool:
+    def was_canceled(self, job_id: str) -> bool:
         """Whether the user wants a job stopped that a group has."""
-        return bool(self.connection.sismember(keys.CANCELLED, job_id))
+        return bool(self.connection.sismember(keys.CANCELED, job_id))
 
-    def mark_cancelled(self, job_id: str) -> None:
+    def mark_canceled(self, job_id: str) -> None:
         """Have the ranks know that a job is to stop at its next step."""
-        self.connection.sadd(keys.CANCELLED, job_id)
+        self.connection.sadd(keys.CANCELED, job_id)
 
     def pause(self, reason: str) -> None:
         """Take no more jobs until the user resumes."""

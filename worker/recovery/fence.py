@@ -1,4 +1,4 @@
-"""Keeps a group from publishing what another has taken over while it slept, or what was cancelled. Knows no files.
+"""Keeps a group from publishing what another has taken over while it slept, or what was canceled. Knows no files.
 
 A sample carries the name of its execution in its metadata; the execution is ours as long as it stands in RQ's registry.
 """
@@ -51,8 +51,8 @@ class Fence:
         is_told = False
         while not self._stopping.is_set():
             try:
-                is_cancelled = self._connection.sismember(keys.CANCELLED, sample.job_id)
-                return not is_cancelled and self._connection.zscore(*execution) is not None
+                is_canceled = self._connection.sismember(keys.CANCELED, sample.job_id)
+                return not is_canceled and self._connection.zscore(*execution) is not None
             except redis.RedisError as error:
                 if not is_told:
                     logger.warning("Redis does not answer (%s); the video of %s waits.", error, sample.job_id)
