@@ -37,7 +37,7 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     """
     from svdq.pipeline.models import pull as hub
     from svdq.pipeline.models.size_text import size_text
-    from svdq.worker.launching.gpus import num_gpus
+    from svdq.worker.launcher.gpus import num_gpus
 
     wanted = variant or ("fp16" if num_gpus() else "full")
     plan = hub.make_plan(f"{name}@{revision}" if revision else name, wanted)

@@ -14,11 +14,11 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.words import echo
-from svdq.worker.launching.compute_options import compute_options, read
+from svdq.worker.launcher.compute_options import compute_options, read
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
-    from svdq.worker.launching.launch import LaunchOptions
+    from svdq.worker.launcher.launch import LaunchOptions
 
 
 @click.command()
@@ -103,7 +103,7 @@ def worker(
       svdq worker --dtype bf16 --compile blocks
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     from svdq.producer.settings import Settings
-    from svdq.worker.launching.launch import LaunchOptions
+    from svdq.worker.launcher.launch import LaunchOptions
 
     settings = Settings.load(model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit)
     launch_options = LaunchOptions(compute=read(options), **options, log_format=log_format)
@@ -119,7 +119,7 @@ def _logging(log_format: str) -> Iterator[None]:
     from svdq.worker.health.json_log import TextFormatter
     from svdq.worker.health.json_stderr import json_stderr
 
-    for name in ("metrics", "launching"):
+    for name in ("metrics", "launcher"):
         logging.getLogger(f"svdq.worker.{name}").setLevel(logging.INFO)
     if log_format == "text":
         handler = logging.StreamHandler(sys.stderr)
@@ -141,9 +141,9 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.pipeline.installed import require_torch
     from svdq.producer.queue import connect
     from svdq.producer.results.pages import check_target
-    from svdq.worker.launching.burst_lock import burst_lock, devices_of
-    from svdq.worker.launching.gpus import num_gpus
-    from svdq.worker.launching.model_check import check_model
+    from svdq.worker.launcher.burst_lock import burst_lock, devices_of
+    from svdq.worker.launcher.gpus import num_gpus
+    from svdq.worker.launcher.model_check import check_model
 
     require_torch("a worker")
     if report is not None:
@@ -183,8 +183,8 @@ def _check_storage(settings: "Settings") -> None:
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, tell what a burst came to, and return the exit code."""
     from svdq.producer.results.pages import write
-    from svdq.worker.launching.launch import launch
-    from svdq.worker.launching.run_end import report_of_run
+    from svdq.worker.launcher.launch import launch
+    from svdq.worker.launcher.run_end import report_of_run
 
     started_at = datetime.now().astimezone()
     ending = launch(settings, options)

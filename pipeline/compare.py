@@ -21,15 +21,15 @@ from PIL import Image
 from svdq.pipeline import photo
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.group import Links, Place, build_stage
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Sample
+from svdq.pipeline.topology import Links, Topology, build_stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.pipeline.transport.ports import Report, Request
 
 
 class QuietMonitor:
@@ -44,8 +44,8 @@ class QuietMonitor:
     def idle(self) -> None:
         """Say nothing."""
 
-    def cancelled(self, job_id: str) -> bool:
-        """Nothing is cancelled."""
+    def canceled(self, job_id: str) -> bool:
+        """Nothing is canceled."""
         return False
 
 
@@ -58,7 +58,7 @@ class _ListSource:
     def take(self) -> Request | None:
         return self._requests.pop(0) if self._requests else None
 
-    def nearly_free(self) -> None:
+    def prefetch_next(self) -> None:
         """Everything is ready."""
 
     def ended(self, report: Report) -> None:
@@ -102,10 +102,10 @@ def render(
 
 
 def _rank_main(
-    place: Place, links: Links, model_name: str, folder: str, documents: str, wanted: str, options: ComputeOptions
+    topology: Topology, links: Links, model_name: str, folder: str, documents: str, wanted: str, options: ComputeOptions
 ) -> None:
-    device = choose_device(wanted, place.local_rank)
-    parts = Part.of_rank(place.rank, place.num_ranks)
+    device = choose_device(wanted, topology.local_rank)
+    parts = Part.of_rank(topology.rank, topology.num_ranks)
     model = open_model(model_name, parts, device, dtype_of(options, device), options)
     image = Image.open(Path(folder, "photo.png"))
     requests = [
@@ -113,13 +113,13 @@ def _rank_main(
         for number, document in enumerate(json.loads(documents))
     ]
     build_stage(
-        place=place,
+        topology=topology,
         links=links,
         model=model,
         monitor=QuietMonitor(),
-        tracer=Tracer(place.rank, on=False),
-        source=_ListSource(requests) if place.first else None,
-        sink=_FolderSink(Path(folder)) if place.last else None,
+        tracer=Tracer(topology.rank, on=False),
+        source=_ListSource(requests) if topology.first else None,
+        sink=_FolderSink(Path(folder)) if topology.last else None,
         on_lost=exit_when_lost,
     ).run()
 

@@ -41,7 +41,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guess:
+class CostPrior:
     """What to assume of a shape before anything is measured, in units of one step."""
 
     #: Encoding a photo, in steps.
@@ -57,18 +57,18 @@ class _Measured:
     decode_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
 
-class CostBook:
-    """What is known of the costs of a group of ranks."""
+class CostModel:
+    """Running estimates of the costs of a group of ranks."""
 
-    def __init__(self, num_ranks: int, guess: Guess) -> None:
-        """Know nothing yet.
+    def __init__(self, num_ranks: int, prior: CostPrior) -> None:
+        """Begin without measurements.
 
         Args:
             num_ranks: K.
-            guess: of encode and decode, until they are measured.
+            prior: of encode and decode, until they are measured.
         """
         self._num_ranks = num_ranks
-        self._guess = guess
+        self._prior = prior
         self._measured: dict[Shape, _Measured] = defaultdict(_Measured)
 
     def record(
@@ -110,8 +110,8 @@ class CostBook:
         return Costs(
             # A measured zero would make a rank infinitely fast.
             step_s=tuple(max(known.get(rank, typical), 1e-9) for rank in range(self._num_ranks)),
-            encode_s=_undisturbed(measured.encode_s) if measured.encode_s else self._guess.encode_steps * typical,
-            decode_s=_undisturbed(measured.decode_s) if measured.decode_s else self._guess.decode_steps * typical,
+            encode_s=_undisturbed(measured.encode_s) if measured.encode_s else self._prior.encode_steps * typical,
+            decode_s=_undisturbed(measured.decode_s) if measured.decode_s else self._prior.decode_steps * typical,
         )
 
 

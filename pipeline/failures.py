@@ -10,8 +10,8 @@ from svdq.pipeline.errors import SampleError, SvdqError
 from svdq.pipeline.models.device_memory import is_host_memory, is_out_of_memory, release_memory
 from svdq.pipeline.models.finite_weights import blame
 from svdq.pipeline.models.model import VideoModel
+from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.transport.ports import Monitor
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from svdq.pipeline import errors
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.group import Place, join
+from svdq.pipeline.topology import Topology, join
 
-#: What a rank does: its place, its links, and whatever else was passed to `spawn_ranks`.
+#: What a rank does: its topology, its links, and whatever else was passed to `spawn_ranks`.
 RankMain = Callable[..., None]
 
 
@@ -32,7 +32,7 @@ def spawn_ranks(
     device: str = "cpu",
     replicas: bool = False,
 ) -> None:
-    """Run `main(place, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
+    """Run `main(topology, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
 
     Args:
         num_ranks: K.
@@ -72,12 +72,12 @@ def _enter(
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
-    place = Place(rank=rank, num_ranks=num_ranks, local_rank=rank, local_num_ranks=num_ranks)
+    topology = Topology(rank=rank, num_ranks=num_ranks, local_rank=rank, local_num_ranks=num_ranks)
     if replicas:
-        place = replace(place, rank=0, num_ranks=1)
+        topology = replace(topology, rank=0, num_ranks=1)
     try:
-        links = join(place, choose_device(device, place.local_rank), folder=folder)
-        main(place, links, *args)
+        links = join(topology, choose_device(device, topology.local_rank), folder=folder)
+        main(topology, links, *args)
     except SvdqError as error:
         told = folder / f"rank{rank}.{type(error).__name__}.error"
         told.write_text(str(error), encoding="utf-8")

@@ -41,14 +41,14 @@ class Sample:
     boundaries: tuple[int, ...]
     #: The next denoising step; equals `parameters.steps` when denoising is done.
     step: int
-    #: The state; empty for a sample that has failed or was cancelled and travels on as a header alone.
+    #: The state; empty for a sample that has failed or was canceled and travels on as a header alone.
     tensors: Tensors = field(default_factory=dict)
     #: What the source wants the sink to know, JSON; carried along unread.
-    ticket: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     #: Why it failed, as a sentence; None while all is well.
     failure: str | None = None
-    #: Whether the user cancelled it.
-    cancelled: bool = False
+    #: Whether the user canceled it.
+    canceled: bool = False
     #: (rank, number of steps, seconds of denoising) of each rank that did some, in order.
     stages: tuple[tuple[int, int, float], ...] = ()
     #: Seconds spent besides denoising: `encode`, `decode`.
@@ -65,7 +65,7 @@ class Sample:
     @property
     def ended(self) -> bool:
         """Whether it travels on only to be reported."""
-        return self.cancelled or self.failure is not None
+        return self.canceled or self.failure is not None
 
     def taking(self, memory: Mapping[str, int]) -> Self:
         """Note what a rank has measured of the memory that the sample takes."""

@@ -1,6 +1,6 @@
 """The loop of one rank: receive a sample, do its steps, pass it on. Knows no Redis, no files and no signals.
 
-The world is told and asked through the small protocols of `ports`.
+The world is told and asked through the protocols in `protocols.py`.
 """
 
 import gc
@@ -12,16 +12,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from svdq.pipeline.costs import CostBook, Shape
+from svdq.pipeline.costs import CostModel, Shape
 from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
 from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Partitioner
+from svdq.pipeline.protocols import Checkpointer, Monitor, NoCheckpointer, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Message, sample_body
-from svdq.pipeline.transport.ports import Keeper, Monitor, NoKeeper, Report, Request, Sink, Source
 from svdq.pipeline.transport.transport import Receiver, Sender
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Stage:
         downstream: Sender | None = None,
         returns: Sender | None = None,
         reports: Receiver | None = None,
-        keeper: Keeper | None = None,
+        checkpointer: Checkpointer | None = None,
         keep_every_s: float = KEEP_EVERY_S,
     ) -> None:
         assert (source is None) == (upstream is not None)
@@ -66,10 +66,10 @@ class Stage:
         self._downstream = downstream
         self._returns = returns
         self._reports = reports
-        self._keeper = keeper or NoKeeper()
+        self._checkpointer = checkpointer or NoCheckpointer()
         self._keep_every_s = keep_every_s
         self._partitioner = Partitioner(num_ranks)
-        self.costs = CostBook(num_ranks, model.info.guess)
+        self.costs = CostModel(num_ranks, model.info.prior)
         self._warm: set[Shape] = set()
         self._stopping = threading.Event()
 
@@ -173,7 +173,7 @@ class Stage:
         boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape))
         if resume is not None:
             # What it took before may have been on another kind of GPU.
-            sample = replace(resume, boundaries=boundaries, ticket=request.ticket, memory={}, ran_out=False)
+            sample = replace(resume, boundaries=boundaries, metadata=request.metadata, memory={}, ran_out=False)
             self._monitor.step(sample, first_step)
             return sample
         sample = Sample(
@@ -181,7 +181,7 @@ class Stage:
             parameters=parameters,
             boundaries=boundaries,
             step=0,
-            ticket=request.ticket,
+            metadata=request.metadata,
             chunk_chosen=request.chunk_chosen,
         )
         self._monitor.step(sample, 0)
@@ -198,7 +198,7 @@ class Stage:
     def _denoise(self, sample: Sample) -> Sample:
         stop = sample.boundaries[self.rank + 1]
         if sample.ended or sample.step >= stop:
-            self._nearly_free()
+            self._prefetch_next()
             return sample
         started = time.perf_counter()
         keep_at = started + self._keep_every_s
@@ -209,25 +209,25 @@ class Stage:
                 latents = sample.tensors["latents"]
                 for index in range(first, stop):
                     if self.stopped:
-                        self._keeper.keep(self._advanced(sample, index, latents, time.perf_counter() - started))
+                        self._checkpointer.save(self._advanced(sample, index, latents, time.perf_counter() - started))
                         return sample
-                    if self._monitor.cancelled(sample.job_id):
-                        return replace(sample, step=index, cancelled=True, tensors={})
+                    if self._monitor.canceled(sample.job_id):
+                        return replace(sample, step=index, canceled=True, tensors={})
                     if time.perf_counter() >= keep_at:
                         keep_at += self._keep_every_s
                         # A copy: the next step may compute in place.
                         seconds = time.perf_counter() - started
-                        self._keeper.keep(self._advanced(sample, index, latents.clone(), seconds))
+                        self._checkpointer.save(self._advanced(sample, index, latents.clone(), seconds))
                     self._monitor.step(sample, index)
                     if index == stop - 1:
-                        self._nearly_free()
+                        self._prefetch_next()
                     latents = denoiser.step(latents, index)
                 if not all_finite(latents):
                     return sample.failed(say_where_it_broke(self._model, sample, stop, self._monitor))
         except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
             return sample.failed(say_why(error, f"in step {index + 1} of {sample.parameters.steps}"))
         sample = self._advanced(sample, stop, latents, time.perf_counter() - started)
-        self._keeper.keep(sample)
+        self._checkpointer.save(sample)
         return sample
 
     def _advanced(self, sample: Sample, step: int, latents: Tensor, seconds: float) -> Sample:
@@ -241,9 +241,9 @@ class Stage:
             stages=(*sample.stages, (self.rank, step - sample.step, seconds)),
         )
 
-    def _nearly_free(self) -> None:
+    def _prefetch_next(self) -> None:
         if self._source is not None:
-            self._source.nearly_free()
+            self._source.prefetch_next()
 
     # Passing on: to the neighbour, or from the last rank to the sink.
 
@@ -254,8 +254,8 @@ class Stage:
             self._downstream.send(Message(kind=Kind.SAMPLE, body=sample_body(sample), tensors=sample.tensors))
             return
         assert self._sink is not None
-        if not sample.ended and self._monitor.cancelled(sample.job_id):
-            sample = replace(sample, cancelled=True, tensors={})
+        if not sample.ended and self._monitor.canceled(sample.job_id):
+            sample = replace(sample, canceled=True, tensors={})
         if not sample.ended:
             self._monitor.step(sample, sample.parameters.steps)
             with self._tracer.span("decode", sample.job_id):
@@ -272,7 +272,7 @@ class Stage:
                 body=sample_body(sample),
                 result={},
                 failure=sample.failure,
-                cancelled=sample.cancelled,
+                canceled=sample.canceled,
             )
         )
 
@@ -294,7 +294,7 @@ class Stage:
 
     def _record(self, report: Report) -> None:
         """Learn from a sample that has ended what its shape costs."""
-        if report.failure is None and not report.cancelled:
+        if report.failure is None and not report.canceled:
             parameters = VideoParameters.model_validate(report.body["parameters"])
             self.costs.record(Shape.of(parameters), report.body["stages"], report.body["seconds"])
 

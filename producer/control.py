@@ -94,7 +94,7 @@ def cancel(connection: redis.Redis, job_id: str) -> str:
     while True:
         job = _find(connection, "cancel", job_id)
         if job.get_status(refresh=False) is JobStatus.STARTED:
-            names = (job.key, keys.CANCELLED, ExecutionRegistry(job_id, connection).key)
+            names = (job.key, keys.CANCELED, ExecutionRegistry(job_id, connection).key)
             marked = connection.eval(_MARK, len(names), *names, job_id)
             if marked == 1:
                 return "stopping"
@@ -160,7 +160,7 @@ def _queue_again(connection: redis.Redis, job: rq.job.Job) -> None:
         queue = SvdqQueue(job.origin, connection=connection)
         for registry in (FailedJobRegistry, FinishedJobRegistry, CanceledJobRegistry):
             pipeline.zrem(registry(queue=queue).key, job.id)
-        pipeline.srem(keys.CANCELLED, job.id)
+        pipeline.srem(keys.CANCELED, job.id)
         pipeline.hdel(keys.CRASHES, job.id)
         job.started_at = job.ended_at = job.worker_name = None
         job.retries_left = keys.MAX_RETRIES

@@ -23,7 +23,7 @@ MAX_RETRIES: Final = 3
 #: intermediate queue, which names no owner.
 POPPED: Final = "svdq:popped"
 #: Set of ids of jobs that are to stop although a group has them.
-CANCELLED: Final = "svdq:cancelled"
+CANCELED: Final = "svdq:canceled"
 #: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
 CRASHES: Final = "svdq:crashes"
 #: Hash, worker name -> why that group takes no more jobs.

@@ -1,1 +1,1 @@
-"""The daemon: torchrun launch, rank 0's intake from RQ, the last rank's outlet to storage."""
+"""The daemon: torchrun launch, rank 0's intake from RQ, the last rank's writes to storage."""

@@ -19,40 +19,41 @@ import torch
 
 from svdq.pipeline.device import check_computes, choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.group import Place, build_stage, join
 from svdq.pipeline.models.compute import ComputeOptions, dtype_of
 from svdq.pipeline.models.compute_check import check
 from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.model import ModelInfo, Part, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.stage import Stage
+from svdq.pipeline.topology import Topology, build_stage, join
 from svdq.pipeline.trace import usage_event
 from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.text import printable
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.store import open_checkpoint_store
+from svdq.worker.checkpoint.writer import CheckpointWriter
+from svdq.worker.health.histograms import CountingCheckpointStore, TimingTracer
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.json_log import start_logging
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.tallies import TallyingShelf, TallyingTracer
-from svdq.worker.health.vitals import Vitals, costs_in, describe
+from svdq.worker.health.rank_status import RankReporter, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
-from svdq.worker.intake.feeder import IntakeOptions
+from svdq.worker.intake.dispatcher import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
-from svdq.worker.launching import compiling, gpus, rundir
-from svdq.worker.launching.compute_options import check_alike, compute_options, read
-from svdq.worker.launching.gpus import visible_gpus
-from svdq.worker.launching.hosts import address_book
-from svdq.worker.output.outlet import Outlet
-from svdq.worker.recovery.checkpoint_codec import Codec
-from svdq.worker.recovery.checkpoints import Archive, Spool
+from svdq.worker.launcher import compiling, gpus, rundir
+from svdq.worker.launcher.compute_options import check_alike, compute_options, read
+from svdq.worker.launcher.gpus import visible_gpus
+from svdq.worker.launcher.hosts import address_book
+from svdq.worker.output.writer import ResultWriter
 from svdq.worker.recovery.crash_marker import CrashMarker, folder_without_launcher, read_suspects
 from svdq.worker.recovery.fence import Fence
 from svdq.worker.recovery.restarts import count_crash_here, lost, stalled, try_again
-from svdq.worker.recovery.shelf import open_shelf
-from svdq.worker.redis_link import Outage, connect, restarter, wait_for
+from svdq.worker.redis_client import ConnectionHealth, connect, restarter, wait_for
 from svdq.worker.signals import Signals
 
 logger = logging.getLogger("svdq.worker")
@@ -78,18 +79,18 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
     settings = Settings.load()
     # Before any signal is blocked: an embedded server that is started here must hear them.
     url = server_url(settings)
-    place = Place.from_torchrun()
-    life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    marker = CrashMarker(run_dir or folder_without_launcher(settings.home), life, place.rank)
+    topology = Topology.from_torchrun()
+    restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    marker = CrashMarker(run_dir or folder_without_launcher(settings.home), restart_count, topology.rank)
     signals = Signals(on_stop=marker.mark_clean_exit)
     if run_dir is not None:
-        rundir.write_pid(run_dir, place.rank)
-    log = JobLogHandler(place.rank)
-    start_logging(log_format, place.rank, group, log.job_ids)
+        rundir.write_pid(run_dir, topology.rank)
+    log = JobLogHandler(topology.rank)
+    start_logging(log_format, topology.rank, group, log.job_ids)
     logging.getLogger().addHandler(log)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
-        _run(place, signals, marker, settings, url, log, read(options), run_dir=run_dir, **options)
+        _run(topology, signals, marker, settings, url, log, read(options), run_dir=run_dir, **options)
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
@@ -102,7 +103,7 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
 
 
 def _run(
-    place: Place,
+    topology: Topology,
     signals: Signals,
     marker: CrashMarker,
     settings: Settings,
@@ -122,7 +123,7 @@ def _run(
     if device == "auto" and run_dir is None and visible_gpus():
         device = "cuda"  # else ranks whose torch cannot use them would compute on the processors
     try:
-        our_device = choose_device(device, place.local_rank)
+        our_device = choose_device(device, topology.local_rank)
         check_computes(our_device, dtype_of(compute, our_device))
     except InputError as error:
         try_again(error, marker.restart_count)
@@ -130,10 +131,10 @@ def _run(
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
     if compute.compiled != "off":
-        compiling.prepare(settings.home, place.local_num_ranks)
+        compiling.prepare(settings.home, topology.local_num_ranks)
     check(compute, our_device)
     storage = Storage(settings.storage)
-    parts = Part.of_rank(place.rank, place.num_ranks)
+    parts = Part.of_rank(topology.rank, topology.num_ranks)
     dtype, limit = dtype_of(compute, our_device), settings.memory_limit
     opening_since = time.perf_counter()
     try:
@@ -141,38 +142,40 @@ def _run(
     except InputError as error:
         try_again(error, marker.restart_count)
     load_s = time.perf_counter() - opening_since
-    if place.local_rank == 0 and not place.first:
+    if topology.local_rank == 0 and not topology.first:
         count_crash_here(url, marker)
     try:
-        memory = _memory(place, our_device, model.info, limit, ranks_per_gpu)
-        facts = json.dumps(asdict(memory) | {"compute": model.info.compute})
-        book = address_book(settings, on_one_host=place.local_num_ranks == place.num_ranks)
-        links = join(place, our_device, folder=private_folder(marker.folder / "ranks"), book=book, facts=facts)
+        memory = _memory(topology, our_device, model.info, limit, ranks_per_gpu)
+        rank_info = json.dumps(asdict(memory) | {"compute": model.info.compute})
+        book = address_book(settings, on_one_host=topology.local_num_ranks == topology.num_ranks)
+        links = join(
+            topology, our_device, folder=private_folder(marker.folder / "ranks"), book=book, rank_info=rank_info
+        )
     except InputError as error:
         try_again(error, marker.restart_count)
     except OSError as error:
         # A neighbour has ended meanwhile: as likely as not all were told to stop.
         lost(f"Cannot connect to the other ranks: {error}.", signals.stopping, marker)
         os._exit(0)
-    check_alike(links.facts)
+    check_alike(links.rank_info)
     # Before anything that has to be put away again: it refuses limits that nothing fits into.
-    plan = plan_of(settings.home, model.info, links.facts, limit) if place.first else None
-    vitals = Vitals(describe(place, our_device, model.info.name, load_s, model.info.notice), our_device)
-    tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
-    monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, marker)
-    shelf = open_shelf(checkpoints, settings.home, storage)
-    if shelf is not None:
-        shelf = TallyingShelf(shelf, vitals.tallies)
+    plan = plan_of(settings.home, model.info, links.rank_info, limit) if topology.first else None
+    rank_reporter = RankReporter(describe(topology, our_device, model.info.name, load_s, model.info.notice), our_device)
+    tracer = TimingTracer(topology.rank, rank_reporter.metrics, on=trace)
+    monitor = ProgressMonitor(connect(url), model.info.notice, rank_reporter, log, marker)
+    store = open_checkpoint_store(checkpoints, settings.home, storage)
+    if store is not None:
+        store = CountingCheckpointStore(store, rank_reporter.metrics)
     codec = Codec(model=model.info.name, device=our_device, compute=model.info.compute)
-    spool = Spool(shelf, codec) if shelf is not None else None
-    outlet = None
-    if place.last:
+    checkpoint_writer = CheckpointWriter(store, codec) if store is not None else None
+    result_writer = None
+    if topology.last:
         fence = Fence(connect(url), signals.stopping)
-        outlet = Outlet(storage, model.info, tracer, fence=fence, mark=partial(marker.during, "write"))
+        result_writer = ResultWriter(storage, model.info, tracer, fence=fence, mark=partial(marker.during, "write"))
     intake = None
-    if place.first:
+    if topology.first:
         storage.sweep()
-        _announce(place, our_device, model.info, storage)
+        _announce(topology, our_device, model.info, storage)
         options = IntakeOptions(
             burst=burst,
             max_pixels=settings.max_pixels,
@@ -180,67 +183,69 @@ def _run(
             max_attempts=settings.max_attempts,
             until_s=until_s,
             # One computed, one received and one sent by each rank, and those that are being written.
-            max_in_flight=3 * place.num_ranks + 4,
+            max_in_flight=3 * topology.num_ranks + 4,
             suspects=read_suspects(marker.folder, marker.restart_count),
             mark_prepare=partial(marker.during, "prepare"),
         )
-        outage = Outage(restarter(settings))
+        connection_health = ConnectionHealth(restarter(settings))
         connection = connect(url)
-        wait_for(connection, outage)
-        archive = Archive(shelf=shelf, codec=codec) if shelf is not None else None
-        intake = Intake(connection, storage, model.info, options, archive, spool, outage)
+        wait_for(connection, connection_health)
+        checkpoint_reader = CheckpointReader(store=store, codec=codec) if store is not None else None
+        intake = Intake(
+            connection, storage, model.info, options, checkpoint_reader, checkpoint_writer, connection_health
+        )
     stage = build_stage(
-        place=place,
+        topology=topology,
         links=links,
         model=model,
         monitor=Watchdog(
             monitor,
-            place.rank,
+            topology.rank,
             compiling.stall_s(settings.stall_s, compute),
             on_stall=lambda: stalled(monitor, marker),
         ),
         tracer=tracer,
         source=intake,
-        sink=outlet,
+        sink=result_writer,
         on_lost=lambda reason: lost(reason, signals.stopping, marker),
-        keeper=spool,
+        checkpointer=checkpoint_writer,
     )
-    vitals.waiting = [part for part in (intake, outlet, spool) if part is not None]
+    rank_reporter.waiting = [part for part in (intake, result_writer, checkpoint_writer) if part is not None]
     if intake is not None:
-        vitals.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
+        rank_reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     signals.attach(stage, intake)
     if plan is not None:
         _warm_up(stage, plan, warm)
     if intake is not None:
         intake.start()
-    if run_dir is not None and place.local_rank == 0:
+    if run_dir is not None and topology.local_rank == 0:
         rundir.write_ready(run_dir)
     stage.run()
     flush_until = time.monotonic() + FLUSH_S
-    if stage.stopped and spool is not None:
-        spool.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
+    if stage.stopped and checkpoint_writer is not None:
+        checkpoint_writer.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
     if intake is not None:
         intake.close(put_back=stage.stopped)
-    if stage.stopped and outlet is not None:
-        outlet.wait(flush_until - time.monotonic())
+    if stage.stopped and result_writer is not None:
+        result_writer.wait(flush_until - time.monotonic())
     monitor.close()
     if stage.stopped:
         # The neighbours stop wherever they are, too: there is nobody to say goodbye to.
         logging.shutdown()
         os._exit(0)
-    if spool is not None and not spool.flush(FLUSH_S):
+    if checkpoint_writer is not None and not checkpoint_writer.flush(FLUSH_S):
         logger.warning("The checkpoints of videos that are finished could not be removed; the next worker does that.")
     marker.mark_clean_exit()
     if trace and run_dir is not None:
-        rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
+        rundir.write_trace(run_dir, topology.rank, [*tracer.events(), usage_event(topology.rank)])
 
 
 def _memory(
-    place: Place, device: torch.device, info: ModelInfo, limit: int | None, ranks_per_gpu: int | None
+    topology: Topology, device: torch.device, info: ModelInfo, limit: int | None, ranks_per_gpu: int | None
 ) -> RankMemory:
     """Find what memory this rank has, once its model is loaded."""
     # svdq worker counts those of all groups; torchrun has one.
-    sharing = ranks_per_gpu or gpus.ranks_per_gpu(torch.cuda.device_count(), place.local_num_ranks)
+    sharing = ranks_per_gpu or gpus.ranks_per_gpu(torch.cuda.device_count(), topology.local_num_ranks)
     return RankMemory(
         capacity=capacity(device, limit, sharing),
         weights=info.weight_bytes,
@@ -258,8 +263,8 @@ def _warm_up(stage: Stage, plan: MemoryPlan, shapes: Sequence[str]) -> None:
             logger.warning("--warm %s: %s", shape, error)
 
 
-def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Storage) -> None:
-    ranks = "1 rank" if place.num_ranks == 1 else f"{place.num_ranks} ranks"
+def _announce(topology: Topology, device: torch.device, info: ModelInfo, storage: Storage) -> None:
+    ranks = "1 rank" if topology.num_ranks == 1 else f"{topology.num_ranks} ranks"
     notice = f": {info.notice}" if info.notice else ""
     logger.info("Ready with %s on %s, model %s%s.", ranks, device.type, info.name, notice)
     if info.name == "preview":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.ffmpeg import ADVICE, ffmpeg_version
 from svdq.producer.doctor import Finding
-from svdq.worker.launching.gpus import Answer, ask
+from svdq.worker.launcher.gpus import Answer, ask
 
 _QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 #: Seconds for the answer.

@@ -17,14 +17,14 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.device import choose_device
-from svdq.pipeline.group import Links, Place, build_stage
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Sample
+from svdq.pipeline.topology import Links, Topology, build_stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.pipeline.transport.ports import Report, Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +87,19 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
         ]
 
 
-def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> None:
-    device = choose_device(workload.device, place.local_rank)
-    parts = Part.of_rank(place.rank, place.num_ranks)
-    number = place.local_rank
+def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str) -> None:
+    device = choose_device(workload.device, topology.local_rank)
+    parts = Part.of_rank(topology.rank, topology.num_ranks)
+    number = topology.local_rank
     model = open_model(workload.models[number], parts, device, dtype_for(device))
-    replicas = place.num_ranks < len(workload.models)
+    replicas = topology.num_ranks < len(workload.models)
     numbers = range(number, workload.num_samples, len(workload.models)) if replicas else range(workload.num_samples)
-    feed = _Feed(workload, numbers) if place.first else None
-    drain = _Drain() if place.last else None
+    feed = _Feed(workload, numbers) if topology.first else None
+    drain = _Drain() if topology.last else None
     monitor = _MemoryMonitor()
-    tracer = Tracer(place.rank, on=True)
+    tracer = Tracer(topology.rank, on=True)
     stage = build_stage(
-        place=place,
+        topology=topology,
         links=links,
         model=model,
         monitor=monitor,
@@ -146,7 +146,7 @@ class _Feed:
         parameters = self._workload.parameters.model_copy(update={"seed": number})
         return Request(job_id=f"sample-{number}", parameters=parameters, photo=self._photo)
 
-    def nearly_free(self) -> None:
+    def prefetch_next(self) -> None:
         pass
 
     def ended(self, report: Report) -> None:
@@ -196,5 +196,5 @@ class _MemoryMonitor:
     def idle(self) -> None:
         pass
 
-    def cancelled(self, job_id: str) -> bool:
+    def canceled(self, job_id: str) -> bool:
         return False

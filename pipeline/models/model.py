@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from svdq.pipeline.costs import Guess
+from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.models.model_index import is_svd
@@ -61,7 +61,7 @@ class ModelInfo:
     #: Bytes of the weights that this rank has loaded.
     weight_bytes: int = 0
     #: What encode and decode cost before they are measured; by default as on an H100 at 576x1024x25.
-    guess: Guess = field(default_factory=lambda: Guess(encode_steps=0.18, decode_steps=4.4))
+    prior: CostPrior = field(default_factory=lambda: CostPrior(encode_steps=0.18, decode_steps=4.4))
 
 
 class Denoiser(Protocol):

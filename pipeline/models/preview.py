@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from svdq.pipeline.costs import Guess
+from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
 from svdq.pipeline.parameters import VideoParameters
@@ -46,7 +46,7 @@ class PreviewModel:
             notice="preview (no diffusion model)",
             default_frames=25,
             # Measured on one core at 576x320x25.
-            guess=Guess(encode_steps=2.0, decode_steps=1.5),
+            prior=CostPrior(encode_steps=2.0, decode_steps=1.5),
         )
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:

@@ -18,7 +18,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from svdq.pipeline.costs import Guess
+from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
 from svdq.pipeline.models.simulated_timings import Timings, timings_of
@@ -42,7 +42,7 @@ class SimulatedModel:
         self._device = device
         self._parts = parts
         self.info = ModelInfo(
-            name=name, notice=NOTICE, default_frames=14, guess=Guess(encode_steps=0.0, decode_steps=0.0)
+            name=name, notice=NOTICE, default_frames=14, prior=CostPrior(encode_steps=0.0, decode_steps=0.0)
         )
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0

@@ -52,7 +52,7 @@ class Ring:
     #: From the rank before.
     preceding: socket.socket
     #: What the ranks told, rank 0 first: on rank 0 of all ranks, elsewhere of those before and of this one.
-    facts: tuple[str, ...]
+    rank_info: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +61,19 @@ class _Hello:
 
     #: Drawn by rank 0 in each life of the group.
     word: str
-    facts: tuple[str, ...]
+    rank_info: tuple[str, ...]
 
     def encoded(self) -> bytes:
-        text = json.dumps({"word": self.word, "facts": self.facts}).encode()
+        text = json.dumps({"word": self.word, "rank_info": self.rank_info}).encode()
         return _LENGTH.pack(len(text)) + text
 
     @classmethod
     def decoded(cls, text: bytes) -> "_Hello":
         document = json.loads(text)
-        return cls(word=document["word"], facts=tuple(document["facts"]))
+        return cls(word=document["word"], rank_info=tuple(document["rank_info"]))
 
 
-def close_ring(book: AddressBook, rank: int, num_ranks: int, address: str, facts: str = "") -> Ring:
+def close_ring(book: AddressBook, rank: int, num_ranks: int, address: str, rank_info: str = "") -> Ring:
     """Connect to the other ranks; waits while they load their models.
 
     Args:
@@ -81,7 +81,7 @@ def close_ring(book: AddressBook, rank: int, num_ranks: int, address: str, facts
         rank: this one.
         num_ranks: K, at least two.
         address: where this rank listens: the path of a Unix socket, or an IP address of this host.
-        facts: what rank 0 is to know of this rank.
+        rank_info: what rank 0 is to know of this rank.
 
     Raises:
         OSError: the others have ended, or been restarted.
@@ -91,16 +91,16 @@ def close_ring(book: AddressBook, rank: int, num_ranks: int, address: str, facts
     listener = _Listener(book, _name(rank), address)
     with contextlib.closing(listener):
         if rank == 0:
-            hello = _Hello(word=secrets.token_hex(16), facts=(facts,))
+            hello = _Hello(word=secrets.token_hex(16), rank_info=(rank_info,))
             following = _connect(book, next_name, hello)
             preceding, returned = listener.accept()
             if returned.word != hello.word:
                 raise ConnectionError("a rank from before the restart called")
         else:
             preceding, received = listener.accept()
-            returned = replace(received, facts=(*received.facts, facts))
+            returned = replace(received, rank_info=(*received.rank_info, rank_info))
             following = _connect(book, next_name, returned)
-    return Ring(following=configure(following), preceding=configure(preceding), facts=returned.facts)
+    return Ring(following=configure(following), preceding=configure(preceding), rank_info=returned.rank_info)
 
 
 def _name(rank: int) -> str:

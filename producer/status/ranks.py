@@ -146,7 +146,7 @@ class RankStatus(_Record):
     #: What it waits for.
     troubles: tuple[Trouble, ...] = ()
     #: How often its group was restarted before this process was started.
-    life: int = 0
+    restart_count: int = 0
     #: How long work took since then: `step`, `encode`, `decode` and `write`, where there was any.
     timings: Mapping[str, Timings] = {}
     #: Videos that it took up again from a checkpoint; checkpoints written, and their bytes.

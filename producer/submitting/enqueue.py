@@ -104,10 +104,10 @@ def _seconds(at: datetime) -> int:
 def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[str]) -> Enqueued:
     """Enqueue a job, unless its id is taken, as soon as other jobs have finished or failed.
 
-    As RQ has it, one that is cancelled keeps the jobs after it waiting, until it is retried or they are cancelled.
+    As RQ has it, one that is canceled keeps the jobs after it waiting, until it is retried or they are canceled.
 
     Raises:
-        InputError: there is no such other job, or it is cancelled already.
+        InputError: there is no such other job, or it is canceled already.
     """
     queue = queue_of(connection, entry.priority)
     key = rq.job.Job.key_for(entry.job_id)
@@ -129,7 +129,7 @@ def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
     """Find those jobs that another can wait for; RQ would have it wait for ever for one that has failed already.
 
     Raises:
-        InputError: there is no such job, or it is cancelled.
+        InputError: there is no such job, or it is canceled.
     """
     waits_for = []
     for job_id in job_ids:

@@ -15,7 +15,7 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.doctor_model import check_model
-from svdq.worker.launching import model_check
+from svdq.worker.launcher import model_check
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from svdq.cli.main import run
 from svdq.pipeline.errors import InputError
-from svdq.worker.launching.model_check import check_model
+from svdq.worker.launcher.model_check import check_model
 from tests.hub import COMMIT, Hub, running
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

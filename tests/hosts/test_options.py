@@ -4,7 +4,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.settings import Settings
-from svdq.worker.launching.hosts import Hosts, read_hosts
+from svdq.worker.launcher.hosts import Hosts, read_hosts
 
 
 @pytest.fixture

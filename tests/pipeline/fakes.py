@@ -5,20 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from svdq.pipeline.costs import Guess
+from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.models.model import Frames, ModelInfo
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.pipeline.transport.ports import Report, Request
 
 
 class CountingModel:
     """Counts steps in the latents; fails where it is told to."""
 
-    info = ModelInfo(name="counting", notice="", default_frames=2, guess=Guess(encode_steps=0, decode_steps=0))
+    info = ModelInfo(name="counting", notice="", default_frames=2, prior=CostPrior(encode_steps=0, decode_steps=0))
 
     def __init__(self) -> None:
         #: Seeds whose encode, a step, or decode raises an error.
@@ -83,13 +83,13 @@ class ListSource:
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = list(requests)
         self.reports: dict[str, Report] = {}
-        self.num_nearly_free = 0
+        self.num_prefetched = 0
 
     def take(self) -> Request | None:
         return self._requests.pop(0) if self._requests else None
 
-    def nearly_free(self) -> None:
-        self.num_nearly_free += 1
+    def prefetch_next(self) -> None:
+        self.num_prefetched += 1
 
     def ended(self, report: Report) -> None:
         assert report.job_id not in self.reports, "every sample ends once"
@@ -115,7 +115,7 @@ class ListSink:
 class ListMonitor:
     def __init__(self) -> None:
         self.steps: list[tuple[str, int]] = []
-        #: job -> step at which it is cancelled.
+        #: job -> step at which it is canceled.
         self.cancel_at: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self.warmed: list[str] = []
@@ -130,20 +130,20 @@ class ListMonitor:
     def idle(self) -> None:
         pass
 
-    def cancelled(self, job_id: str) -> bool:
+    def canceled(self, job_id: str) -> bool:
         return job_id in self.cancel_at and self._now.get(job_id, 0) >= self.cancel_at[job_id]
 
 
 def request(seed: int, *, steps: int = 5, frames: int = 4) -> Request:
     parameters = VideoParameters(seed=seed, steps=steps, frames=frames, width=64, height=64)
-    return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, ticket={"name": f"photo-{seed}"})
+    return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, metadata={"name": f"photo-{seed}"})
 
 
-class ListKeeper:
+class ListCheckpointer:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
 
-    def keep(self, sample: Sample) -> None:
+    def save(self, sample: Sample) -> None:
         self.samples.append(sample)
 
 
@@ -151,7 +151,7 @@ class Alone:
     """A rank alone, with a model that counts, run to its end."""
 
     def __init__(self, model: CountingModel, requests: Sequence[Request], *, keep_every_s: float = 30.0) -> None:
-        self.keeper = ListKeeper()
+        self.checkpointer = ListCheckpointer()
         self.source = ListSource(requests)
         self.sink = ListSink()
         self.monitor = ListMonitor()
@@ -163,6 +163,6 @@ class Alone:
             tracer=Tracer(0, on=True),
             source=self.source,
             sink=self.sink,
-            keeper=self.keeper,
+            checkpointer=self.checkpointer,
             keep_every_s=keep_every_s,
         )

@@ -30,14 +30,14 @@ def address(request: pytest.FixtureRequest, tmp_path: Path):
 def close_all(book: FolderBook, num_ranks: int, address) -> list[Ring]:
     with ThreadPoolExecutor(num_ranks) as ranks:
         closed = ranks.map(
-            lambda rank: close_ring(book, rank, num_ranks, address(rank), f"facts {rank}"), range(num_ranks)
+            lambda rank: close_ring(book, rank, num_ranks, address(rank), f"rank_info {rank}"), range(num_ranks)
         )
         return list(closed)
 
 
 def check(rings: list[Ring]) -> None:
     """What a rank says to the one after it arrives there, and rank 0 knows what all have told."""
-    assert rings[0].facts == tuple(f"facts {rank}" for rank in range(len(rings)))
+    assert rings[0].rank_info == tuple(f"rank_info {rank}" for rank in range(len(rings)))
     for rank, ring in enumerate(rings):
         ring.following.sendall(bytes([rank]))
         assert rings[(rank + 1) % len(rings)].preceding.recv(1) == bytes([rank])
@@ -74,10 +74,10 @@ def test_another_program_has_the_port_of_a_rank_that_is_gone(book: FolderBook) -
     with socket.create_server((LOOPBACK, 0)) as other, ThreadPoolExecutor(3) as pool:
         gone = {"address": LOOPBACK, "port": other.getsockname()[1], "secret": "0" * 32, "answer": "1" * 32}
         book.publish("rank1", json.dumps(gone))
-        first = pool.submit(close_ring, book, 0, 2, LOOPBACK, "facts 0")
+        first = pool.submit(close_ring, book, 0, 2, LOOPBACK, "rank_info 0")
         caller, _ = other.accept()  # rank 0 has taken it for its neighbour
         caller.sendall(b"220 mail.example.org ready to talk")
-        second = pool.submit(close_ring, book, 1, 2, LOOPBACK, "facts 1")
+        second = pool.submit(close_ring, book, 1, 2, LOOPBACK, "rank_info 1")
         check([first.result(60), second.result(60)])
         caller.close()
 
@@ -107,7 +107,7 @@ def published(book: FolderBook, name: str) -> dict:
 )
 def test_a_stranger_is_sent_away(book: FolderBook, address, said: bytes | None) -> None:
     with ThreadPoolExecutor(2) as pool:
-        second = pool.submit(close_ring, book, 1, 2, address(1), "facts 1")
+        second = pool.submit(close_ring, book, 1, 2, address(1), "rank_info 1")
         entry = published(book, "rank1")
         with connect_to(entry) as stranger:
             if said is None:
@@ -116,7 +116,7 @@ def test_a_stranger_is_sent_away(book: FolderBook, address, said: bytes | None) 
             else:
                 stranger.sendall(said if len(said) == 32 else entry["secret"].encode() + said)
             assert stranger.recv(1) == b""
-        first = pool.submit(close_ring, book, 0, 2, address(0), "facts 0")
+        first = pool.submit(close_ring, book, 0, 2, address(0), "rank_info 0")
         check([first.result(60), second.result(60)])
 
 
@@ -131,12 +131,12 @@ def silent() -> Iterator[list[socket.socket]]:
 def test_silent_connections_delay_no_rank(book: FolderBook, address, silent: list[socket.socket]) -> None:
     """Each of them was waited for for 30 s, one after the other."""
     with ThreadPoolExecutor(2) as pool:
-        second = pool.submit(close_ring, book, 1, 2, address(1), "facts 1")
+        second = pool.submit(close_ring, book, 1, 2, address(1), "rank_info 1")
         entry = published(book, "rank1")
         silent += [connect_to(entry) for _ in range(100)]
         silent[-1].sendall(b"x")
         started = time.monotonic()
-        first = pool.submit(close_ring, book, 0, 2, address(0), "facts 0")
+        first = pool.submit(close_ring, book, 0, 2, address(0), "rank_info 0")
         rings = [first.result(60), second.result(60)]
         assert time.monotonic() - started < 20, "less than one of them could have taken"
         check(rings)

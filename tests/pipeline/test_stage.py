@@ -27,7 +27,7 @@ def test_reports_carry_what_a_job_needs() -> None:
     report = group.source.reports["job-1"]
     assert report.failure is None
     assert report.result == {"written": True}
-    assert report.body["ticket"] == {"name": "photo-1"}
+    assert report.body["metadata"] == {"name": "photo-1"}
     assert report.body["parameters"]["decode_chunk_size"] == 4
     assert set(report.body["seconds"]) == {"encode", "decode"}
     assert [(rank, steps) for rank, steps, _ in report.body["stages"]] == [(0, 5)]
@@ -228,11 +228,11 @@ def test_a_warm_up_without_memory_ends_no_rank(caplog: pytest.LogCaptureFixture)
     assert group.source.reports["job-1"].body["parameters"]["decode_chunk_size"] == 3
 
 
-def test_a_sample_cancelled_in_mid_denoising_stops_at_the_next_step() -> None:
+def test_a_sample_canceled_in_mid_denoising_stops_at_the_next_step() -> None:
     group = Alone(CountingModel(), [request(1, steps=10), request(2)])
     group.monitor.cancel_at = {"job-1": 3}
     group.stage.run()
-    assert group.source.reports["job-1"].cancelled
+    assert group.source.reports["job-1"].canceled
     assert max(index for job, index in group.monitor.steps if job == "job-1") == 3
     assert set(group.sink.frames) == {"job-2"}
 
@@ -249,8 +249,8 @@ def test_stop_leaves_after_the_step_that_is_being_done() -> None:
 def test_a_sample_is_kept_when_it_is_denoised_and_before_it_is_decoded() -> None:
     group = Alone(CountingModel(), [request(1), request(2)])
     group.stage.run()
-    assert [(sample.job_id, sample.step) for sample in group.keeper.samples] == [("job-1", 5), ("job-2", 5)]
-    assert [int(sample.tensors["latents"].max()) for sample in group.keeper.samples] == [5, 5]
+    assert [(sample.job_id, sample.step) for sample in group.checkpointer.samples] == [("job-1", 5), ("job-2", 5)]
+    assert [int(sample.tensors["latents"].max()) for sample in group.checkpointer.samples] == [5, 5]
 
 
 def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
@@ -263,17 +263,17 @@ def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
 
     group = Alone(InPlaceModel(), [request(1)], keep_every_s=0.0)
     group.stage.run()
-    assert [sample.step for sample in group.keeper.samples] == [0, 1, 2, 3, 4, 5]
+    assert [sample.step for sample in group.checkpointer.samples] == [0, 1, 2, 3, 4, 5]
     # Each as it was, whatever the steps after it did to their latents.
-    assert [int(sample.tensors["latents"].max()) for sample in group.keeper.samples[1:]] == [1, 2, 3, 4, 5]
-    assert [sum(steps for _, steps, _ in sample.stages) for sample in group.keeper.samples] == [0, 1, 2, 3, 4, 5]
+    assert [int(sample.tensors["latents"].max()) for sample in group.checkpointer.samples[1:]] == [1, 2, 3, 4, 5]
+    assert [sum(steps for _, steps, _ in sample.stages) for sample in group.checkpointer.samples] == [0, 1, 2, 3, 4, 5]
 
 
 def test_stop_keeps_the_sample_that_is_being_denoised() -> None:
     group = Alone(CountingModel(), [request(1, steps=10)])
     group.monitor.step = lambda sample, index: group.stage.stop() if index == 4 else None  # type: ignore[method-assign]
     group.stage.run()
-    kept = group.keeper.samples[-1]
+    kept = group.checkpointer.samples[-1]
     assert (kept.job_id, kept.step, int(kept.tensors["latents"].max())) == ("job-1", 5, 5)
     assert group.sink.released
 
@@ -282,7 +282,7 @@ def test_stop_keeps_the_sample_that_is_being_denoised() -> None:
 def test_a_kept_sample_is_resumed_without_its_photo_and_no_step_is_done_twice(step: int) -> None:
     before = Alone(CountingModel(), [request(1)], keep_every_s=0.0)
     before.stage.run()
-    kept = next(sample for sample in before.keeper.samples if sample.step == step)
+    kept = next(sample for sample in before.checkpointer.samples if sample.step == step)
     resumption = Resumption(from_step=step, steps_done_again=2)
 
     class NoEncoder(CountingModel):
@@ -290,18 +290,18 @@ def test_a_kept_sample_is_resumed_without_its_photo_and_no_step_is_done_twice(st
             raise AssertionError("the photo was encoded when the video was begun")
 
     resume = replace(kept, resumed=(resumption,))
-    after = Alone(NoEncoder(), [replace(request(1), resume=resume, ticket={"name": "now"})])
+    after = Alone(NoEncoder(), [replace(request(1), resume=resume, metadata={"name": "now"})])
     after.stage.run()
     report = after.source.reports["job-1"]
     assert report.failure is None
     np.testing.assert_array_equal(after.sink.frames["job-1"], before.sink.frames["job-1"])
     assert [index for _, index in after.monitor.steps] == [step, *range(step, 6)]  # taken up, steps, decode
     assert report.body["resumed"] == [{"from_step": step, "steps_done_again": 2}]
-    assert report.body["ticket"] == {"name": "now"}
+    assert report.body["metadata"] == {"name": "now"}
     assert sum(steps for _, steps, _ in report.body["stages"]) == 5
 
 
 def test_the_source_hears_early_that_rank_0_will_be_free() -> None:
     group = Alone(CountingModel(), [request(1), request(2)])
     group.stage.run()
-    assert group.source.num_nearly_free == 2
+    assert group.source.num_prefetched == 2

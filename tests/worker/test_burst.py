@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from svdq.worker.launching.burst_lock import burst_lock, devices_of
-from svdq.worker.launching.launch import Ending, LaunchOptions
-from svdq.worker.launching.run_end import why_ended
+from svdq.worker.launcher.burst_lock import burst_lock, devices_of
+from svdq.worker.launcher.launch import Ending, LaunchOptions
+from svdq.worker.launcher.run_end import why_ended
 
 SIMULATED = "simulated:step_ms=100"
 
@@ -55,7 +55,7 @@ def test_what_a_run_computes_on(visible: str, options: dict, expected: list[str]
 
 def test_devices_are_locked_one_by_one(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from svdq.worker.launching.burst_lock import burst_lock\n"
+        "import sys; from pathlib import Path; from svdq.worker.launcher.burst_lock import burst_lock\n"
         "with burst_lock(Path(sys.argv[1]), sys.argv[2:]) as holder: print(holder or 'free')"
     )
 

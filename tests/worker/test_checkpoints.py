@@ -17,10 +17,17 @@ import torch
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer.storage.storage import Storage
-from svdq.worker.recovery import checkpoints
-from svdq.worker.recovery.checkpoint_codec import Codec
-from svdq.worker.recovery.checkpoints import Archive, Spool, resumed
-from svdq.worker.recovery.shelf import FOLDER, FolderShelf, Shelf, StorageShelf, open_shelf
+from svdq.worker.checkpoint import writer as writer_module
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.reader import CheckpointReader, resumed
+from svdq.worker.checkpoint.store import (
+    FOLDER,
+    CheckpointStore,
+    FolderCheckpointStore,
+    ObjectCheckpointStore,
+    open_checkpoint_store,
+)
+from svdq.worker.checkpoint.writer import CheckpointWriter
 
 CODEC = Codec(model="tiny", device=torch.device("cpu"))
 PARAMETERS = VideoParameters(seed=3, steps=9, frames=2, width=64, height=64)
@@ -40,7 +47,7 @@ def sample_at(step: int, job_id: str = "job") -> Sample:
             "image_latents": payload[256:].view(1, 4, 8, 8).transpose(2, 3),
             "image_embedding": payload[:5].view(1, 1, 5).to(torch.float16),
         },
-        ticket={"name": "größe"},
+        metadata={"name": "größe"},
         stages=((0, step, 0.25),),
         seconds={"encode": 0.5},
         resumed=(Resumption(from_step=1, steps_done_again=0),),
@@ -72,15 +79,15 @@ def document_at(document: dict[str, Any], where: tuple[str, ...]) -> dict[str, A
 
 
 @pytest.fixture(params=["folder", "memory"])
-def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
     if request.param == "folder":
-        return FolderShelf(tmp_path / "checkpoints")
-    return StorageShelf(Storage(f"memory://{tmp_path.name}"))
+        return FolderCheckpointStore(tmp_path / "checkpoints")
+    return ObjectCheckpointStore(Storage(f"memory://{tmp_path.name}"))
 
 
 @pytest.fixture
-def archive(shelf: Shelf) -> Archive:
-    return Archive(shelf=shelf, codec=CODEC)
+def reader(store: CheckpointStore) -> CheckpointReader:
+    return CheckpointReader(store=store, codec=CODEC)
 
 
 def assert_same(found: Sample | None, expected: Sample) -> None:
@@ -92,33 +99,33 @@ def assert_same(found: Sample | None, expected: Sample) -> None:
 
 
 def test_the_furthest_checkpoint_comes_back_bit_by_bit_and_those_before_it_are_gone(
-    shelf: Shelf, archive: Archive
+    store: CheckpointStore, reader: CheckpointReader
 ) -> None:
-    archive.open("job")
-    spool = Spool(shelf, CODEC)
+    reader.open("job")
+    writer = CheckpointWriter(store, CODEC)
     for step in (2, 9, 4):
-        spool.keep(sample_at(step))
-        assert spool.flush(60)
-    assert shelf.steps("job") == [9]
-    assert_same(archive.furthest("job", PARAMETERS), sample_at(9))
-    assert archive.furthest("another", PARAMETERS) is None
+        writer.save(sample_at(step))
+        assert writer.flush(60)
+    assert store.steps("job") == [9]
+    assert_same(reader.furthest("job", PARAMETERS), sample_at(9))
+    assert reader.furthest("another", PARAMETERS) is None
 
-    spool.forget("job")
-    assert spool.flush(60)
-    assert archive.furthest("job", PARAMETERS) is None
-    assert shelf.ages_s() == {}
+    writer.forget("job")
+    assert writer.flush(60)
+    assert reader.furthest("job", PARAMETERS) is None
+    assert store.ages_s() == {}
 
 
 def test_nothing_is_left_on_disk_when_a_job_has_ended_however_late_a_rank_is(tmp_path: Path) -> None:
-    shelf = FolderShelf(tmp_path / "checkpoints")
-    late, rank0 = Spool(shelf, CODEC), Spool(shelf, CODEC)
-    shelf.open("job")
-    late.keep(sample_at(3))
+    store = FolderCheckpointStore(tmp_path / "checkpoints")
+    late, rank0 = CheckpointWriter(store, CODEC), CheckpointWriter(store, CODEC)
+    store.open("job")
+    late.save(sample_at(3))
     assert late.flush(60)
     rank0.forget("job")
     assert rank0.flush(60)
-    late.keep(sample_at(5))
-    shelf.write("job", 6, b"between the look and the write")
+    late.save(sample_at(5))
+    store.write("job", 6, b"between the look and the write")
     assert late.flush(60)
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
@@ -142,14 +149,14 @@ def test_nothing_is_left_on_disk_when_a_job_has_ended_however_late_a_rank_is(tmp
     ],
 )
 def test_what_cannot_be_read_is_passed_over_with_a_line_in_the_log(
-    shelf: Shelf, archive: Archive, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+    store: CheckpointStore, reader: CheckpointReader, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    archive.open("job")
+    reader.open("job")
     good, bad = bytes(CODEC.encode(sample_at(2))), bytes(CODEC.encode(sample_at(5)))
     assert damage(bad) != bad
-    shelf.write("job", 5, damage(bad))
-    shelf.write("job", 2, good)  # older ones go when a newer one is written, not the other way round
-    assert_same(archive.furthest("job", PARAMETERS), sample_at(2))
+    store.write("job", 5, damage(bad))
+    store.write("job", 2, good)  # older ones go when a newer one is written, not the other way round
+    assert_same(reader.furthest("job", PARAMETERS), sample_at(2))
     assert "The checkpoint of job job at step 5 cannot be used" in caplog.text
 
 
@@ -247,7 +254,7 @@ def test_resuming_counts_what_was_done_before_and_is_done_again() -> None:
     assert len(resumed(resumed(sample_at(4), 6), 6).resumed) == 3
 
 
-class SlowShelf(FolderShelf):
+class SlowStore(FolderCheckpointStore):
     """A disk that does not write until it is let."""
 
     def __init__(self, folder: Path) -> None:
@@ -268,58 +275,58 @@ def test_a_slow_disk_never_stands_in_the_way_and_holds_no_more_than_so_many_byte
 ) -> None:
     num_waiting = 3
     size = sum(tensor.nbytes for tensor in sample_at(1).tensors.values())
-    monkeypatch.setattr(checkpoints, "MAX_WAITING_BYTES", (num_waiting + 1) * size - 1)
-    shelf = SlowShelf(tmp_path)
-    spool = Spool(shelf, CODEC)
+    monkeypatch.setattr(writer_module, "MAX_WAITING_BYTES", (num_waiting + 1) * size - 1)
+    store = SlowStore(tmp_path)
+    writer = CheckpointWriter(store, CODEC)
     for number in range(20):
-        shelf.open(f"job-{number}")
-    spool.keep(sample_at(1, "job-0"))
-    assert shelf.is_writing.wait(60)
+        store.open(f"job-{number}")
+    writer.save(sample_at(1, "job-0"))
+    assert store.is_writing.wait(60)
     for step in range(1, 9):
         for number in range(20):  # returns, though nothing is written
-            spool.keep(sample_at(step, f"job-{number}"))
-    assert not spool.flush(0)
-    shelf.may_write.set()
-    assert spool.flush(60)
+            writer.save(sample_at(step, f"job-{number}"))
+    assert not writer.flush(0)
+    store.may_write.set()
+    assert writer.flush(60)
     newest = [(f"job-{number}", 8) for number in range(20 - num_waiting, 20)]
-    assert shelf.written == [("job-0", 1), *newest]
+    assert store.written == [("job-0", 1), *newest]
 
 
 def test_a_newer_sample_of_a_job_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
-    shelf = SlowShelf(tmp_path)
-    spool = Spool(shelf, CODEC)
+    store = SlowStore(tmp_path)
+    writer = CheckpointWriter(store, CODEC)
     for job_id in ("first", "second"):
-        shelf.open(job_id)
-    spool.keep(sample_at(1, "first"))
-    assert shelf.is_writing.wait(60)
+        store.open(job_id)
+    writer.save(sample_at(1, "first"))
+    assert store.is_writing.wait(60)
     for step in range(2, 9):
-        spool.keep(sample_at(step, "second"))
-    shelf.may_write.set()
-    assert spool.flush(60)
-    assert shelf.written == [("first", 1), ("second", 8)]
+        writer.save(sample_at(step, "second"))
+    store.may_write.set()
+    assert writer.flush(60)
+    assert store.written == [("first", 1), ("second", 8)]
 
 
 def test_what_is_broken_or_at_its_end_is_not_kept(tmp_path: Path) -> None:
-    shelf = FolderShelf(tmp_path)
-    spool = Spool(shelf, CODEC)
+    store = FolderCheckpointStore(tmp_path)
+    writer = CheckpointWriter(store, CODEC)
     broken = {"latents": torch.full((1, 2, 4, 8, 8), torch.nan)}
-    shelf.open("job")
+    store.open("job")
     for tensors in (broken, {}):
-        spool.keep(replace(sample_at(3), tensors=tensors))
-        assert spool.flush(60)
-    assert shelf.steps("job") == []
+        writer.save(replace(sample_at(3), tensors=tensors))
+        assert writer.flush(60)
+    assert store.steps("job") == []
 
 
 def test_a_sample_larger_than_what_may_wait_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default preview has 98 MB, one of 1024x576 with 25 frames 177 MB."""
-    monkeypatch.setattr(checkpoints, "MAX_WAITING_BYTES", 1)
-    shelf = FolderShelf(tmp_path)
-    spool = Spool(shelf, CODEC)
+    monkeypatch.setattr(writer_module, "MAX_WAITING_BYTES", 1)
+    store = FolderCheckpointStore(tmp_path)
+    writer = CheckpointWriter(store, CODEC)
     for number in range(2):
-        shelf.open(f"job-{number}")
-        spool.keep(sample_at(3, f"job-{number}"))
-        assert spool.flush(60)
-        assert shelf.steps(f"job-{number}") == [3]
+        store.open(f"job-{number}")
+        writer.save(sample_at(3, f"job-{number}"))
+        assert writer.flush(60)
+        assert store.steps(f"job-{number}") == [3]
 
 
 def test_the_interpreter_goes_on_while_a_large_sample_is_encoded() -> None:
@@ -351,7 +358,7 @@ def test_the_interpreter_goes_on_while_a_large_sample_is_encoded() -> None:
 
 
 def test_trouble_is_logged_once_and_is_over_when_it_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class FullShelf(FolderShelf):
+    class FullStore(FolderCheckpointStore):
         is_full = True
 
         def write(self, job_id: str, step: int, data: bytes) -> None:
@@ -360,65 +367,65 @@ def test_trouble_is_logged_once_and_is_over_when_it_is_over(tmp_path: Path, capl
             super().write(job_id, step, data)
 
     caplog.set_level(logging.INFO)
-    shelf = FullShelf(tmp_path)
-    shelf.open("job")
-    spool = Spool(shelf, CODEC)
+    store = FullStore(tmp_path)
+    store.open("job")
+    writer = CheckpointWriter(store, CODEC)
     for step in (1, 2, 3):
-        spool.keep(sample_at(step))
-        assert spool.flush(60)
-    shelf.is_full = False
+        writer.save(sample_at(step))
+        assert writer.flush(60)
+    store.is_full = False
     for step in (4, 5):
-        spool.keep(sample_at(step))
-        assert spool.flush(60)
-    assert shelf.steps("job") == [5]
+        writer.save(sample_at(step))
+        assert writer.flush(60)
+    assert store.steps("job") == [5]
     assert caplog.text.count("No space left on device") == 1
     assert caplog.text.count("Checkpoints can be written again") == 1
 
 
 def test_a_sweep_removes_what_has_ended_and_what_nobody_has_known_for_a_day(tmp_path: Path) -> None:
-    shelf = FolderShelf(tmp_path)
+    store = FolderCheckpointStore(tmp_path)
     for job_id in ("ended", "started", "unknown", "old"):
-        shelf.open(job_id)
+        store.open(job_id)
     os.utime(tmp_path / "old", (0, 0))
-    shelf.open("removed")
+    store.open("removed")
     (tmp_path / "removed").rename(tmp_path / ".removed-0123abcd")  # a kill in the middle of `clear`
-    Archive(shelf=shelf, codec=CODEC).sweep(lambda job_ids: {"ended": True, "started": False})
+    CheckpointReader(store=store, codec=CODEC).sweep(lambda job_ids: {"ended": True, "started": False})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["started", "unknown"]
 
 
 def test_where_checkpoints_lie(tmp_path: Path) -> None:
     home, storage = tmp_path / "home", Storage(str(tmp_path / "storage"))
     for where, folder in (("local", home), ("storage", tmp_path / "storage")):
-        shelf = open_shelf(where, home, storage)
-        assert shelf is not None
-        shelf.open("job")
+        store = open_checkpoint_store(where, home, storage)
+        assert store is not None
+        store.open("job")
         assert (folder / FOLDER / "job").is_dir()
-    assert open_shelf("off", home, storage) is None
-    assert isinstance(open_shelf("storage", home, Storage("memory://x")), StorageShelf)
+    assert open_checkpoint_store("off", home, storage) is None
+    assert isinstance(open_checkpoint_store("storage", home, Storage("memory://x")), ObjectCheckpointStore)
 
 
 @pytest.mark.parametrize("name", ["my model", "5", ".git", f".models-{'0' * 8}", "a-job", "0" * 20])
 def test_folders_of_others_are_left_alone_however_old(tmp_path: Path, name: str) -> None:
     """`SVDQ_STORAGE=~ --checkpoints storage` makes `~/checkpoints` the folder for checkpoints."""
-    shelf = FolderShelf(tmp_path)
+    store = FolderCheckpointStore(tmp_path)
     (tmp_path / name).mkdir()
     for file in ("100.safetensors", "config.json"):
         (tmp_path / name / file).write_bytes(b"mine")
     os.utime(tmp_path / name, (0, 0))
-    Archive(shelf=shelf, codec=CODEC).sweep(lambda job_ids: dict.fromkeys(job_ids, True))
+    CheckpointReader(store=store, codec=CODEC).sweep(lambda job_ids: dict.fromkeys(job_ids, True))
     if not name.startswith("."):
-        shelf.open(name)
-        shelf.clear(name)
+        store.open(name)
+        store.clear(name)
     assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["100.safetensors", "config.json"]
 
 
 def test_folders_of_earlier_versions_are_still_known(tmp_path: Path) -> None:
-    shelf, job_id = FolderShelf(tmp_path), "0123456789abcdef0123"
+    store, job_id = FolderCheckpointStore(tmp_path), "0123456789abcdef0123"
     for name in (job_id, f".{job_id}-01234567"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "7.safetensors").touch()
         (tmp_path / name / ".8-01234567").touch()
-    assert list(shelf.ages_s()) == [job_id]
+    assert list(store.ages_s()) == [job_id]
     assert [path.name for path in tmp_path.iterdir()] == [job_id]
-    shelf.clear(job_id)
+    store.clear(job_id)
     assert list(tmp_path.iterdir()) == []

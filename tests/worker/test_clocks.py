@@ -14,9 +14,9 @@ from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.settings import Settings
-from svdq.worker.jobs import handover
-from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.jobs.rq_worker import LEASE_S
+from svdq.worker.queue import transitions
+from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue.rq_worker import LEASE_S
 from svdq.worker.recovery.recovery import SILENT_S, Recovery
 from tests.queued import enqueue
 
@@ -38,9 +38,9 @@ time.time = lambda: true_time() + shift_s
 
 import rq.utils
 assert abs(rq.utils.now().timestamp() - true_time() - shift_s) < 1, "the clock is not shifted"
-from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.recovery import Recovery
-from svdq.worker.redis_link import connect
+from svdq.worker.redis_client import connect
 
 worker = GroupWorker(connect(url), on_stop=print, on_shutdown=print)
 worker.start()
@@ -122,10 +122,10 @@ def test_a_host_with_a_wrong_clock_writes_right_times(
 def test_the_end_of_a_job_is_known_on_a_host_that_is_ahead(connection: redis.Redis, worker: GroupWorker) -> None:
     """RQ dates results by the clock of Redis and executions by that of their host."""
     put(connection, "a")
-    flight = worker.pop()
-    flight.execution.created_at = datetime.now(UTC) + timedelta(seconds=20)
-    worker.succeed(flight, {"outputs": []})
-    assert worker.settle(flight) is JobStatus.FINISHED
+    active = worker.pop()
+    active.execution.created_at = datetime.now(UTC) + timedelta(seconds=20)
+    worker.succeed(active, {"outputs": []})
+    assert worker.settle(active) is JobStatus.FINISHED
 
 
 class Clock:
@@ -149,7 +149,7 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
     recovery = Recovery(other, 2, clock)
     recovery.expired()
     clock.now += SILENT_S / 2
-    monkeypatch.setattr(handover, "server_time", lambda connection: time.time() + 30)
+    monkeypatch.setattr(transitions, "server_time", lambda connection: time.time() + 30)
 
     recovery.expired()
     assert len(in_wip(connection)) == 2
@@ -159,7 +159,7 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
     assert list(in_wip(connection)) == [alive.execution.composite_key.encode()]
     assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == ["dead"]
 
-    monkeypatch.setattr(handover, "server_time", lambda connection: time.time() - 30)
+    monkeypatch.setattr(transitions, "server_time", lambda connection: time.time() - 30)
     worker.beat([alive])
     clock.now += 3600
     recovery.expired()
@@ -169,28 +169,28 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
 def test_a_group_takes_back_none_of_its_own(connection: redis.Redis, worker: GroupWorker) -> None:
     """Its own beat comes late, as after a stall of the whole host."""
     put(connection, "a")
-    flight = worker.pop()
-    connection.zadd("rq:wip:svdq-default", {flight.execution.composite_key: 1})
+    active = worker.pop()
+    connection.zadd("rq:wip:svdq-default", {active.execution.composite_key: 1})
     clock = Clock()
     recovery = Recovery(worker, 2, clock)
     for _ in range(3):
         recovery.expired()
         clock.now += 3600
-    assert worker.holds(flight)
-    assert worker.beat([flight]) == []
+    assert worker.holds(active)
+    assert worker.beat([active]) == []
 
 
 def test_leases_are_watched_anew_after_redis_was_away(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
-    flight = worker.pop()
-    connection.zadd("rq:wip:svdq-default", {flight.execution.composite_key: 1})
+    active = worker.pop()
+    connection.zadd("rq:wip:svdq-default", {active.execution.composite_key: 1})
     clock = Clock()
     recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), 2, clock)
     recovery.expired()
     clock.now += 3600  # for which nobody could reach Redis
     recovery.forget_leases()
     recovery.expired()
-    assert worker.holds(flight)
+    assert worker.holds(active)
     clock.now += SILENT_S
     recovery.expired()
-    assert not worker.holds(flight)
+    assert not worker.holds(active)

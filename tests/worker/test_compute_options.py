@@ -14,11 +14,11 @@ from svdq.pipeline.models.compute import APPROXIMATE, COMPILED, DTYPES, ComputeO
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.results.provenance import read_provenance
-from svdq.worker.launching import compiling
-from svdq.worker.launching.compute_options import as_arguments, check_alike, compute_options, read
-from svdq.worker.recovery.checkpoint_codec import Codec
-from svdq.worker.recovery.checkpoints import Archive
-from svdq.worker.recovery.shelf import FolderShelf
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.store import FolderCheckpointStore
+from svdq.worker.launcher import compiling
+from svdq.worker.launcher.compute_options import as_arguments, check_alike, compute_options, read
 
 EVERY_WAY = [
     ComputeOptions(),
@@ -67,17 +67,17 @@ def codec(options: ComputeOptions) -> Codec:
 
 def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(tmp_path: Path, caplog) -> None:
     before = codec(ComputeOptions(compiled="blocks", approximate=("int8",)))
-    shelf = FolderShelf(tmp_path)
-    shelf.open("job")
-    shelf.write("job", 4, before.encode(SAMPLE))
-    found = Archive(shelf=shelf, codec=before).furthest("job", PARAMETERS)
+    store = FolderCheckpointStore(tmp_path)
+    store.open("job")
+    store.write("job", 4, before.encode(SAMPLE))
+    found = CheckpointReader(store=store, codec=before).furthest("job", PARAMETERS)
     assert found is not None
     assert found.step == 4
 
     for other in (ComputeOptions(), ComputeOptions(compiled="whole", approximate=("int8",))):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            assert Archive(shelf=shelf, codec=codec(other)).furthest("job", PARAMETERS) is None
+            assert CheckpointReader(store=store, codec=codec(other)).furthest("job", PARAMETERS) is None
         assert "it was computed with compiled blocks, approximate ['int8'], dtype float32" in caplog.text
 
 

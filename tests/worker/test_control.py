@@ -10,8 +10,8 @@ from svdq.pipeline.errors import InputError
 from svdq.producer import control, keys
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.storage.storage import Storage
-from svdq.worker.jobs import handover
-from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.queue import transitions
+from svdq.worker.queue.rq_adapter import GroupWorker
 
 SIMULATED = "simulated:step_ms=50"
 
@@ -25,7 +25,7 @@ def default(house) -> SvdqQueue:
     return SvdqQueue("svdq-default", connection=house.connection)
 
 
-def test_a_queued_job_is_cancelled_at_once(house) -> None:
+def test_a_queued_job_is_canceled_at_once(house) -> None:
     first, second = house.submit(), house.submit()
     assert house.run("svdq", "cancel", first).stdout == f"{first}  canceled\n"
     assert house.states([first, second]) == ["canceled", "queued"]
@@ -35,7 +35,7 @@ def test_a_queued_job_is_cancelled_at_once(house) -> None:
         control.cancel(house.connection, first)
 
 
-def test_what_is_cancelled_can_be_retried(house) -> None:
+def test_what_is_canceled_can_be_retried(house) -> None:
     first, second = house.submit(), house.submit()
     control.cancel(house.connection, first)
     assert house.run("svdq", "retry", first).stdout == f"{first}  queued\n"
@@ -85,7 +85,7 @@ def popped(house) -> str:
     """A job that a group took off its queue and has not begun."""
     job_id = house.submit()
     queues = [default(house)]
-    assert handover.pop(house.connection, queues, "svdq-elsewhere-1-x.2.c").job_id == job_id.encode()
+    assert transitions.pop(house.connection, queues, "svdq-elsewhere-1-x.2.c").job_id == job_id.encode()
     return job_id
 
 
@@ -104,7 +104,7 @@ def held_by_nobody(house) -> str:
 
 
 @pytest.mark.parametrize("make", [unlisted, popped, elsewhere, held_by_nobody])
-def test_a_job_that_no_group_renders_is_cancelled_wherever_it_is(house, make) -> None:
+def test_a_job_that_no_group_renders_is_canceled_wherever_it_is(house, make) -> None:
     job_id = make(house)
     assert house.run("svdq", "cancel", job_id).stdout == f"{job_id}  canceled\n"
     assert house.states([job_id]) == ["canceled"]
@@ -114,7 +114,7 @@ def test_a_job_that_no_group_renders_is_cancelled_wherever_it_is(house, make) ->
     assert not house.connection.exists(keys.POPPED)
 
 
-def test_a_job_that_is_cancelled_while_a_group_takes_it_is_not_begun(house, worker, monkeypatch) -> None:
+def test_a_job_that_is_canceled_while_a_group_takes_it_is_not_begun(house, worker, monkeypatch) -> None:
     job_id = house.submit()
     fetch_job = worker.fetch
 
@@ -179,8 +179,8 @@ def test_jobs_in_flight_stop_at_their_next_step(house, until) -> None:
     jobs = [house.submit(steps=300) for _ in range(3)]
     after = house.submit(steps=4)
     until(lambda: house.states(jobs).count("started") >= 3)
-    cancelled = house.run("svdq", "cancel", jobs[1])
-    assert cancelled.stdout == f"{jobs[1]}  stops at its next step\n", cancelled.stderr
+    canceled = house.run("svdq", "cancel", jobs[1])
+    assert canceled.stdout == f"{jobs[1]}  stops at its next step\n", canceled.stderr
     rq.command.send_stop_job_command(house.connection, jobs[2], serializer=fetch(house.connection, jobs[2]).serializer)
     fetch(house.connection, jobs[0]).cancel()
 
@@ -189,7 +189,7 @@ def test_jobs_in_flight_stop_at_their_next_step(house, until) -> None:
     queue = default(house)
     assert sorted(FailedJobRegistry(queue=queue).get_job_ids()) == sorted(jobs[1:])  # where RQ keeps stopped ones
     until(lambda: not list(house.connection.scan_iter("rq:execution:*")))
-    assert not house.connection.exists("rq:wip:svdq-default", keys.CANCELLED)
+    assert not house.connection.exists("rq:wip:svdq-default", keys.CANCELED)
     assert not list((Path(house.settings.storage) / "outputs").glob(f"*{jobs[1]}*"))
     assert "Traceback" not in group.text
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from svdq.worker.intake.streak import Streak, kind_of
 from svdq.worker.recovery.crash_marker import (
     RECORD_BYTES,
     SLOT_BYTES,
@@ -114,23 +113,3 @@ def test_without_a_launcher_the_folder_is_the_parents(tmp_path: Path) -> None:
     folder = folder_without_launcher(tmp_path)
     assert folder == tmp_path / "runs" / str(os.getppid())
     assert list((tmp_path / "runs").iterdir()) == []  # those of groups that are gone
-
-
-def test_three_different_jobs_that_fail_alike_are_a_streak() -> None:
-    streak = Streak()
-    assert not streak.bad("a", "Out of GPU memory in step 3 of 25; 1.5 GiB.")
-    assert not streak.bad("b", "Out of GPU memory in step 12 of 25; 2.25 GiB.")
-    assert not streak.bad("b", "Out of GPU memory in step 12 of 25; 2.25 GiB.")
-    assert streak.bad("c", "Out of GPU memory in step 1 of 9; 3 GiB.")
-    assert not streak.bad("d", "Out of GPU memory in step 1 of 9; 3 GiB.")
-
-
-def test_a_success_or_another_reason_ends_a_streak() -> None:
-    streak = Streak()
-    streak.bad("a", "One.")
-    streak.bad("b", "One.")
-    streak.good()
-    assert not streak.bad("c", "One.")
-    streak.bad("d", "One.")
-    assert not streak.bad("e", "Another.")
-    assert kind_of(f"Job {JOB} failed") == kind_of("Job ffffffffff0123456789 failed")

@@ -12,7 +12,7 @@ from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
-from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.recovery import Recovery
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -38,17 +38,17 @@ def statuses(connection: redis.Redis) -> dict[str, str]:
 def rest(worker: GroupWorker) -> list[str]:
     """What is taken off the queues when everything that is there is taken."""
     taken = []
-    while (flight := worker.pop()) is not None:
-        taken.append(flight.rq_job.id)
+    while (active := worker.pop()) is not None:
+        taken.append(active.rq_job.id)
     return taken
 
 
 def test_success_queues_both(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
-    flight = worker.pop()
+    active = worker.pop()
     assert worker.pop() is None
     assert statuses(connection) == {"parent": "started", "child": "deferred", "heir": "deferred"}
-    worker.succeed(flight, {"outputs": []})
+    worker.succeed(active, {"outputs": []})
     assert statuses(connection) == {"parent": "finished", "child": "queued", "heir": "queued"}
     assert connection.zcard("rq:deferred:svdq-default") == connection.zcard("rq:deferred:svdq-low") == 0
     assert rest(worker) == ["child", "heir"]
@@ -64,7 +64,7 @@ def test_failure_queues_what_allows_it(connection: redis.Redis, worker: GroupWor
     assert rest(worker) == ["child", "heir"]
 
 
-def test_a_cancelled_or_stopped_parent_queues_nothing_until_it_is_retried(
+def test_a_canceled_or_stopped_parent_queues_nothing_until_it_is_retried(
     connection: redis.Redis, worker: GroupWorker
 ) -> None:
     put_family(connection)
@@ -79,7 +79,7 @@ def test_a_cancelled_or_stopped_parent_queues_nothing_until_it_is_retried(
     assert rest(worker) == ["child", "heir"]
 
 
-def test_a_cancelled_child_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
+def test_a_canceled_child_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
     put_family(connection)
     control.cancel(connection, "child")
     worker.succeed(worker.pop(), {"outputs": []})
@@ -116,10 +116,10 @@ def test_a_parent_of_a_dead_group_queues_them_in_the_end(
     put_family(connection)
     assert dead.pop().rq_job.id == "parent"
     Recovery(worker, max_attempts=2).at_start([])
-    flight = worker.pop()
-    assert flight.rq_job.id == "parent"
+    active = worker.pop()
+    assert active.rq_job.id == "parent"
     assert worker.pop() is None
-    worker.succeed(flight, {"outputs": []})
+    worker.succeed(active, {"outputs": []})
     assert rest(worker) == ["child", "heir"]
 
 
@@ -161,11 +161,11 @@ def test_an_unreadable_dependent_keeps_no_job_from_ending(
     put_family(connection)
     UNREADABLE[what](connection)
     Recovery(worker, max_attempts=2).at_start([])
-    flight = worker.pop()
+    active = worker.pop()
     if ends == "succeed":
-        worker.succeed(flight, {"outputs": []})
+        worker.succeed(active, {"outputs": []})
     else:
-        worker.fail(flight, "It broke.")
+        worker.fail(active, "It broke.")
     assert fetch(connection, "parent").get_status().value == ("finished" if ends == "succeed" else "failed")
     assert connection.zcard("rq:wip:svdq-default") == 0
     assert "heir" in rest(worker)

@@ -11,8 +11,8 @@ from rq.serializers import JSONSerializer
 from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
-from svdq.worker.jobs import handover, rq_adapter
-from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.queue import rq_adapter, transitions
+from svdq.worker.queue.rq_adapter import GroupWorker
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
@@ -82,8 +82,8 @@ def test_many_jobs_are_queued_in_their_order(connection: redis.Redis, worker: Gr
 # Jobs that anyone may have changed.
 
 CHANGES = {
-    "cancelled": lambda connection: control.cancel(connection, "bad"),
-    "cancelled by RQ": lambda connection: fetch(connection, "bad").cancel(),
+    "canceled": lambda connection: control.cancel(connection, "bad"),
+    "canceled by RQ": lambda connection: fetch(connection, "bad").cancel(),
     "deleted": lambda connection: connection.delete("rq:job:bad"),
     "no hash": lambda connection: (connection.delete("rq:job:bad"), connection.set("rq:job:bad", "x")),
     "begun": lambda connection: connection.hset("rq:job:bad", "status", "started"),
@@ -132,7 +132,7 @@ def test_a_job_that_was_put_off_meanwhile_is_not_queued(connection: redis.Redis,
     schedule(connection, "a", in_s=3600)
     queue = SvdqQueue("svdq-default", connection=connection)
     with connection.pipeline() as pipeline:
-        handover.promote(pipeline, queue, b"a", time.time())
+        transitions.promote(pipeline, queue, b"a", time.time())
         assert pipeline.execute() == [0]
     assert scheduled(connection) == [b"a"]
 

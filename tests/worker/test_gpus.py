@@ -11,7 +11,7 @@ import pytest
 
 from svdq.worker import doctor
 from svdq.worker.identity import process_is_gone
-from svdq.worker.launching.gpus import all_gpus, ask, gpu_names, num_gpus, visible_gpus
+from svdq.worker.launcher.gpus import all_gpus, ask, gpu_names, num_gpus, visible_gpus
 from tests.worker.conftest import wait_until
 
 TWO = 'echo "GPU 0: RTX A5000 (UUID: GPU-a)"; echo "GPU 1: RTX A5000 (UUID: GPU-b)"'

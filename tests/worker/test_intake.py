@@ -12,21 +12,21 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Resumption, Sample
-from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer import control, keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.intake import intake as intake_module
-from svdq.worker.intake.feeder import IntakeOptions
+from svdq.worker.intake.dispatcher import IntakeOptions
 from svdq.worker.intake.intake import Intake
-from svdq.worker.jobs.rq_worker import LEASE_S
-from svdq.worker.recovery.checkpoint_codec import Codec
-from svdq.worker.recovery.checkpoints import Archive
-from svdq.worker.recovery.shelf import open_shelf
-from svdq.worker.redis_link import connect
+from svdq.worker.queue.rq_worker import LEASE_S
+from svdq.worker.redis_client import connect
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=9)
 
@@ -39,11 +39,14 @@ def open_intake(house) -> Iterator[Open]:
     opened: list[tuple[Intake, redis.Redis]] = []
 
     def start(
-        link: redis.Redis | None = None, spool: object = None, archive: Archive | None = None, **options: object
+        link: redis.Redis | None = None,
+        checkpoint_writer: object = None,
+        checkpoint_reader: CheckpointReader | None = None,
+        **options: object,
     ) -> Intake:
         link = link or connect(ensure_server(house.settings.home))
         storage = Storage(house.settings.storage)
-        intake = Intake(link, storage, MODEL, IntakeOptions(**options), archive, spool)
+        intake = Intake(link, storage, MODEL, IntakeOptions(**options), checkpoint_reader, checkpoint_writer)
         opened.append((intake, link))
         intake.start()
         return intake
@@ -75,8 +78,8 @@ def test_a_request_is_what_was_submitted(house, open_intake: Open) -> None:
     assert (request.parameters.frames, request.parameters.decode_chunk_size) == (9, 9)
     assert request.photo is not None
     assert (request.photo.mode, request.photo.size) == ("RGB", (128, 64))
-    assert request.ticket["name"] == "wide"
-    assert list(request.ticket["formats"]) == ["mp4", "gif"]
+    assert request.metadata["name"] == "wide"
+    assert list(request.metadata["formats"]) == ["mp4", "gif"]
     assert house.view(job_id).status == "started"
 
 
@@ -100,7 +103,7 @@ def test_no_more_is_taken_off_the_queue_than_the_stage_wants(house, open_intake:
         assert take(intake).job_id == job_ids[number - 1]
         let_it_go_round(house, until)
         assert house.queued() == job_ids[number:]
-        intake.nearly_free()  # the next one is got ready while this one is computed
+        intake.prefetch_next()  # the next one is got ready while this one is computed
         until(lambda number=number: house.queued() == job_ids[number + 1 :])
 
 
@@ -109,7 +112,7 @@ def test_no_more_is_in_flight_than_the_group_can_hold(house, open_intake: Open, 
     job_ids = [house.submit() for _ in range(4)]
     intake = open_intake(max_in_flight=2)
     assert [take(intake).job_id for _ in range(2)] == job_ids[:2]
-    intake.nearly_free()
+    intake.prefetch_next()
     let_it_go_round(house, until)
     assert house.queued() == job_ids[2:]
 
@@ -121,14 +124,14 @@ def test_a_suspect_of_a_crash_runs_alone(house, open_intake: Open, until) -> Non
     house.connection.hset(keys.CRASHES, bad, "{}")
     intake = open_intake(mark_prepare=lambda job_id: nullcontext(marked.append(job_id)))
     request = take(intake)
-    intake.nearly_free()
+    intake.prefetch_next()
     until(lambda: house.view(bad).status == "started")
     let_it_go_round(house, until)
     assert (request.job_id, {*marked}) == (first, {first})
 
     intake.ended(finished(request))
     request = take(intake)
-    intake.nearly_free()
+    intake.prefetch_next()
     let_it_go_round(house, until)
     assert (request.job_id, {*marked}) == (bad, {first, bad})
     assert house.queued() == [after]
@@ -143,7 +146,7 @@ def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(hous
     house.connection.hset(keys.CRASHES, bad, "{}")
     intake = open_intake()
     request = take(intake)
-    intake.nearly_free()
+    intake.prefetch_next()
     until(lambda: house.view(bad).status == "started")
     intake.drain()
     intake.ended(finished(request))
@@ -312,22 +315,24 @@ def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
     house, open_intake: Open, until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake_module, "SWEEP_S", 0.2)
-    shelf = open_shelf("local", house.settings.home, Storage(house.settings.storage))
+    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
     ended, waiting = house.submit(), house.submit()
-    intake = open_intake(archive=Archive(shelf=shelf, codec=Codec(model="fake", device=torch.device("cpu"))))
+    intake = open_intake(
+        checkpoint_reader=CheckpointReader(store=store, codec=Codec(model="fake", device=torch.device("cpu")))
+    )
     intake.ended(finished(take(intake)))
     until(lambda: house.view(ended).ended)
     for job_id in (ended, waiting):
-        shelf.open(job_id)
-        shelf.write(job_id, 5, b"late")
-    until(lambda: not shelf.steps(ended))
-    assert shelf.steps(waiting) == [5]
+        store.open(job_id)
+        store.write(job_id, 5, b"late")
+    until(lambda: not store.steps(ended))
+    assert store.steps(waiting) == [5]
 
 
 @pytest.mark.parametrize("meta", [{"step": "x"}, {"step": None}, {"step": [3]}, {"step": True}, [], None, "x", {}])
 def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake: Open, until, meta: object) -> None:
     codec = Codec(model="fake", device=torch.device("cpu"))
-    shelf = open_shelf("local", house.settings.home, Storage(house.settings.storage))
+    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
     job_id = house.submit()
     job = read_job(fetch(house.connection, job_id))
     half_done = Sample(
@@ -337,10 +342,10 @@ def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake
         step=2,
         tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
     )
-    shelf.open(job_id)
-    shelf.write(job_id, 2, codec.encode(half_done))
+    store.open(job_id)
+    store.write(job_id, 2, codec.encode(half_done))
     house.connection.hset(f"rq:job:{job_id}", "meta", json.dumps(meta))
-    request = take(open_intake(archive=Archive(shelf=shelf, codec=codec)))
+    request = take(open_intake(checkpoint_reader=CheckpointReader(store=store, codec=codec)))
     assert request.resume is not None
     assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
 
@@ -380,7 +385,7 @@ def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(house, open_in
     intake = open_intake()
     take(intake)
     assert control.cancel(house.connection, job_id) == "stopping"
-    intake.ended(Report(job_id=job_id, body={}, result={}, cancelled=True))
+    intake.ended(Report(job_id=job_id, body={}, result={}, canceled=True))
     until(lambda: house.states([job_id]) == ["stopped"])
     until(lambda: not intake.status().in_flight)
     assert (intake.status().finished, intake.status().failed) == (0, 0)
@@ -417,14 +422,14 @@ def test_an_end_that_redis_has_written_and_could_not_say_so_counts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     job_id = house.submit()
-    spool = Forgetter()
+    checkpoint_writer = Forgetter()
     lossy = kind.from_url(ensure_server(house.settings.home))
-    intake = open_intake(lossy, spool)
+    intake = open_intake(lossy, checkpoint_writer)
     request = take(intake)
     intake.ended(finished(request) if failure is None else Report(job_id=job_id, body={}, result={}, failure=failure))
-    until(lambda: spool.forgotten)
+    until(lambda: checkpoint_writer.forgotten)
     assert not lossy.lost
-    assert spool.forgotten == [job_id]
+    assert checkpoint_writer.forgotten == [job_id]
     assert house.states([job_id]) == ["finished" if failure is None else "failed"]
     assert (intake.status().finished, intake.status().failed) == ((1, 0) if failure is None else (0, 1))
     assert len(fetch(house.connection, job_id).results()) == 1
@@ -436,8 +441,8 @@ def test_the_result_of_a_job_that_was_taken_away_is_dropped(
     house, open_intake: Open, until, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_id, other = house.submit(), house.submit()
-    spool = Forgetter()
-    intake = open_intake(spool=spool)
+    checkpoint_writer = Forgetter()
+    intake = open_intake(checkpoint_writer=checkpoint_writer)
     request = take(intake)
     with house.connection.pipeline() as pipeline:
         pipeline.delete("rq:wip:svdq-default")
@@ -450,7 +455,7 @@ def test_the_result_of_a_job_that_was_taken_away_is_dropped(
     assert house.view(job_id).status == status
     assert "its result here is dropped" in caplog.text
     # Whoever has it now goes on from its checkpoints.
-    assert spool.forgotten == ([other] if status == "queued" else [job_id, other])
+    assert checkpoint_writer.forgotten == ([other] if status == "queued" else [job_id, other])
 
 
 @pytest.mark.slow
@@ -480,7 +485,7 @@ def test_a_group_tells_what_it_has_and_how_it_went(house, open_intake: Open) -> 
     assert (status.in_flight, status.finished, status.failed, status.pace_s) == (tuple(ids), 0, 0, None)
     (worker,) = view_workers(house.connection)
     assert status.worker == worker.name
-    made = {"ticket": {}, "seed": 1}  # by a rank: not found finished already
+    made = {"metadata": {}, "seed": 1}  # by a rank: not found finished already
     for request in requests[:2]:
         intake.ended(Report(job_id=request.job_id, body=made, result={"outputs": [], "used": {}, "notice": ""}))
     intake.ended(Report(job_id=ids[2], body=made, result={}, failure="It broke."))

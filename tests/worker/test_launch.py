@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.worker.launching import rundir
-from svdq.worker.launching.gpus import num_gpus, ranks_per_gpu, share_out, visible_gpus
-from svdq.worker.launching.model_check import check_model
+from svdq.worker.launcher import rundir
+from svdq.worker.launcher.gpus import num_gpus, ranks_per_gpu, share_out, visible_gpus
+from svdq.worker.launcher.model_check import check_model
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere"])
@@ -96,7 +96,7 @@ def test_ranks_and_launcher_know_each_other_through_the_run_folder(tmp_path: Pat
     assert rundir.read_error(tmp_path) is None
     rundir.write_pid(tmp_path, 0)
     code = (
-        "import sys; from pathlib import Path; from svdq.worker.launching import rundir;"
+        "import sys; from pathlib import Path; from svdq.worker.launcher import rundir;"
         "rundir.write_pid(Path(sys.argv[1]), 12)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as other:

@@ -15,22 +15,22 @@ from svdq.pipeline.models.memory import MeasuredMemory
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.models.tiny import write_tiny_model
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.pipeline.transport.ports import Report
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.storage.storage import Storage
-from svdq.worker.intake.feeder import IntakeOptions
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.store import open_checkpoint_store
+from svdq.worker.intake.dispatcher import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
-from svdq.worker.intake.preparing import Preparer
-from svdq.worker.output.outlet import Outlet
-from svdq.worker.recovery.checkpoint_codec import Codec
-from svdq.worker.recovery.checkpoints import Archive
-from svdq.worker.recovery.shelf import open_shelf
-from svdq.worker.redis_link import connect
+from svdq.worker.intake.prefetcher import Prefetcher
+from svdq.worker.output.writer import ResultWriter
+from svdq.worker.redis_client import connect
 
 MODEL = ModelInfo(name="fake", notice="tiny", default_frames=9, compute={"dtype": "float16"})
 GB = 1_000_000_000
@@ -197,8 +197,8 @@ def test_a_chunk_size_that_ran_out_of_memory_is_planned_no_more(tmp_path: Path) 
 
 def test_ranks_that_share_a_gpu_otherwise_or_have_a_limit_are_learnt_about_apart(tmp_path: Path) -> None:
     def start(limit: int | None = None, **more: int) -> MemoryPlan:
-        facts = [json.dumps(vars(rank) | more | {"compute": {}}) for rank in ranks(36, 36)]
-        return plan_of(tmp_path, MODEL, facts, limit)
+        rank_info = [json.dumps(vars(rank) | more | {"compute": {}}) for rank in ranks(36, 36)]
+        return plan_of(tmp_path, MODEL, rank_info, limit)
 
     is_open = XT.model_copy(update={"decode_chunk_size": None})
     start(ranks_per_gpu=2).learn(body_of(XT.model_copy(update={"decode_chunk_size": 4}), ran_out=True))
@@ -210,8 +210,8 @@ def test_ranks_that_share_a_gpu_otherwise_or_have_a_limit_are_learnt_about_apart
 
 def test_a_limit_that_the_weights_exceed_is_refused_at_the_start(tmp_path: Path) -> None:
     def start(*limits: int) -> MemoryPlan:
-        facts = [json.dumps(vars(rank)) for rank in ranks(*(limit / GB for limit in limits))]
-        return plan_of(tmp_path, MODEL, facts, limits[0])
+        rank_info = [json.dumps(vars(rank)) for rank in ranks(*(limit / GB for limit in limits))]
+        return plan_of(tmp_path, MODEL, rank_info, limits[0])
 
     assert start(4_380_000_000, 3_050_000_000, 3_180_000_000) is not None
     with pytest.raises(
@@ -234,8 +234,8 @@ def test_a_limit_that_the_weights_exceed_is_refused_at_the_start(tmp_path: Path)
 def test_a_limit_that_does_nothing_is_said_to(
     tmp_path: Path, model: str, limit: int | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    facts = [json.dumps({"capacity": limit, "weights": 0, "device": "cpu", "ranks_per_gpu": 1})]
-    memory = plan_of(tmp_path, ModelInfo(name=model, notice="", default_frames=9), facts, limit)
+    rank_info = [json.dumps({"capacity": limit, "weights": 0, "device": "cpu", "ranks_per_gpu": 1})]
+    memory = plan_of(tmp_path, ModelInfo(name=model, notice="", default_frames=9), rank_info, limit)
     assert memory.admit(XT) == XT
     assert len(caplog.records) == bool(words)
     assert words in caplog.text
@@ -320,27 +320,27 @@ def write_video(folder: Path) -> Report:
         parameters=VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1),
         boundaries=(0, 4),
         step=4,
-        ticket={"image": f"inputs/{'a' * 64}.png", "name": "video", "formats": ("mp4",), "fit": "crop"},
+        metadata={"image": f"inputs/{'a' * 64}.png", "name": "video", "formats": ("mp4",), "fit": "crop"},
     )
     reports: list[Report] = []
-    outlet = Outlet(Storage(str(folder)), MODEL, Tracer(0, on=False))
-    outlet.deliver(sample, np.zeros((2, 64, 64, 3), np.uint8), reports.append)
-    outlet.close()
+    writer = ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False))
+    writer.deliver(sample, np.zeros((2, 64, 64, 3), np.uint8), reports.append)
+    writer.close()
     return reports[0]
 
 
 def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path: Path) -> None:
     """Whatever is known by now of the memory that it takes."""
     storage = Storage(str(tmp_path))
-    shelf = open_shelf("local", tmp_path, storage)
+    store = open_checkpoint_store("local", tmp_path, storage)
     codec = Codec(model=MODEL.name, device=torch.device("cpu"))
-    archive = Archive(shelf=shelf, codec=codec)
-    preparer = Preparer(storage, MODEL, 10**6, archive, plan(0.1, 0.1))
+    checkpoint_reader = CheckpointReader(store=store, codec=codec)
+    prefetcher = Prefetcher(storage, MODEL, 10**6, checkpoint_reader, plan(0.1, 0.1))
     job = Job(
         image=f"inputs/{'a' * 64}.png", name="video", seed=1, steps=4, frames=2, width=64, height=64, formats=("mp4",)
     )
     with pytest.raises(DoesNotFitError):
-        preparer.prepare_ahead("id", job)
+        prefetcher.prepare_ahead("id", job)
 
     begun = VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1)
     half_done = Sample(
@@ -350,13 +350,13 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
         step=2,
         tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
     )
-    archive.open("id")
-    shelf.write("id", 2, codec.encode(half_done))
-    found = preparer.prepare_ahead("id", job)
+    checkpoint_reader.open("id")
+    store.write("id", 2, codec.encode(half_done))
+    found = prefetcher.prepare_ahead("id", job)
     assert found.resume is not None
     assert (found.resume.step, found.parameters) == (2, begun)
     assert write_video(tmp_path).result
-    assert preparer.prepare_ahead("id", job).result is not None
+    assert prefetcher.prepare_ahead("id", job).result is not None
 
 
 # All of it.

@@ -23,17 +23,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from svdq.pipeline.group import Place
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
+from svdq.pipeline.topology import Topology
 from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import BOUNDS_S, IntakeStatus, Trouble
+from svdq.worker.health.histograms import Histogram
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.health.tallies import Tally
-from svdq.worker.health.vitals import Vitals, describe
+from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.metrics import collector
 from svdq.worker.metrics.collector import LauncherCollector
 from svdq.worker.metrics.families import FAMILIES
@@ -63,7 +63,7 @@ class Ranks:
         return {0: self.pid}
 
 
-PLACE = Place(rank=0, num_ranks=2, local_rank=0, local_num_ranks=2)
+TOPOLOGY = Topology(rank=0, num_ranks=2, local_rank=0, local_num_ranks=2)
 CPU = torch.device("cpu")
 GROUP = (("group", "0"),)
 
@@ -174,15 +174,15 @@ def _is_all_told(samples: Samples) -> bool:
 
 
 def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
-    vitals = Vitals(describe(PLACE, CPU, "fake"), CPU)
-    monitor = ProgressMonitor(connection, "", vitals, JobLogHandler(0))
+    rank_reporter = RankReporter(describe(TOPOLOGY, CPU, "fake"), CPU)
+    monitor = ProgressMonitor(connection, "", rank_reporter, JobLogHandler(0))
     bare = Sample(job_id="f" * 20, parameters=VideoParameters(seed=1, steps=8, frames=2), boundaries=(0, 3, 8), step=0)
     encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
 
     def counted() -> int:
-        before = sum(vitals.tallies.step.timings().counts)
+        before = sum(rank_reporter.metrics.step.timings().counts)
         monitor.idle()
-        return sum(vitals.tallies.step.timings().counts) - before
+        return sum(rank_reporter.metrics.step.timings().counts) - before
 
     monitor.step(bare, 0)
     assert counted() == 0, "its encode failed"
@@ -193,15 +193,15 @@ def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
     assert counted() == 0, "nothing was begun since"
     monitor.step(encoded, 0)
     monitor.step(encoded, 1)
-    assert counted() == 2, "the third was cancelled"
+    assert counted() == 2, "the third was canceled"
     monitor.step(replace(encoded, boundaries=(0, 0, 8), resumed=(Resumption(from_step=0, steps_done_again=0),)), 0)
     assert counted() == 0, "it goes on elsewhere"
-    assert vitals.tallies.num_resumed == 1
+    assert rank_reporter.metrics.num_resumed == 1
     alone = replace(encoded, boundaries=(0, 8, 8))
     for index in range(8):
         monitor.step(alone, index)
     monitor.step(replace(alone, step=8), 8)
-    assert sum(vitals.tallies.step.timings().counts) == 3 + 2 + 8
+    assert sum(rank_reporter.metrics.step.timings().counts) == 3 + 2 + 8
     assert counted() == 0, "a decode is no step"
     monitor.close()
 
@@ -211,15 +211,15 @@ def test_what_a_rank_tells_is_served(connection: redis.Redis) -> None:
     troubles = tuple(
         Trouble(effect="Videos wait", reason="Full.", since=now - age_s, attempts=2) for age_s in (60.0, 600.0)
     )
-    tally = Tally()
+    histogram = Histogram()
     for seconds, times in ((BOUNDS_S[3], 2), (BOUNDS_S[3] * 1.01, 3), (1e6, 1)):
-        tally.add(seconds, times)
-    rank = describe(PLACE, CPU, "fake").model_copy(
+        histogram.add(seconds, times)
+    rank = describe(TOPOLOGY, CPU, "fake").model_copy(
         update={
             "at": now - 4,
             "troubles": troubles,
-            "life": 3,
-            "timings": {"step": tally.timings()},
+            "restart_count": 3,
+            "timings": {"step": histogram.timings()},
             "gpu_bytes": 5,
             "gpu_total_bytes": 7,
             "intake": IntakeStatus(worker="w", in_flight=("a", "b"), finished=9, failed=1),
@@ -253,7 +253,7 @@ def test_what_a_group_counted_outlives_its_ranks(connection: redis.Redis, monkey
 
     def told(pid: int, finished: int) -> float:
         group.pid = pid
-        rank = describe(PLACE, CPU, "fake").model_copy(
+        rank = describe(TOPOLOGY, CPU, "fake").model_copy(
             update={"pid": pid, "intake": IntakeStatus(worker="w", finished=finished)}
         )
         with connection.pipeline() as pipeline:
@@ -280,7 +280,7 @@ def test_whatever_stands_in_redis_the_endpoint_answers(connection: redis.Redis) 
     connection.hset(f"rq:job:{'f' * 20}", "enqueued_at", "long ago")
     connection.lpush(queue.key, "no job", b"\xc3\xbc", "a:b")
     connection.set("rq:job:no job", "a string")
-    connection.set(describe(PLACE, CPU, "fake").key, "{}")
+    connection.set(describe(TOPOLOGY, CPU, "fake").key, "{}")
     connection.zadd(keys.RANKS, {"x:0": 1.0})
     samples = collected(connection)
     assert (total(samples, "svdq_redis_up"), total(samples, "svdq_jobs", state="queued")) == (1, 4)

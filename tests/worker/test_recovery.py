@@ -21,8 +21,8 @@ from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.workers import view_workers
 from svdq.worker import identity
-from svdq.worker.jobs import handover
-from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.queue import transitions
+from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.crash_count import CrashCount, count_crash, must_run_alone, read_count
 from svdq.worker.recovery.crash_marker import CrashSuspect, Phase
 from svdq.worker.recovery.recovery import POPPED_S, SILENT_S, Recovery
@@ -49,7 +49,7 @@ def clock() -> Clock:
 def _once(pop):
     """Pop one job, then find nothing."""
     pops = iter([pop])
-    return lambda *arguments: next(pops, lambda *_: handover.Pop())(*arguments)
+    return lambda *arguments: next(pops, lambda *_: transitions.Pop())(*arguments)
 
 
 def put(connection: redis.Redis, *job_ids: str) -> None:
@@ -63,7 +63,7 @@ def waiting(connection: redis.Redis) -> list[str]:
 
 def leftovers(connection: redis.Redis) -> list[bytes]:
     """Keys that stand for work in progress."""
-    patterns = ("rq:wip:*", "rq:execution:*", "rq:queue:*:intermediate", keys.POPPED, keys.CANCELLED, keys.CRASHES)
+    patterns = ("rq:wip:*", "rq:execution:*", "rq:queue:*:intermediate", keys.POPPED, keys.CANCELED, keys.CRASHES)
     return [key for pattern in patterns for key in connection.scan_iter(pattern)]
 
 
@@ -131,7 +131,7 @@ def test_under_hidepid_a_worker_of_another_user_is_not_gone(hidepid: str) -> Non
 
 def test_what_is_popped_has_an_owner(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
-    assert handover.pop(connection, worker.queues, worker.name).job_id == b"a"
+    assert transitions.pop(connection, worker.queues, worker.name).job_id == b"a"
     assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
     assert worker.pop().rq_job.id == "b"  # begun: it is popped no more
     assert connection.hgetall(keys.POPPED) == {b"a": worker.name.encode()}
@@ -139,29 +139,29 @@ def test_what_is_popped_has_an_owner(connection: redis.Redis, worker: GroupWorke
 
 def test_two_recoverers_put_a_job_back_once(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
-    flight = worker.pop()
-    assert handover.give_back(connection, flight.queue, flight.execution)
-    assert not handover.give_back(connection, flight.queue, flight.execution)
+    active = worker.pop()
+    assert transitions.give_back(connection, active.queue, active.execution)
+    assert not transitions.give_back(connection, active.queue, active.execution)
     assert waiting(connection) == ["a"]
     assert leftovers(connection) == []
 
 
 def test_a_lease_that_was_prolonged_meanwhile_is_left(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
-    flight = worker.pop()
-    assert not handover.give_back(connection, flight.queue, flight.execution, lease_until=1000)
-    assert worker.holds(flight)
+    active = worker.pop()
+    assert not transitions.give_back(connection, active.queue, active.execution, lease_until=1000)
+    assert worker.holds(active)
 
 
 @pytest.mark.parametrize("status", ["finished", "canceled", None])
 def test_what_is_not_to_be_rendered_is_not_put_back(connection: redis.Redis, worker: GroupWorker, status) -> None:
     put(connection, "a")
-    flight = worker.pop()
+    active = worker.pop()
     if status is None:
         connection.delete("rq:job:a")
     else:
         connection.hset("rq:job:a", "status", status)
-    assert not handover.give_back(connection, flight.queue, flight.execution)
+    assert not transitions.give_back(connection, active.queue, active.execution)
     assert waiting(connection) == []
     assert not connection.exists("rq:wip:svdq-default")
 
@@ -176,7 +176,7 @@ def test_jobs_of_a_dead_group_come_back_in_order(
     mine = worker.pop()
     for _ in range(2):
         dead.pop()
-    handover.pop(connection, dead.queues, dead.name)  # killed right after: d
+    transitions.pop(connection, dead.queues, dead.name)  # killed right after: d
     put(connection, "newer")
 
     Recovery(worker, 2).at_start([])
@@ -198,7 +198,7 @@ def test_expired_leases_come_back_without_spending_retries(
 ) -> None:
     put(connection, "a", "b", "c", "d")
     first, _ = dead.pop(), dead.pop()
-    handover.pop(connection, dead.queues, dead.name)
+    transitions.pop(connection, dead.queues, dead.name)
     recovery = Recovery(worker, 2, clock)
     recovery.expired()
     assert waiting(connection) == ["d"]  # a living one's, as far as Redis knows
@@ -217,7 +217,7 @@ def test_expired_leases_come_back_without_spending_retries(
 def test_a_popped_job_is_never_stuck_while_its_group_is_alive(connection: redis.Redis, worker: GroupWorker) -> None:
     """It is seen between pop and admission by two rounds of maintenance, a day apart; RQ's own would queue it twice."""
     put(connection, "a")
-    handover.pop(connection, worker.queues, worker.name)
+    transitions.pop(connection, worker.queues, worker.name)
     other = GroupWorker(connection, on_stop=print, on_shutdown=print)
     recovery = Recovery(other, 2, itertools.count(0, 100).__next__)
     for _ in range(2):
@@ -260,7 +260,7 @@ def test_a_job_that_was_taken_back_before_it_was_begun_is_not_begun(
         return job
 
     monkeypatch.setattr(dead, "fetch", sleep_and_fetch)
-    monkeypatch.setattr(handover, "pop", _once(handover.pop))
+    monkeypatch.setattr(transitions, "pop", _once(transitions.pop))
     assert dead.pop() is None
     monkeypatch.undo()
     assert waiting(connection) == ["a"]

@@ -34,10 +34,10 @@ from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
 from svdq.producer.status.workers import view_workers
 from svdq.producer.untrusted_job import UntrustedJob
-from svdq.worker.jobs import handover, rq_adapter, rq_ends, rq_worker
-from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.jobs.rq_ends import Flight
-from svdq.worker.jobs.rq_worker import LEASE_S
+from svdq.worker.queue import job_completion, rq_adapter, rq_worker, transitions
+from svdq.worker.queue.job_completion import ActiveJob
+from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue.rq_worker import LEASE_S
 from svdq.worker.recovery import recovery
 from tests.queued import enqueue
 
@@ -63,10 +63,10 @@ def put(connection: redis.Redis, *job_ids: str, priority: str = "default") -> No
         enqueue(connection, JOB, job_id, priority)
 
 
-def take(worker: GroupWorker, count: int = 1) -> list[Flight]:
-    flights = [worker.pop() for _ in range(count)]
-    assert None not in flights
-    return [flight for flight in flights if flight is not None]
+def take(worker: GroupWorker, count: int = 1) -> list[ActiveJob]:
+    active_jobs = [worker.pop() for _ in range(count)]
+    assert None not in active_jobs
+    return [active for active in active_jobs if active is not None]
 
 
 def status_of(connection: redis.Redis, job_id: str) -> str:
@@ -87,14 +87,14 @@ def wip(connection: redis.Redis, name: str = "svdq-default") -> dict[str, float]
 
 def test_several_executions_stand_in_rqs_registries(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b", "c")
-    flights = take(worker, 3)
+    active_jobs = take(worker, 3)
 
     queue = SvdqQueue("svdq-default", connection=connection)
     assert sorted(rq.registry.StartedJobRegistry(queue=queue).get_job_ids()) == ["a", "b", "c"]
-    assert set(wip(connection)) == {flight.execution.composite_key for flight in flights}
+    assert set(wip(connection)) == {active.execution.composite_key for active in active_jobs}
     assert connection.llen(queue.intermediate_queue_key) == 0
-    for flight in flights:
-        job = fetch(connection, flight.rq_job.id)
+    for active in active_jobs:
+        job = fetch(connection, active.rq_job.id)
         assert job.get_status() is JobStatus.STARTED
         assert job.worker_name == worker.name
         assert [execution.worker_name for execution in job.get_executions()] == [worker.name]
@@ -103,10 +103,10 @@ def test_several_executions_stand_in_rqs_registries(connection: redis.Redis, wor
 
 def test_a_worker_with_nothing_in_flight_is_idle_again(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
-    flights = take(worker)
-    worker.beat(flights)
+    active_jobs = take(worker)
+    worker.beat(active_jobs)
     assert view_workers(connection)[0].state == "busy"
-    worker.succeed(flights[0], {"outputs": []})
+    worker.succeed(active_jobs[0], {"outputs": []})
     worker.beat([])
     assert view_workers(connection)[0].state == "idle"
 
@@ -118,9 +118,9 @@ def test_jobs_are_taken_by_priority_and_then_by_age(connection: redis.Redis, wor
 
     taken = []
     while (next_job := worker.peek()) is not None:
-        flight = take(worker)[0]
-        assert flight.rq_job.id == next_job.id  # what is looked at is what is taken
-        taken.append((flight.rq_job.id, flight.queue.name))
+        active = take(worker)[0]
+        assert active.rq_job.id == next_job.id  # what is looked at is what is taken
+        taken.append((active.rq_job.id, active.queue.name))
     assert taken == [
         ("high", "svdq-high"),
         ("first", "svdq-default"),
@@ -210,9 +210,9 @@ def test_stop_is_rqs_stop(connection: redis.Redis, worker: GroupWorker) -> None:
 def test_put_back_restores_the_order_and_spends_no_retry(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b", "c", "d", "e")
     put(connection, "urgent", priority="high")
-    flights = take(worker, 4)
-    worker.succeed(flights[1], {"outputs": []})
-    worker.put_back(flights)
+    active_jobs = take(worker, 4)
+    worker.succeed(active_jobs[1], {"outputs": []})
+    worker.put_back(active_jobs)
 
     assert waiting(connection) == ["b", "c", "d", "e"]  # a has finished meanwhile
     assert waiting(connection, "svdq-high") == ["urgent"]
@@ -222,17 +222,17 @@ def test_put_back_restores_the_order_and_spends_no_retry(connection: redis.Redis
         assert job.get_status() is JobStatus.QUEUED
         assert (job.retries_left, job.number_of_retries) == (3, None)
     assert status_of(connection, "a") == "finished"
-    assert [flight.rq_job.id for flight in take(worker, 5)] == ["urgent", "b", "c", "d", "e"]
+    assert [active.rq_job.id for active in take(worker, 5)] == ["urgent", "b", "c", "d", "e"]
 
 
 def test_what_was_taken_away_is_neither_held_nor_put_back(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
-    flight = take(worker)[0]
-    assert worker.holds(flight)
-    assert handover.give_back(connection, flight.queue, flight.execution)
+    active = take(worker)[0]
+    assert worker.holds(active)
+    assert transitions.give_back(connection, active.queue, active.execution)
     assert waiting(connection) == ["a"]
-    assert not worker.holds(flight)
-    worker.put_back([flight])
+    assert not worker.holds(active)
+    worker.put_back([active])
     assert waiting(connection) == ["a"]
 
 
@@ -242,18 +242,18 @@ def test_what_was_taken_away_is_neither_held_nor_put_back(connection: redis.Redi
 def test_a_beat_prolongs_every_lease(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
     put(connection, "c", priority="low")
-    flights = take(worker, 3)
+    active_jobs = take(worker, 3)
     for name in ("svdq-default", "svdq-low"):
         connection.zadd(f"rq:wip:{name}", dict.fromkeys(wip(connection, name), 1000.0))
     connection.expire(worker.key, 5)
 
-    worker.beat(flights)
+    worker.beat(active_jobs)
 
     scores = [*wip(connection).values(), *wip(connection, "svdq-low").values()]
     assert len(scores) == 3
     assert min(scores) > 1_000_000_000
     assert connection.ttl(worker.key) > 5
-    assert all(0 < connection.ttl(flight.execution.key) <= LEASE_S for flight in flights)
+    assert all(0 < connection.ttl(active.execution.key) <= LEASE_S for active in active_jobs)
 
 
 def test_a_beat_does_not_take_back_what_was_taken_away(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -266,12 +266,12 @@ def test_a_beat_does_not_take_back_what_was_taken_away(connection: redis.Redis, 
 
 def test_a_beat_after_a_long_outage_makes_whole_records(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
-    flights = take(worker)
+    active_jobs = take(worker)
     # What a server that was away for longer than the leases has forgotten.
-    connection.delete(worker.key, flights[0].execution.key)
+    connection.delete(worker.key, active_jobs[0].execution.key)
     connection.srem("rq:workers", worker.key)
 
-    worker.beat(flights)
+    worker.beat(active_jobs)
 
     assert [(seen.name, seen.state) for seen in view_workers(connection)] == [(worker.name, "busy")]
     assert [execution.worker_name for execution in fetch(connection, "a").get_executions()] == [worker.name]
@@ -279,9 +279,9 @@ def test_a_beat_after_a_long_outage_makes_whole_records(connection: redis.Redis,
 
 def test_a_beat_does_not_revive_a_deleted_job(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
-    flights = take(worker, 2)
+    active_jobs = take(worker, 2)
     fetch(connection, "a").delete()
-    worker.beat(flights)
+    worker.beat(active_jobs)
     assert not connection.exists("rq:job:a")
     assert status_of(connection, "b") == "started"
     put(connection, "a")  # the same submission again
@@ -389,9 +389,9 @@ def test_a_foreign_job_fails_with_a_reason_and_runs_nothing(
     put_raw(connection, **make(trap))
     put(connection, "good")
 
-    flights = take(worker)
+    active_jobs = take(worker)
 
-    assert [flight.rq_job.id for flight in flights] == ["good"]
+    assert [active.rq_job.id for active in active_jobs] == ["good"]
     bad = rq.job.Job.fetch("bad", connection=connection, serializer=rq.serializers.JSONSerializer)
     assert bad.get_status() is JobStatus.FAILED
     result = bad.latest_result()
@@ -399,17 +399,17 @@ def test_a_foreign_job_fails_with_a_reason_and_runs_nothing(
     assert result.exc_string is not None
     assert result.exc_string.startswith("Refused: ")
     assert reason in result.exc_string
-    assert "bad" in rq.registry.FailedJobRegistry(queue=flights[0].queue)
-    assert set(wip(connection)) == {flights[0].execution.composite_key}
-    assert connection.llen(flights[0].queue.intermediate_queue_key) == 0
+    assert "bad" in rq.registry.FailedJobRegistry(queue=active_jobs[0].queue)
+    assert set(wip(connection)) == {active_jobs[0].execution.composite_key}
+    assert connection.llen(active_jobs[0].queue.intermediate_queue_key) == 0
     worker.maintain()
     trap.check()
 
 
 def test_a_pickled_meta_is_not_loaded(connection: redis.Redis, worker: GroupWorker, trap: Trap) -> None:
     put_raw(connection, meta=trap.pickle, result=trap.pickle)
-    flight = take(worker)[0]
-    worker.succeed(flight, {"outputs": []})
+    active = take(worker)[0]
+    worker.succeed(active, {"outputs": []})
     assert status_of(connection, "bad") == "finished"
     trap.check()
 
@@ -459,14 +459,14 @@ def test_an_unreadable_job_is_dropped_with_a_word(
     put(connection, "good")
 
     worker.peek()
-    flight = take(worker)[0]
+    active = take(worker)[0]
 
-    assert flight.rq_job.id == "good"
+    assert active.rq_job.id == "good"
     assert "there is no readable job of that id" in caplog.text
     assert waiting(connection) == []
-    assert connection.llen(flight.queue.intermediate_queue_key) == 0
+    assert connection.llen(active.queue.intermediate_queue_key) == 0
     worker.maintain()
-    worker.succeed(flight, {"outputs": []})
+    worker.succeed(active, {"outputs": []})
     assert status_of(connection, "good") == "finished"
     if connection.type("rq:job:bad") == b"hash" and what not in ("no id", "no utf-8"):
         assert connection.hget("rq:job:bad", "status") == b"failed"
@@ -603,7 +603,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
 }
 
 #: Who touches RQ's internals.
-MODULES = (control, handover, recovery, rq_adapter, rq_ends, rq_worker, untrusted_job)
+MODULES = (control, transitions, recovery, rq_adapter, job_completion, rq_worker, untrusted_job)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {
@@ -628,12 +628,13 @@ def test_rq_has_what_the_adapter_relies_on(connection: redis.Redis, worker: Grou
             if parameters[: len(wanted)] != wanted:
                 broken.append(f"{name} takes ({', '.join(parameters)}), not ({expected}, ...)")
     put(connection, "a")
-    flight = take(worker)[0]
-    objects = {"Job": flight.rq_job, "BaseWorker": worker, "Execution": flight.execution, "Queue": flight.queue}
+    active = take(worker)[0]
+    objects = {"Job": active.rq_job, "BaseWorker": worker, "Execution": active.execution, "Queue": active.queue}
     for kind, names in ATTRIBUTES.items():
         broken += [f"{kind.strip()}.{name} is gone" for name in names if not hasattr(objects[kind.strip()], name)]
     assert not broken, (
-        f"rq {rq.VERSION} changed what worker/jobs/rq_adapter.py relies on (written against 2.12): " + "; ".join(broken)
+        f"rq {rq.VERSION} changed what worker/queue/rq_adapter.py relies on (written against 2.12): "
+        + "; ".join(broken)
     )
 
 

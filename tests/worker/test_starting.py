@@ -4,7 +4,7 @@ import pytest
 
 from svdq.producer import keys
 from svdq.producer.status.workers import worker_state
-from svdq.worker.launching.starting import StartingRecord
+from svdq.worker.launcher.starting import StartingRecord
 
 
 def test_a_record_lasts_until_the_groups_are_ready(house, until) -> None:

@@ -54,7 +54,7 @@ def test_videos_that_cannot_be_written_wait_in_sight(house, until) -> None:
         assert waiting.stderr is not None
         assert "Videos wait to be written: The storage " in waiting.stderr.readline()
 
-        # What is cancelled meanwhile is not waited for.
+        # What is canceled meanwhile is not waited for.
         shown(house, "cancel", first)
         assert house.wait([first])[0].status == "stopped"
         assert house.view(second).status == "started"

@@ -117,9 +117,9 @@ def test_everything_is_passed_on() -> None:
     dog = Dog(first_bound_s=NEVER_S)
     dog.monitor.cancel_at = {"a-job": 2}
     for index in range(3):
-        assert not dog.watchdog.cancelled("a-job")
+        assert not dog.watchdog.canceled("a-job")
         dog.watchdog.step(SAMPLE, index)
-    assert dog.watchdog.cancelled("a-job")
+    assert dog.watchdog.canceled("a-job")
     dog.watchdog.idle()
     assert dog.monitor.steps == [("a-job", 0), ("a-job", 1), ("a-job", 2)]
 

@@ -21,7 +21,7 @@ from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
-from svdq.worker.launching.group_process import environment_of
+from svdq.worker.launcher.group_process import environment_of
 
 
 def run_daemon(workload: Workload) -> list[RankLog]:

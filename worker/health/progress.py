@@ -1,4 +1,4 @@
-"""Tells Redis what a rank is doing and hears what is cancelled, beside the step loop.
+"""Tells Redis what a rank is doing and hears what is canceled, beside the step loop.
 
 The step loop only leaves a note; a thread of its own talks to Redis a few times a second while there is work, and every
 few seconds otherwise. The crash marker is written at once: it must be there when the step kills the process.
@@ -18,13 +18,13 @@ from svdq.pipeline.sample import Sample
 from svdq.producer import keys
 from svdq.producer.status import job_log
 from svdq.worker.health.job_log_handler import JobLogHandler
-from svdq.worker.health.vitals import Vitals
+from svdq.worker.health.rank_status import RankReporter
 from svdq.worker.recovery.crash_marker import CrashMarker
 from svdq.worker.recovery.fence import execution_of
 
 #: Seconds between two talks with Redis: what a person watching a bar can tell apart.
 INTERVAL_S = 0.25
-#: Seconds for which it counts what Redis said of cancelled jobs: one may be stopped, and tried again soon after.
+#: Seconds for which it counts what Redis said of canceled jobs: one may be stopped, and tried again soon after.
 FRESH_S = 1.0
 #: Seconds between two records of this rank while something is computed, and while nothing is.
 RECORD_S, IDLE_RECORD_S = 1.0, 5.0
@@ -51,7 +51,7 @@ class ProgressMonitor:
         self,
         connection: redis.Redis,
         notice: str,
-        vitals: Vitals,
+        rank_reporter: RankReporter,
         log: JobLogHandler,
         marker: CrashMarker | None = None,
     ) -> None:
@@ -60,13 +60,13 @@ class ProgressMonitor:
         Args:
             connection: of this monitor's own.
             notice: what is to be said wherever the work is shown.
-            vitals: gathers the record of this rank.
+            rank_reporter: gathers the record of this rank.
             log: collects what is logged about jobs.
             marker: where each phase of a job is recorded before it begins.
         """
         self._connection = connection
         self._notice = notice
-        self._vitals = vitals
+        self._rank_reporter = rank_reporter
         self._log = log
         self._marker = marker
         self._note: tuple[Sample, int] | None = None
@@ -77,11 +77,11 @@ class ProgressMonitor:
         #: When this rank began with the steps of the sample that is here, and with which.
         self._stage_at = 0.0
         self._stage_from = 0
-        #: Ids of jobs that the user has cancelled, in flight anywhere.
-        self._cancelled: frozenset[str] = frozenset()
+        #: Ids of jobs that the user has canceled, in flight anywhere.
+        self._canceled: frozenset[str] = frozenset()
         #: When that was heard.
         self._heard_at = -FRESH_S
-        #: The ticket of the sample here whose execution is not ours any more: cancelled in RQ's way, or taken over.
+        #: The metadata of the sample here whose execution is not ours any more: canceled in RQ's way, or taken over.
         self._lost: object = None
         #: When this rank's record was written last, and whether that said that there is nothing to do.
         self._record_at = -IDLE_RECORD_S
@@ -107,10 +107,10 @@ class ProgressMonitor:
         now = time.perf_counter()
         note = self._note
         if note is None:
-            self._vitals.meter.begin()
+            self._rank_reporter.meter.begin()
             self._stage_at, self._stage_from = now, index
-            if sample.resumed and self._vitals.who.rank == 0:
-                self._vitals.tallies.num_resumed += 1
+            if sample.resumed and self._rank_reporter.who.rank == 0:
+                self._rank_reporter.metrics.num_resumed += 1
         elif note[0] is not sample:  # encoded by now, or with all steps done that are done here
             self._tally_steps(index - self._stage_from, now)
             self._stage_at, self._stage_from = now, index
@@ -132,24 +132,24 @@ class ProgressMonitor:
         if note is not None:
             sample, index = note
             # No step: an encode that failed, a decode, or a sample of which this rank has no steps.
-            if sample.tensors and index < sample.boundaries[self._vitals.who.rank + 1]:
+            if sample.tensors and index < sample.boundaries[self._rank_reporter.who.rank + 1]:
                 self._tally_steps(index + 1 - self._stage_from, time.perf_counter())
         self._note = None
-        self._vitals.meter.end()
+        self._rank_reporter.meter.end()
         if self._marker is not None:
             self._marker.idle()
 
     def _tally_steps(self, number: int, now: float) -> None:
         """Count the steps of a stage by what they took on average: on a GPU, single ones only seem to take no time."""
         if number > 0:
-            self._vitals.tallies.step.add((now - self._stage_at) / number, number)
+            self._rank_reporter.metrics.step.add((now - self._stage_at) / number, number)
 
-    def cancelled(self, job_id: str) -> bool:
+    def canceled(self, job_id: str) -> bool:
         """Whether there is no use in going on with a job, as far as it is known by now."""
         note = self._note
         # Of the sample here alone: the same job, taken anew, may be right behind it.
-        is_lost = note is not None and note[0].job_id == job_id and note[0].ticket is self._lost
-        return is_lost or (job_id in self._cancelled and time.monotonic() - self._heard_at < FRESH_S)
+        is_lost = note is not None and note[0].job_id == job_id and note[0].metadata is self._lost
+        return is_lost or (job_id in self._canceled and time.monotonic() - self._heard_at < FRESH_S)
 
     def _current_job(self) -> str | None:
         note = self._note
@@ -174,29 +174,29 @@ class ProgressMonitor:
                 self._talk(self._note)
             self._closed.wait(INTERVAL_S)
         with contextlib.suppress(redis.RedisError), self._connection.pipeline(transaction=False) as pipeline:
-            self._vitals.who.remove(pipeline)
+            self._rank_reporter.who.remove(pipeline)
             self._execute(pipeline)
 
     def _talk(self, note: tuple[Sample, int] | None) -> None:
-        execution = execution_of(note[0].ticket) if note is not None else None
+        execution = execution_of(note[0].metadata) if note is not None else None
         with self._connection.pipeline(transaction=False) as pipeline:
             if note is not None:
-                meta = json.dumps(meta_of(*note, self._vitals.who.rank, self._notice))
+                meta = json.dumps(meta_of(*note, self._rank_reporter.who.rank, self._notice))
                 pipeline.eval(_SAVE_META, 1, Job.key_for(note[0].job_id), meta)
-                pipeline.smembers(keys.CANCELLED)
+                pipeline.smembers(keys.CANCELED)
                 if execution is not None:
                     pipeline.zscore(*execution)
             if time.monotonic() >= self._record_at + RECORD_S:
                 self._record_at = time.monotonic()
-                record = self._vitals.gather(note, self._last, self._step_s)
+                record = self._rank_reporter.gather(note, self._last, self._step_s)
                 self._is_idle_told = record.activity == "idle" and not (record.intake and record.intake.in_flight)
                 record.save(pipeline)
             answers = self._execute(pipeline)
         if note is not None and isinstance(answers[1], set):
             self._heard_at = time.monotonic()
-            self._cancelled = frozenset(job_id.decode(errors="replace") for job_id in answers[1])
+            self._canceled = frozenset(job_id.decode(errors="replace") for job_id in answers[1])
             if execution is not None and answers[2] is None:
-                self._lost = note[0].ticket
+                self._lost = note[0].metadata
 
     def _execute(self, pipeline: Pipeline) -> list[Any]:
         """Add what was logged, and send all; what cannot be sent is kept for the next time.

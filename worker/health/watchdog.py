@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from svdq.pipeline.costs import Shape
+from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.transport.ports import Monitor
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +107,9 @@ class Watchdog:
         self._work = self._sample = None
         self._monitor.idle()
 
-    def cancelled(self, job_id: str) -> bool:
+    def canceled(self, job_id: str) -> bool:
         """Pass the question on."""
-        return self._monitor.cancelled(job_id)
+        return self._monitor.canceled(job_id)
 
     def _watch(self, work: "_Work") -> None:
         self._work = work

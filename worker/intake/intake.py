@@ -13,20 +13,21 @@ import time
 import redis
 
 from svdq.pipeline.models.model import ModelInfo
-from svdq.pipeline.transport.ports import Report, Request
+from svdq.pipeline.protocols import Report, Request
 from svdq.producer.queue import statuses
 from svdq.producer.status.ranks import IntakeStatus, Trouble
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
-from svdq.worker.intake.feeder import Feeder, IntakeOptions
-from svdq.worker.intake.preparing import Preparer
-from svdq.worker.intake.reports import Reporter
-from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.jobs.rq_ends import Flight
-from svdq.worker.jobs.rq_worker import BEAT_S, MAINTENANCE_S
-from svdq.worker.recovery.checkpoints import Archive, Spool
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.writer import CheckpointWriter
+from svdq.worker.intake.dispatcher import Dispatcher, IntakeOptions
+from svdq.worker.intake.prefetcher import Prefetcher
+from svdq.worker.intake.reporter import Reporter
+from svdq.worker.queue.job_completion import ActiveJob
+from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S
 from svdq.worker.recovery.recovery import Recovery
-from svdq.worker.redis_link import RETRY_S, Outage
+from svdq.worker.redis_client import RETRY_S, ConnectionHealth
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +50,9 @@ class Intake:
         storage: Storage,
         model: ModelInfo,
         options: IntakeOptions,
-        archive: Archive | None = None,
-        spool: Spool | None = None,
-        outage: Outage | None = None,
+        checkpoint_reader: CheckpointReader | None = None,
+        checkpoint_writer: CheckpointWriter | None = None,
+        connection_health: ConnectionHealth | None = None,
     ) -> None:
         """Make it; Redis must answer, and nothing is taken yet.
 
@@ -60,23 +61,29 @@ class Intake:
             storage: where photos and videos are.
             model: what videos are made with.
             options: how jobs are taken.
-            archive: where checkpoints are found; None where there are none.
-            spool: what removes them when jobs have ended.
-            outage: is told when Redis does not answer.
+            checkpoint_reader: where checkpoints are found; None where there are none.
+            checkpoint_writer: what removes them when jobs have ended.
+            connection_health: records whether Redis answers.
         """
         self._options = options
-        self._archive = archive
-        self._spool = spool
-        self._outage = outage or Outage()
+        self._checkpoint_reader = checkpoint_reader
+        self._checkpoint_writer = checkpoint_writer
+        self._connection_health = connection_health or ConnectionHealth()
         self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain)
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._reporter = Reporter(self._worker, on_ended=self._forget)
         self._wake = threading.Event()
-        self._preparer = Preparer(
-            storage, model, options.max_pixels, archive, options.memory, mark=options.mark_prepare
+        self._prefetcher = Prefetcher(
+            storage, model, options.max_pixels, checkpoint_reader, options.memory, mark=options.mark_prepare
         )
-        self._feeder = Feeder(
-            self._worker, self._reporter, self._preparer, options, archive, self._wake, self._take_back_unknown
+        self._dispatcher = Dispatcher(
+            self._worker,
+            self._reporter,
+            self._prefetcher,
+            options,
+            checkpoint_reader,
+            self._wake,
+            self._take_back_unknown,
         )
         #: How many requests the stage has taken, or waits for, and how many it wants by now: both written by it alone.
         self._num_taken = self._num_wanted = 0
@@ -100,9 +107,9 @@ class Intake:
         """Wait for the next video to make; None when no more will come."""
         self._num_taken += 1
         self._want(self._num_taken)
-        return self._feeder.ready.get()
+        return self._dispatcher.ready.get()
 
-    def nearly_free(self) -> None:
+    def prefetch_next(self) -> None:
         """Have the next job ready: rank 0 can start it in about a step's time."""
         self._want(self._num_taken + 1)
 
@@ -116,18 +123,18 @@ class Intake:
         """Tell how the group stands, as far as it is known here."""
         return IntakeStatus(
             worker=self._worker.name,
-            in_flight=tuple(self._reporter.flights),
+            in_flight=tuple(self._reporter.active_jobs),
             finished=self._reporter.num_finished,
             failed=self._reporter.num_failed,
             pace_s=self._reporter.pace.seconds,
-            draining=self._feeder.draining.is_set(),
+            draining=self._dispatcher.draining.is_set(),
             taken_back=self._recovery.num_taken_back,
         )
 
     @property
     def trouble(self) -> Trouble | None:
         """Why no video can be begun at present."""
-        return self._preparer.trouble
+        return self._prefetcher.trouble
 
     def ended(self, report: Report) -> None:
         """Take note of how a sample ended, and of what it took."""
@@ -138,13 +145,13 @@ class Intake:
 
     def drain(self) -> None:
         """Take no more jobs; those in flight are finished."""
-        self._feeder.draining.set()
+        self._dispatcher.draining.set()
         self._wake.set()
 
     def stop(self) -> None:
         """Let a `take` that waits return, whatever its job is waiting for: the rank stops."""
         self.drain()
-        self._feeder.ready.put(None)
+        self._dispatcher.ready.put(None)
 
     def close(self, *, put_back: bool) -> None:
         """Report what has ended, give the rest back to the queue if asked to, and leave Redis."""
@@ -155,14 +162,14 @@ class Intake:
         self._thread.join()
         try:
             if put_back:
-                self._worker.put_back(self._reporter.flights.values())
-                logger.info("Stopped; %s went back to the queue.", _jobs(len(self._reporter.flights)))
+                self._worker.put_back(self._reporter.active_jobs.values())
+                logger.info("Stopped; %s went back to the queue.", _jobs(len(self._reporter.active_jobs)))
             else:
                 self._sweep()
             self._worker.end()
         except redis.RedisError as error:
             logger.warning("Redis does not answer (%s); jobs in flight are taken again after their lease.", error)
-        self._feeder.close()
+        self._dispatcher.close()
 
     def _stop_job(self, job_id: str) -> None:
         self._stops.put(job_id)
@@ -176,11 +183,11 @@ class Intake:
             closing = self._closing.is_set()
             try:
                 self._round(closing=closing)
-                self._outage.over()
+                self._connection_health.succeeded()
                 if closing:
                     return
             except redis.RedisError as error:
-                self._outage.note(error)
+                self._connection_health.failed(error)
                 self._recovery.forget_leases()
                 if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                     return
@@ -211,7 +218,7 @@ class Intake:
         if time.monotonic() >= self._due_at:
             more = self._worker.promote_due()
             self._due_at = time.monotonic() + (0.0 if more else DUE_S)
-        self._feeder.fill(self._num_wanted)
+        self._dispatcher.fill(self._num_wanted)
         if time.monotonic() >= self._maintain_at:
             self._take_back_unknown()
             self._recovery.expired()
@@ -223,13 +230,13 @@ class Intake:
             self._sweep_at = time.monotonic() + SWEEP_S
 
     def _take_back_unknown(self) -> None:
-        self._recovery.unknown({flight.execution.id for flight in self._reporter.flights.values()})
+        self._recovery.unknown({active.execution.id for active in self._reporter.active_jobs.values()})
 
-    def _forget(self, flight: Flight, finished: bool) -> None:
+    def _forget(self, active: ActiveJob, finished: bool) -> None:
         """Remove the checkpoints of a job that has ended."""
-        self._feeder.ended(flight, finished)
-        if self._spool is not None:
-            self._spool.forget(flight.rq_job.id)
+        self._dispatcher.ended(active, finished)
+        if self._checkpoint_writer is not None:
+            self._checkpoint_writer.forget(active.rq_job.id)
 
     def _sweep_if_redis_answers(self) -> None:
         with contextlib.suppress(redis.RedisError):
@@ -237,8 +244,8 @@ class Intake:
 
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while nobody was there to remove them."""
-        if self._archive is not None:
-            self._archive.sweep(self._which_ended)
+        if self._checkpoint_reader is not None:
+            self._checkpoint_reader.sweep(self._which_ended)
 
     def _which_ended(self, job_ids: list[str]) -> dict[str, bool]:
         """Say of jobs whether they have ended; jobs that are not there are left out."""

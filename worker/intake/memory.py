@@ -159,20 +159,20 @@ class MemoryPlan:
         return "no smaller video of this shape would fit either."
 
 
-def plan_of(home: Path, info: ModelInfo, facts: Sequence[str], limit: int | None) -> MemoryPlan:
+def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | None) -> MemoryPlan:
     """Make the plan of a group whose ranks have met.
 
     Args:
         home: SVDQ_HOME; what was measured is kept in it.
         info: the model.
-        facts: fields of each rank's `RankMemory` as JSON, besides others, rank 0 first.
+        rank_info: fields of each rank's `RankMemory` as JSON, besides others, rank 0 first.
         limit: bytes that the user grants each rank; None: what its device has.
 
     Raises:
         InputError: the weights alone need more than the user grants a rank.
     """
-    told = [json.loads(fact) for fact in facts]
-    ranks = [RankMemory(**{name: fact[name] for name in RankMemory.__dataclass_fields__}) for fact in told]
+    records = [json.loads(text) for text in rank_info]
+    ranks = [RankMemory(**{name: record[name] for name in RankMemory.__dataclass_fields__}) for record in records]
     devices = sorted({rank.device for rank in ranks})
     identity = {
         "model": info.name,

@@ -78,7 +78,7 @@ class LauncherCollector(Collector):
         self._readings: Readings | None = None
         self._was_refused = False
         #: How often each group was restarted, as far as it was ever heard; it stays while Redis is away.
-        self._lives: dict[str, int] = {}
+        self._restart_counts: dict[str, int] = {}
         #: What each process that was rank 0 of a group has counted, by metric and group. A new one begins at nothing,
         #: and may count much before it is first heard: added up here, no restart is taken for a standstill.
         self._counted: dict[tuple[str, str], dict[int, int]] = {}
@@ -126,7 +126,7 @@ class LauncherCollector(Collector):
     def _remember(self, own: "_Own") -> None:
         """Keep what must outlive the process that told it."""
         status = own.status
-        self._lives[own.group] = max(self._lives.get(own.group, 0), status.life)
+        self._restart_counts[own.group] = max(self._restart_counts.get(own.group, 0), status.restart_count)
         if status.intake is not None:
             for name, number in (
                 ("svdq_videos_finished_total", status.intake.finished),
@@ -158,7 +158,7 @@ class LauncherCollector(Collector):
             families.add("svdq_group_up", label, group.is_running)
             families.add("svdq_group_ranks", label, group.num_ranks)
             families.add("svdq_group_ranks_up", label, num_up)
-            families.add("svdq_group_restarts_total", label, self._lives.get(label[0], 0))
+            families.add("svdq_group_restarts_total", label, self._restart_counts.get(label[0], 0))
 
 
 def _tell_of_queues(families: "_Families", readings: Readings) -> None:

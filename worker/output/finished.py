@@ -30,10 +30,10 @@ def sidecar_key(job: Job, job_id: str) -> str:
     return f"{job.output_stem(job_id)}.json"
 
 
-def job_as_used(parameters: VideoParameters, ticket: Mapping[str, Any]) -> Job:
-    """Put a job together again from a sample's parameters and ticket."""
+def job_as_used(parameters: VideoParameters, metadata: Mapping[str, Any]) -> Job:
+    """Put a job together again from a sample's parameters and metadata."""
     return Job.model_validate(
-        parameters.model_dump() | {name: value for name, value in ticket.items() if name in Job.model_fields}
+        parameters.model_dump() | {name: value for name, value in metadata.items() if name in Job.model_fields}
     )
 
 

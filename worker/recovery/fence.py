@@ -1,6 +1,6 @@
-"""Keeps a group from publishing what another has taken over while it slept, or what was cancelled. Knows no files.
+"""Keeps a group from publishing what another has taken over while it slept, or what was canceled. Knows no files.
 
-A sample carries the name of its execution in its ticket; the execution is ours as long as it stands in RQ's registry.
+A sample carries the name of its execution in its metadata; the execution is ours as long as it stands in RQ's registry.
 """
 
 import logging
@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 RETRY_S = 1.0
 
 
-def execution_ticket(registry_key: str, composite_key: str) -> dict[str, Any]:
+def execution_metadata(registry_key: str, composite_key: str) -> dict[str, Any]:
     """Make what a sample carries of its execution."""
     return {"execution": [registry_key, composite_key]}
 
 
-def execution_of(ticket: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Give registry and name of the execution in a sample's ticket; None when it has none, as in a bench."""
-    execution = ticket.get("execution")
+def execution_of(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Give registry and name of the execution in a sample's metadata; None when it has none, as in a bench."""
+    execution = metadata.get("execution")
     return (execution[0], execution[1]) if execution else None
 
 
@@ -45,14 +45,14 @@ class Fence:
 
     def __call__(self, sample: Sample) -> bool:
         """Whether the files of a sample may be published; waits for as long as Redis is away."""
-        execution = execution_of(sample.ticket)
+        execution = execution_of(sample.metadata)
         if execution is None:
             return True
         is_told = False
         while not self._stopping.is_set():
             try:
-                is_cancelled = self._connection.sismember(keys.CANCELLED, sample.job_id)
-                return not is_cancelled and self._connection.zscore(*execution) is not None
+                is_canceled = self._connection.sismember(keys.CANCELED, sample.job_id)
+                return not is_canceled and self._connection.zscore(*execution) is not None
             except redis.RedisError as error:
                 if not is_told:
                     logger.warning("Redis does not answer (%s); the video of %s waits.", error, sample.job_id)

@@ -20,9 +20,9 @@ from rq.job import JobStatus
 
 from svdq.producer import keys
 from svdq.worker import identity
-from svdq.worker.jobs import handover
-from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.jobs.rq_worker import BEAT_S
+from svdq.worker.queue import transitions
+from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue.rq_worker import BEAT_S
 from svdq.worker.recovery.crash_count import count_crash, read_count
 from svdq.worker.recovery.crash_marker import CrashSuspect
 from svdq.worker.recovery.unchanged import Unchanged
@@ -72,7 +72,7 @@ class Recovery:
         for queue in self._worker.queues:
             popped = self._give_back_popped(queue, identity.is_gone)
             taken = [item for item in self._taken(queue, self._entries(queue)) if identity.is_gone(item.worker)]
-            self._tell(queue, popped + self._give_back(queue, taken, handover.FOREVER))
+            self._tell(queue, popped + self._give_back(queue, taken, transitions.FOREVER))
             self._release_deferred(queue)
         for job_id in map(_text, self._connection.hkeys(keys.CRASHES)):
             if self._connection.exists(rq.job.Job.key_for(job_id)):
@@ -91,11 +91,11 @@ class Recovery:
             popped = self._give_back_popped(queue, self._worker.name.__eq__)
             ours = [item for item in self._taken(queue, self._entries(queue)) if item.worker == self._worker.name]
             unknown = [item for item in ours if item.execution.id not in held]
-            self._tell(queue, popped + self._give_back(queue, unknown, handover.FOREVER))
+            self._tell(queue, popped + self._give_back(queue, unknown, transitions.FOREVER))
 
     def expired(self) -> None:
         """Take back what other groups have let go of: executions whose lease has run out, and what they had popped."""
-        now_s = handover.server_time(self._connection)
+        now_s = transitions.server_time(self._connection)
         for queue in self._worker.queues:
             popped = self._give_back_popped(queue, self._left_redis)
             taken = self._taken(queue, self._silent(queue, now_s))
@@ -155,9 +155,9 @@ class Recovery:
             crashes = read_count(self._connection, job_id)
             if crashes is not None and crashes.is_too_many(self._max_attempts):
                 # Back in the queue first, from where it is taken in one step: no kill in between loses it.
-                if handover.give_back(self._connection, queue, item.execution, lease_until):
+                if transitions.give_back(self._connection, queue, item.execution, lease_until):
                     self._set_aside_queued(job_id)
-            elif handover.give_back(self._connection, queue, item.execution, lease_until):
+            elif transitions.give_back(self._connection, queue, item.execution, lease_until):
                 given.append(job_id)
         return given
 
@@ -173,7 +173,7 @@ class Recovery:
         for job_id in reversed(job_ids):
             owner = owners[job_id]
             is_left = is_gone(_text(owner)) if owner else popped_s[job_id] >= POPPED_S
-            if is_left and handover.give_back_popped(self._connection, queue, job_id, owner):
+            if is_left and transitions.give_back_popped(self._connection, queue, job_id, owner):
                 given.append(_text(job_id))
         return given
 
@@ -187,7 +187,7 @@ class Recovery:
         deferred: Any = self._connection.zrange(queue.deferred_job_registry.key, 0, -1)
         with self._connection.pipeline(transaction=False) as pipeline:
             for job_id in deferred:
-                pipeline.smembers(handover.job_key(b":" + job_id) + b":dependencies")  # RQ's own spelling
+                pipeline.smembers(transitions.job_key(b":" + job_id) + b":dependencies")  # RQ's own spelling
             answers = pipeline.execute(raise_on_error=False)
         for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
             parent = self._worker.fetch(job_id)
@@ -207,10 +207,10 @@ class Recovery:
         if crashes is None or not crashes.is_too_many(self._max_attempts):
             return
         for queue in self._worker.queues:
-            if handover.claim(self._connection, queue, job_id, self._worker.name):
+            if transitions.claim(self._connection, queue, job_id, self._worker.name):
                 rq_job = self._worker.fetch(job_id)
                 if rq_job is None:
-                    handover.drop_popped(self._connection, queue, job_id)
+                    transitions.drop_popped(self._connection, queue, job_id)
                     continue
                 reason = crashes.reason
                 logger.error("Job %s is set aside: %s", job_id, reason)

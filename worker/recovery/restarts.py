@@ -10,7 +10,7 @@ from svdq.pipeline.errors import InputError
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.recovery.crash_count import count_crash
 from svdq.worker.recovery.crash_marker import CrashMarker, read_suspects
-from svdq.worker.redis_link import Outage, connect, wait_for
+from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +30,19 @@ def lost(reason: str, stopping: threading.Event, marker: CrashMarker) -> None:
 
 
 def stalled(monitor: ProgressMonitor, marker: CrashMarker) -> None:
-    """End the process when its step does not end; the next life of the group counts that against the step's job."""
+    """End the process when its step does not end; the restarted group counts that against the step's job."""
     marker.mark_stalled()
     monitor.close()
     os._exit(1)
 
 
-def try_again(error: InputError, life: int) -> NoReturn:
-    """End the process a little later, for torchrun to restart the group, if the group has worked in a life before.
+def try_again(error: InputError, restart_count: int) -> NoReturn:
+    """End the process a little later, for torchrun to restart the group, if the group has worked before.
 
     Raises:
-        InputError: this is its first life, so it is for a person to mend.
+        InputError: the group was not restarted, so a person has to fix the cause.
     """
-    if life == 0:
+    if restart_count == 0:
         raise error
     # What is in the way now may go again, such as memory that somebody else has taken meanwhile.
     logger.warning("%s It did work before the restart, so the group tries again in %.0f s.", error, RELOAD_S)
@@ -55,5 +55,5 @@ def count_crash_here(url: str, marker: CrashMarker) -> None:
     suspects = read_suspects(marker.folder, marker.restart_count)
     if suspects:
         connection = connect(url)
-        wait_for(connection, Outage())
+        wait_for(connection, ConnectionHealth())
         count_crash(connection, suspects)

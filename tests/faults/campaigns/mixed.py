@@ -15,17 +15,17 @@ BLOCK = 20
 KILL_SEED, NAN_SEED = 66_600_666, 77_700_777
 #: The model: a step as long as a small one on a GPU.
 MODEL = f"simulated:step_ms=50,kill_seed={KILL_SEED},nan_seed={NAN_SEED}"
-#: Seconds after which a job may be cancelled, at most: a start and so much a job, when it may be anywhere.
+#: Seconds after which a job may be canceled, at most: a start and so much a job, when it may be anywhere.
 START_S, EACH_S = 5.0, 0.3
 
 POISON = Expected(states=("failed",), reason="died")
 NAN = Expected(states=("failed",), reason="step")
 CORRUPT = Expected(states=("failed",), reason="damaged")
-CANCELLED = Expected(states=("finished", "stopped", "canceled"))
+CANCELED = Expected(states=("finished", "stopped", "canceled"))
 
 
 def mixed(arena: Arena) -> None:
-    """Poison that kills its rank, NaN, damaged photos and jobs cancelled at a random moment; all others finish."""
+    """Poison that kills its rank, NaN, damaged photos and jobs canceled at a random moment; all others finish."""
     cancels = []
     began_at = time.monotonic()
     latest_s = START_S + EACH_S * arena.size.num_jobs
@@ -37,8 +37,8 @@ def mixed(arena: Arena) -> None:
                 arena.submit(steps=STEPS, seed=NAN_SEED, expected=NAN)
             case "corrupt":
                 _submit_corrupt(arena)
-            case "cancelled":
-                job_id = arena.submit(steps=STEPS, expected=CANCELLED)
+            case "canceled":
+                job_id = arena.submit(steps=STEPS, expected=CANCELED)
                 cancels.append((began_at + arena.rng.uniform(0, latest_s), job_id))
             case _:
                 arena.submit(steps=STEPS)
@@ -53,7 +53,7 @@ def _roles(num_jobs: int, rng: Random) -> list[str]:
     """Give every job its role; each of the four bad ones stands once in every block, anywhere."""
     roles: list[str] = []
     while len(roles) < num_jobs:
-        block = ["poison", "nan", "corrupt", "cancelled"] + ["good"] * (min(BLOCK, num_jobs - len(roles)) - 4)
+        block = ["poison", "nan", "corrupt", "canceled"] + ["good"] * (min(BLOCK, num_jobs - len(roles)) - 4)
         rng.shuffle(block)
         roles += block
     return roles[:num_jobs]

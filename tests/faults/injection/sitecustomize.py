@@ -139,7 +139,7 @@ def _install(where: str, folder: Path) -> None:
     from svdq.pipeline import photo, video
     from svdq.pipeline.models.simulated import SimulatedModel
     from svdq.producer.storage import folder_files, storage
-    from svdq.worker.jobs.rq_adapter import GroupWorker
+    from svdq.worker.queue.rq_adapter import GroupWorker
 
     match where:
         case "after-pop":  # taken off the queue, nothing else

@@ -15,16 +15,16 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.compare import QuietMonitor, _ListSource
-from svdq.pipeline.costs import Guess
-from svdq.pipeline.group import Links, Place, build_stage
+from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.full_size import write_full_size_model
 from svdq.pipeline.models.model import ModelInfo, Part
 from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Report, Request
+from svdq.pipeline.topology import Links, Topology, build_stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.pipeline.transport.ports import Report, Request
 
 #: The smallest picture: its latents are 8x8. Without guidance, which would double the time.
 SMALL = VideoParameters(seed=5, frames=2, steps=2, width=64, height=64, max_guidance_scale=1.0)
@@ -37,7 +37,7 @@ class KeepingModel(SvdModel):
 
     @property
     def info(self) -> ModelInfo:
-        return replace(super().info, guess=Guess(encode_steps=0, decode_steps=0))
+        return replace(super().info, prior=CostPrior(encode_steps=0, decode_steps=0))
 
     def decode(self, tensors, parameters, decode_chunk_size):
         frames = super().decode(tensors, parameters, decode_chunk_size)
@@ -62,24 +62,24 @@ class StagesSink:
     def close(self) -> None: ...
 
 
-def rank_main(place: Place, links: Links, name: str, folder: str, photo: str) -> None:
+def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: str) -> None:
     device = torch.device("cpu")
-    model = KeepingModel(name, Part.of_rank(place.rank, place.num_ranks), device, torch.bfloat16)
+    model = KeepingModel(name, Part.of_rank(topology.rank, topology.num_ranks), device, torch.bfloat16)
     model.folder = Path(folder)
     image = Image.open(photo)
     build_stage(
-        place=place,
+        topology=topology,
         links=links,
         model=model,
         monitor=QuietMonitor(),
-        tracer=Tracer(place.rank, on=False),
-        source=_ListSource([Request(job_id="video", parameters=SMALL, photo=image)]) if place.first else None,
-        sink=StagesSink(Path(folder)) if place.last else None,
+        tracer=Tracer(topology.rank, on=False),
+        source=_ListSource([Request(job_id="video", parameters=SMALL, photo=image)]) if topology.first else None,
+        sink=StagesSink(Path(folder)) if topology.last else None,
         on_lost=exit_when_lost,
     ).run()
     memory = Path("/proc/self/smaps_rollup")
     if memory.exists():  # on Linux: what the process holds, and its fair part of what is shared
-        Path(folder, f"memory{place.rank}").write_text(memory.read_text())
+        Path(folder, f"memory{topology.rank}").write_text(memory.read_text())
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def test_what_is_due_is_never_early(connection: redis.Redis) -> None:
     assert view(connection, "a").scheduled_at == datetime(2099, 1, 1, 0, 0, 1, tzinfo=UTC)
 
 
-def test_a_scheduled_job_is_cancelled_and_retried(connection: redis.Redis) -> None:
+def test_a_scheduled_job_is_canceled_and_retried(connection: redis.Redis) -> None:
     enqueue_many(connection, [entry("a", at=datetime(2099, 1, 1, tzinfo=UTC))])
     assert control.cancel(connection, "a") == "canceled"
     assert connection.zcard("rq:scheduled:svdq-default") == 0

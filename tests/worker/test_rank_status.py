@@ -1,0 +1,191 @@
+"""What a rank tells of itself: how busy it is, how fast its group is, and what it logs about a job."""
+
+import logging
+import socket
+import threading
+import time
+
+import pytest
+import redis
+import torch
+
+from svdq.pipeline.costs import CostModel, CostPrior, Shape
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Sample
+from svdq.pipeline.topology import Topology
+from svdq.producer.job import Job
+from svdq.producer.queue import fetch
+from svdq.producer.status import job_log
+from svdq.producer.status.ranks import IntakeStatus, RankStatus, Trouble, read_groups
+from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.pace import Pace
+from svdq.worker.health.progress import ProgressMonitor
+from svdq.worker.health.rank_status import BusyMeter, RankReporter, costs_in, describe
+from tests.queued import enqueue
+
+PARAMETERS = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
+SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 3, 8), step=3)
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
+
+
+class Stuck:
+    """Something that waits for the storage."""
+
+    trouble = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=(SAMPLE.job_id,))
+
+
+def open_reporter() -> RankReporter:
+    topology = Topology(rank=1, num_ranks=2, local_rank=1, local_num_ranks=2)
+    return RankReporter(describe(topology, torch.device("cpu"), "fake"), torch.device("cpu"))
+
+
+def test_the_meter_counts_what_is_computed() -> None:
+    meter = BusyMeter()
+    assert meter.share() == 0.0
+    meter.begin()
+    time.sleep(0.05)
+    meter.begin()  # the next step of the same sample
+    assert 0.0 < meter.share() <= 1.0
+    meter.end()
+    before = meter.share()
+    time.sleep(0.1)
+    assert 0.0 < meter.share() < before
+
+
+def test_the_pace_leaves_idle_time_out() -> None:
+    pace = Pace()
+    assert pace.seconds is None
+    for now_s in (100.0, 103.0, 108.0):
+        pace.finished(now_s)
+    assert pace.seconds == 4.0
+    pace.idle()
+    pace.finished(5000.0)
+    assert pace.seconds == 4.0
+    pace.finished(5007.0)
+    assert pace.seconds == 5.0
+
+
+def test_a_record_says_what_is_computed_and_what_is_waited_for() -> None:
+    rank_reporter = open_reporter()
+    idle = rank_reporter.gather(None, None, None)
+    assert (idle.activity, idle.job_id, idle.step_range, idle.intake) == ("idle", None, None, None)
+    assert idle.rss_bytes > 10**6
+    busy = rank_reporter.gather((SAMPLE, 5), SAMPLE, 0.5)
+    assert (busy.activity, busy.job_id, busy.step, busy.steps) == ("denoising", SAMPLE.job_id, 5, 8)
+    assert (busy.step_range, busy.step_s) == ((3, 8), 0.5)
+    assert rank_reporter.gather((SAMPLE, 8), SAMPLE, 0.5).activity == "decoding"
+    rank_reporter.waiting = [Stuck()]
+    stuck = rank_reporter.gather(None, SAMPLE, 0.5)
+    assert (stuck.activity, stuck.troubles) == ("waiting", (Stuck.trouble,))
+
+
+def test_costs_are_told_by_shape() -> None:
+    cost_model = CostModel(2, CostPrior(encode_steps=1, decode_steps=1))
+    assert costs_in(cost_model) == ()
+    cost_model.record(Shape.of(PARAMETERS), [(0, 3, 1.5), (1, 5, 5.0)], {"encode": 0.25, "decode": 4.0})
+    (costs,) = costs_in(cost_model)
+    assert (costs.frames, costs.width, costs.height, costs.guided) == (2, 64, 64, True)
+    assert (costs.step_s, costs.encode_s, costs.decode_s) == ((0.5, 1.0), 0.25, 4.0)
+
+
+def test_ranks_of_one_group_find_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    for rank in range(2):
+        topology = Topology(rank=rank, num_ranks=2, local_rank=rank, local_num_ranks=2)
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        names.add(describe(topology, torch.device("cpu"), "fake").group)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    alone = describe(topology, torch.device("cpu"), "fake")  # started by no torchrun
+    assert len(names) == 1
+    assert alone.group not in names
+    assert alone.host == socket.gethostname()
+
+
+# Through Redis.
+
+
+@pytest.fixture
+def log():
+    handler = JobLogHandler(1)
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("svdq").setLevel(logging.INFO)
+    yield handler
+    logging.getLogger("svdq").setLevel(logging.NOTSET)
+    logging.getLogger().removeHandler(handler)
+
+
+@pytest.fixture
+def monitor(connection: redis.Redis, log: JobLogHandler):
+    monitor = ProgressMonitor(connection, "a notice", open_reporter(), log)
+    yield monitor
+    monitor.close()
+
+
+def the_rank(connection: redis.Redis) -> RankStatus | None:
+    groups = read_groups(connection)
+    return groups[0].ranks[0] if groups else None
+
+
+def test_a_rank_tells_what_it_does_and_goes_when_it_ends(connection, monitor: ProgressMonitor, until) -> None:
+    until(lambda: the_rank(connection))
+    enqueue(connection, JOB, SAMPLE.job_id)
+    monitor.step(SAMPLE, 3)
+    monitor.step(SAMPLE, 4)
+    seen = until(lambda: (found := the_rank(connection)).job_id and found)
+    assert (seen.step, seen.activity, seen.step_range) == (4, "denoising", (3, 8))
+    assert seen.step_s is not None
+    assert fetch(connection, SAMPLE.job_id).meta["step"] == 4
+    assert fetch(connection, SAMPLE.job_id).meta["notice"] == "a notice"
+    monitor.idle()
+    until(lambda: the_rank(connection).activity == "idle")
+    monitor.close()
+    assert read_groups(connection) == []
+
+
+def test_a_group_at_work_is_told_of_although_rank_0_rests(connection, monitor: ProgressMonitor, until) -> None:
+    """Rank 0 may have done its part while others are at work: who reads its record must not find an old one."""
+    status = IntakeStatus(worker="w", in_flight=("a",))
+    monitor._rank_reporter.group = lambda: status
+    until(lambda: (found := the_rank(connection)) and found.intake == status)
+    before = the_rank(connection).at
+    status = IntakeStatus(worker="w", finished=1)
+    until(lambda: the_rank(connection).intake == status)
+    assert the_rank(connection).at > before
+
+
+def test_what_is_logged_about_a_job_is_with_the_job(connection, monitor: ProgressMonitor, until) -> None:
+    other = "f" * 20
+    for job_id in (SAMPLE.job_id, other):
+        enqueue(connection, JOB, job_id)
+    logger = logging.getLogger("svdq.test")
+    logger.warning("Nobody's.")
+    logger.warning("Took back %s, %s.", other, SAMPLE.job_id)
+    monitor.step(SAMPLE, 3)
+    logger.warning("Something of a library's.")  # in the step loop
+    thread = threading.Thread(target=logger.warning, args=["Beside it."])
+    thread.start()
+    thread.join()
+    try:
+        raise ValueError("no good")
+    except ValueError:
+        logger.exception("It broke.")
+    entries = until(lambda: (found := job_log.read(connection, SAMPLE.job_id)) and len(found) >= 3 and found)
+    assert [entry.text.splitlines()[0] for entry in entries] == [
+        f"Took back {other}, {SAMPLE.job_id}.",
+        "Something of a library's.",
+        "It broke.",
+    ]
+    assert entries[2].text.endswith("ValueError: no good")
+    assert [entry.level for entry in entries] == ["WARNING", "WARNING", "ERROR"]
+    assert entries[0].rank == 1
+    assert len(job_log.read(connection, other)) == 1
+
+
+def test_what_is_logged_while_redis_is_away_comes_later(log: JobLogHandler) -> None:
+    logger = logging.getLogger("svdq.test")
+    logger.warning("one %s", SAMPLE.job_id)
+    taken = log.take()
+    assert log.take() == {}
+    logger.warning("two %s", SAMPLE.job_id)
+    log.give_back(taken)
+    assert [entry.text[:3] for entry in log.take()[SAMPLE.job_id]] == ["one", "two"]

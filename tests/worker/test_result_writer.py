@@ -1,0 +1,245 @@
+"""The last rank's writer when the storage refuses: videos wait, nothing is lost, and a stop is not held up."""
+
+import json
+import logging
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Report
+from svdq.pipeline.sample import Resumption, Sample
+from svdq.pipeline.trace import Tracer
+from svdq.producer.storage.storage import Storage
+from svdq.worker.output.finished import job_as_used, recognise
+from svdq.worker.output.writer import MAX_WAITING, ResultWriter
+
+MODEL = ModelInfo(name="fake", notice="", default_frames=2)
+FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
+
+
+def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png"), folder: str = "") -> Sample:
+    return Sample(
+        job_id=f"id-{name}",
+        parameters=VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=2),
+        boundaries=(0, 4),
+        step=4,
+        # `execution` and whatever else is not the job's is nobody's business here.
+        metadata={"image": f"inputs/{'a' * 64}.png", "name": name, "formats": formats, "fit": "crop", "folder": folder}
+        | {"execution": ["x"]},
+        stages=((0, 4, 0.5),),
+        memory={"step": 9},
+        resumed=(Resumption(from_step=2, steps_done_again=1),),
+    )
+
+
+class Reports:
+    def __init__(self) -> None:
+        self.all: list[Report] = []
+        self._came = threading.Condition()
+
+    def __call__(self, report: Report) -> None:
+        with self._came:
+            self.all.append(report)
+            self._came.notify_all()
+
+    def wait(self, number: int) -> None:
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.all) >= number, 60)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "storage"
+    (folder / "inputs").mkdir(parents=True)
+    return folder
+
+
+def open_writer(folder: Path, **options) -> ResultWriter:
+    return ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, **options)
+
+
+def wait_for_trouble(until, caplog: pytest.LogCaptureFixture) -> None:
+    until(lambda: "Videos wait to be written" in caplog.text)
+
+
+def test_videos_wait_for_a_storage_that_refuses(folder: Path, until, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    (folder / "outputs").write_text("a file is in the way")
+    writer, reports = open_writer(folder), Reports()
+    writer.deliver(sample_of("one"), FRAMES, reports)
+    writer.deliver(sample_of("two"), FRAMES, reports)
+    wait_for_trouble(until, caplog)
+    assert reports.all == []
+    (folder / "outputs").unlink()
+    reports.wait(2)
+    writer.close()
+    assert [(report.job_id, report.failure) for report in reports.all] == [("id-one", None), ("id-two", None)]
+    assert sorted(path.name for path in (folder / "outputs").iterdir()) == sorted(
+        f"{name}-id-{name}{suffix}" for name in ("one", "two") for suffix in (".gif", "", ".json")
+    )
+    assert list((folder / "tmp").iterdir()) == []
+    assert caplog.text.count("Videos wait to be written") == 1
+    assert caplog.text.count("The storage can be used again") == 1
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("no right to mount a disk")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_full_disk_fails_no_video(tiny_disk: Path, until, caplog: pytest.LogCaptureFixture) -> None:
+    filler = tiny_disk / "filler"
+    with pytest.raises(OSError, match="No space"):
+        filler.write_bytes(bytes(10**6))
+    writer, reports = open_writer(tiny_disk / "storage"), Reports()
+    writer.deliver(sample_of("one", ("mp4", "gif", "png")), FRAMES, reports)
+    wait_for_trouble(until, caplog)
+    assert "No space left on device" in caplog.text
+    filler.unlink()
+    reports.wait(1)
+    writer.close()
+    assert reports.all[0].failure is None
+    assert list((tiny_disk / "storage/tmp").iterdir()) == []
+
+
+def test_a_loop_that_cannot_deliver_waits_and_a_stop_lets_it_go(
+    folder: Path, until, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "outputs").write_text("a file is in the way")
+    writer, reports = open_writer(folder), Reports()
+    delivered = threading.Semaphore(0)
+
+    def deliver() -> None:
+        for number in range(MAX_WAITING + 2):  # one more than are being written and wait
+            writer.deliver(sample_of(str(number)), FRAMES, reports)
+            delivered.release()
+
+    loop = threading.Thread(target=deliver)
+    loop.start()
+    wait_for_trouble(until, caplog)
+    for _ in range(MAX_WAITING + 1):
+        assert delivered.acquire(timeout=60)
+    assert loop.is_alive()
+    writer.release()
+    loop.join(60)
+    writer.wait(60)
+    assert not loop.is_alive()
+    assert reports.all == [], "their jobs go back to the queue"
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_what_no_patience_mends_fails_at_once(folder: Path) -> None:
+    writer, reports = open_writer(folder), Reports()
+    writer.deliver(sample_of("ä" * 190), FRAMES, reports)  # no file system takes so many bytes in a name
+    writer.close()
+    assert "File name too long" in str(reports.all[0].failure)
+
+
+@pytest.mark.parametrize(
+    ("taken", "reason"),
+    [
+        ("p4-1.mp4", "File exists"),
+        ("p4-1.mp4/x", "Not a directory"),
+        ("one-id-one.gif/", "Is a directory"),
+        ("one-id-one", "Not a directory"),
+        ("one-id-one.json/", "Is a directory"),
+    ],
+)
+def test_a_place_that_is_taken_fails_that_job_alone(folder: Path, taken: str, reason: str) -> None:
+    """As `--output p4-1.mp4` where a video of that name is."""
+    output = "" if taken.startswith("one-") else taken.rstrip("/")
+    path = folder / "outputs" / taken.partition("/")[0]
+    path.parent.mkdir()
+    if taken.endswith("/"):
+        (path / "mine").mkdir(parents=True)
+    else:
+        path.write_text("mine")
+    writer, reports = open_writer(folder), Reports()
+    writer.deliver(sample_of("one", folder=output), FRAMES, reports)
+    for name in ("two", "three"):
+        writer.deliver(sample_of(name), FRAMES, reports)
+    writer.close()
+    assert [report.job_id for report in reports.all] == ["id-one", "id-two", "id-three"]
+    assert reason in str(reports.all[0].failure)
+    assert [report.failure for report in reports.all[1:]] == [None, None]
+    if path.is_file():
+        assert path.read_text() == "mine"
+    assert list((folder / "tmp").iterdir()) == []
+    assert not (folder / "outputs/.svdq-probe").exists()
+
+
+class Denied(Storage):
+    """A storage that can be used, but for one folder."""
+
+    def publish(self, local_path: Path, key: str) -> None:
+        if key.startswith("outputs/denied/"):
+            raise UnavailableError("The storage cannot be used.") from PermissionError(13, "Permission denied", key)
+        super().publish(local_path, key)
+
+
+def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Path) -> None:
+    writer = ResultWriter(Denied(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, file_timeout_s=0.2)
+    reports = Reports()
+    writer.deliver(sample_of("one", folder="denied"), FRAMES, reports)
+    writer.deliver(sample_of("two"), FRAMES, reports)
+    writer.close()
+    failure, other = [report.failure for report in reports.all]
+    assert other is None
+    assert "though the storage can be used otherwise: Permission denied at 'outputs/denied/one-id-one" in str(failure)
+
+
+def test_a_key_that_no_object_store_takes_fails_that_job_alone(s3: str) -> None:
+    writer, reports = ResultWriter(Storage(s3), MODEL, Tracer(0, on=False), first_delay_s=0.01), Reports()
+    writer.deliver(sample_of("one", ("gif",), folder="/".join(["x" * 99] * 10)), FRAMES, reports)
+    writer.deliver(sample_of("two", ("gif",)), FRAMES, reports)
+    writer.close()
+    assert "File name too long" in str(reports.all[0].failure)
+    assert reports.all[1].failure is None
+
+
+def test_what_is_not_ours_any_more_is_not_published(folder: Path) -> None:
+    writer, reports = open_writer(folder, fence=lambda sample: False), Reports()
+    writer.deliver(sample_of("one"), FRAMES, reports)
+    writer.close()
+    assert not (folder / "outputs").exists()
+    assert (reports.all[0].result, reports.all[0].failure) == ({}, None)
+
+
+def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder: Path) -> None:
+    storage, sample, reports = Storage(str(folder)), sample_of("one"), Reports()
+    writer = open_writer(folder)
+    writer.deliver(sample, FRAMES, reports)
+    writer.close()
+    job = job_as_used(sample.parameters, sample.metadata)
+    assert recognise(storage, MODEL, job, "id-one") == reports.all[0].result
+    sidecar = folder / "outputs/one-id-one.json"
+    assert json.loads(sidecar.read_text())["resumed"] == [{"from_step": 2, "steps_done_again": 1}]
+    assert json.loads(sidecar.read_text())["memory_bytes"] == {"step": 9}
+
+    # A decode that ran out of memory has used another chunk size than the job asked for.
+    assert recognise(storage, MODEL, job.model_copy(update={"decode_chunk_size": 1}), "id-one") is not None
+    assert recognise(storage, MODEL, job.model_copy(update={"seed": 2}), "id-one") is None
+    assert recognise(storage, ModelInfo(name="other", notice="", default_frames=2), job, "id-one") is None
+    assert recognise(storage, MODEL, job, "id-two") is None
+    shutil.rmtree(folder / "outputs/one-id-one")
+    assert recognise(storage, MODEL, job, "id-one") is None
+    sidecar.write_text("{}")
+    assert recognise(storage, MODEL, job, "id-one") is None

@@ -1,0 +1,197 @@
+"""Trying again what the storage refuses: what is waited for, for how long, and what is seen of it meanwhile."""
+
+import errno
+import logging
+import shutil
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.models.model import ModelInfo
+from svdq.producer.job import Job
+from svdq.producer.storage.storage import Storage
+from svdq.worker.intake.prefetcher import Prefetcher, Prepared
+from svdq.worker.storage_retry import GaveUpError, StorageRetry, UnwantedError
+
+MODEL = ModelInfo(name="fake", notice="", default_frames=2)
+
+
+class Refusing:
+    """Refuses until it is told not to."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.num_attempts = 0
+
+    def __call__(self) -> str:
+        self.num_attempts += 1
+        if not self.opened.is_set():
+            raise OSError(errno.ENOSPC, f"No space left ({self.num_attempts})")
+        return "done"
+
+
+@pytest.fixture
+def beside() -> ThreadPoolExecutor:
+    """Run something in a thread."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def test_trouble_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, until, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    retry, storage = StorageRetry("Videos wait", first_delay_s=0.01), Refusing()
+    assert retry.trouble is None
+    done = beside.submit(retry.call, storage)
+    first = until(lambda: retry.trouble)
+    later = until(lambda: (found := retry.trouble) and found.attempts >= 3 and found)
+    assert (later.effect, later.since) == ("Videos wait", first.since)
+    assert later.reason == f"[Errno 28] No space left ({later.attempts})"
+    storage.opened.set()
+    assert done.result(60) == "done"
+    assert retry.trouble is None
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_a_stop_ends_the_waiting_at_once(beside, until) -> None:
+    retry = StorageRetry("Videos wait", first_delay_s=600)
+    done = beside.submit(retry.call, Refusing())
+    until(lambda: retry.trouble)
+    retry.stop()
+    with pytest.raises(GaveUpError):
+        done.result(60)
+    assert retry.trouble is None
+
+
+def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until) -> None:
+    retry, is_wanted = StorageRetry("Videos wait", first_delay_s=600), threading.Event()
+    is_wanted.set()
+    done = beside.submit(retry.call, Refusing(), is_wanted.is_set)
+    until(lambda: retry.trouble)
+    is_wanted.clear()
+    retry.wake()
+    with pytest.raises(UnwantedError):
+        done.result(60)
+    assert retry.call(lambda: "the next", is_wanted.is_set) == "the next"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENAMETOOLONG, "too long"), ValueError("a mistake")])
+def test_what_no_patience_mends_is_raised_at_once(error: Exception) -> None:
+    def attempt() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        StorageRetry("Videos wait", first_delay_s=600).call(attempt)
+
+
+# Reading photos.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "storage"
+
+
+@pytest.fixture
+def job(folder: Path, tmp_path: Path) -> Job:
+    """A job whose photo is stored."""
+    path = tmp_path / "photo.png"
+    Image.new("RGB", (80, 80)).save(path)
+    key = Storage(str(folder)).put_input(path.read_bytes(), "png")
+    return Job(image=key, name="photo", seed=1, width=64, height=64)
+
+
+class Locked(Storage):
+    """A storage that is there, but does not give one file out: as an object store that is out of breath does."""
+
+    is_locked = True
+
+    def read(self, key: str) -> bytes:
+        if self.is_locked and key.startswith("inputs/"):
+            raise UnavailableError("The storage cannot be used (SlowDown).") from OSError(errno.EIO, "SlowDown")
+        return super().read(key)
+
+
+def open_prefetcher(storage: Storage, **options: float) -> Prefetcher:
+    return Prefetcher(storage, MODEL, 10**6, None, first_delay_s=0.01, **options)
+
+
+def prepare(beside: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Future[Prepared]":
+    return beside.submit(prefetcher.prepare, "a-job", job)
+
+
+def test_a_photo_is_waited_for_while_the_storage_is_away(folder: Path, job: Job, beside, until) -> None:
+    prefetcher = open_prefetcher(Storage(str(folder)), file_timeout_s=0.0)
+    shutil.move(folder, folder.with_name("away"))
+    done = prepare(beside, prefetcher, job)
+    trouble = until(lambda: (found := prefetcher.trouble) and found.attempts >= 3 and found)
+    assert (trouble.effect, trouble.job_ids) == ("No video is begun", ("a-job",))
+    shutil.move(folder.with_name("away"), folder)
+    assert done.result(60).photo.size == (64, 64)
+    assert prefetcher.trouble is None
+
+
+def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Path, job: Job, beside, until) -> None:
+    storage = Locked(str(folder))
+    prefetcher = open_prefetcher(storage)
+    done = prepare(beside, prefetcher, job)
+    until(lambda: prefetcher.trouble)
+    storage.is_locked = False
+    assert done.result(60).photo is not None
+
+    storage.is_locked = True
+    with pytest.raises(SvdqError, match=r"could not be read or written for 0 minutes, though .*: SlowDown\.") as caught:
+        open_prefetcher(storage, file_timeout_s=0.0).prepare("a-job", job)
+    assert "svdq retry" in str(caught.value)
+
+
+def test_a_photo_that_is_gone_for_good_fails_its_job_at_once(folder: Path, job: Job) -> None:
+    (folder / job.image).unlink()
+    with pytest.raises(SvdqError, match="is not in the storage, or no file; submit it again"):
+        open_prefetcher(Storage(str(folder))).prepare("a-job", job)
+
+
+def test_a_photo_whose_content_is_another_is_never_decoded(folder: Path, job: Job) -> None:
+    other = folder.with_name("other.png")
+    Image.new("RGB", (80, 80), "red").save(other)
+    (folder / job.image).write_bytes(other.read_bytes())
+    with pytest.raises(SvdqError, match="damaged in the storage; submit it again, then `svdq retry` the job"):
+        open_prefetcher(Storage(str(folder))).prepare("a-job", job)
+
+
+def test_a_folder_in_the_place_of_a_sidecar_fails_its_job(folder: Path, job: Job) -> None:
+    (folder / "outputs/photo-a-job.json").mkdir(parents=True)
+    with pytest.raises(SvdqError, match="Its output 'outputs/photo-a-job' cannot be read or written: Is a directory"):
+        open_prefetcher(Storage(str(folder))).prepare("a-job", job)
+
+
+def test_looking_ahead_waits_for_nothing(folder: Path, job: Job) -> None:
+    prefetcher = open_prefetcher(Locked(str(folder)))
+    with pytest.raises(UnavailableError):
+        prefetcher.prepare_ahead("a-job", job)
+    assert prefetcher.trouble is None
+
+
+def test_a_job_that_is_abandoned_is_waited_for_no_longer(folder: Path, job: Job, beside, until) -> None:
+    storage = Locked(str(folder))
+    prefetcher = open_prefetcher(storage)
+    done = prepare(beside, prefetcher, job)
+    until(lambda: prefetcher.trouble)
+    prefetcher.abandon("another")
+    until(lambda: prefetcher.trouble.attempts >= 4)
+    prefetcher.abandon("a-job")
+    with pytest.raises(UnwantedError):
+        done.result(60)
+    storage.is_locked = False
+    assert prefetcher.prepare("a-job", job).photo is not None
+
+
+def test_a_name_that_no_file_system_takes_fails_its_job(folder: Path, job: Job) -> None:
+    (folder / "outputs").mkdir()
+    too_long = job.model_copy(update={"name": "ä" * 190})
+    with pytest.raises(SvdqError, match="File name too long") as caught:
+        open_prefetcher(Storage(str(folder))).prepare("a-job", too_long)
+    assert not isinstance(caught.value, UnavailableError), "which would be waited for"

@@ -1,0 +1,95 @@
+"""Counters and histograms of a rank's work since its start; they only grow. Does not import Redis.
+
+The step loop counts a stage at its end, not its steps one by one. Each histogram is written by one thread and may be
+read by any other: what it reads may be one entry old, and is never torn.
+"""
+
+import contextlib
+import time
+from bisect import bisect_left
+
+from svdq.pipeline.trace import Tracer
+from svdq.producer.status.ranks import BOUNDS_S, Timings
+from svdq.worker.checkpoint.store import CheckpointStore
+
+
+class Histogram:
+    """How long one kind of work took, as a histogram."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Count work that took so many seconds each of so many times."""
+        self._counts[bisect_left(BOUNDS_S, seconds)] += times
+        self._sum_s += seconds * times
+
+    def timings(self) -> Timings:
+        """Return the counts and their sum."""
+        return Timings(counts=tuple(self._counts), sum_s=round(self._sum_s, 6))
+
+
+class RankMetrics:
+    """All counters and histograms of one rank."""
+
+    def __init__(self) -> None:
+        #: By the kind of work; encode, decode and write are the names of the spans that `TimingTracer` sees.
+        self.step, self.encode, self.decode, self.write = Histogram(), Histogram(), Histogram(), Histogram()
+        #: Videos that were taken up again from a checkpoint.
+        self.num_resumed = 0
+        #: Checkpoints written, and their bytes.
+        self.num_checkpoints = self.checkpoint_bytes = 0
+
+    def timings(self) -> dict[str, Timings]:
+        """Return the histograms by kind of work; without the empty ones."""
+        kinds = {"step": self.step, "encode": self.encode, "decode": self.decode, "write": self.write}
+        found = {kind: histogram.timings() for kind, histogram in kinds.items()}
+        return {kind: timings for kind, timings in found.items() if any(timings.counts)}
+
+
+class TimingTracer(Tracer):
+    """A tracer that also counts how long encodes, decodes and writes take, whether spans are recorded or not."""
+
+    def __init__(self, rank: int, metrics: RankMetrics, *, on: bool) -> None:
+        super().__init__(rank, on=on)
+        self._metrics = {"encode": metrics.encode, "decode": metrics.decode, "write": metrics.write}
+
+    def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[None]:
+        """Record the work done inside."""
+        span = super().span(name, job_id)
+        histogram = self._metrics.get(name)
+        return span if histogram is None else _TimedSpan(span, histogram)
+
+
+class _TimedSpan:
+    __slots__ = ("_histogram", "_span", "_started")
+
+    def __init__(self, span: contextlib.AbstractContextManager[None], histogram: Histogram) -> None:
+        self._span = span
+        self._histogram = histogram
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._span.__enter__()
+        self._started = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._histogram.add(time.perf_counter() - self._started)
+        self._span.__exit__(None, None, None)
+
+
+class CountingCheckpointStore:
+    """A store that counts what is written to another one."""
+
+    def __init__(self, store: CheckpointStore, metrics: RankMetrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self.open, self.steps, self.read = store.open, store.steps, store.read
+        self.clear, self.ages_s = store.clear, store.ages_s
+
+    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
+        """Write, and count it when that went well."""
+        self._store.write(job_id, step, data)
+        self._metrics.num_checkpoints += 1
+        self._metrics.checkpoint_bytes += len(data)

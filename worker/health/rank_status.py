@@ -1,0 +1,176 @@
+"""The status of a rank: what it computes, how busy it is, its memory, what it waits for. Does not import Redis.
+
+The step loop only touches `BusyMeter`; everything else is gathered by whoever publishes it, about once a second.
+"""
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import psutil
+import torch
+
+from svdq.pipeline.costs import CostModel
+from svdq.pipeline.sample import Sample
+from svdq.pipeline.topology import Topology
+from svdq.producer.status.ranks import Activity, IntakeStatus, RankStatus, ShapeCosts, Trouble
+from svdq.worker import identity
+from svdq.worker.health.histograms import RankMetrics
+
+#: Seconds over which the busy share is taken.
+SHARE_OVER_S = 10.0
+#: Shapes whose costs are told; a queue rarely has more.
+MAX_SHAPES = 8
+
+
+class BusyMeter:
+    """How much of its time the step loop computes."""
+
+    def __init__(self) -> None:
+        #: Seconds computed before, and since when something is being computed; replaced as a whole by the step loop.
+        self._state: tuple[float, float | None] = (0.0, None)
+        #: Looks at the meter: when, and the seconds computed by then.
+        self._looks: deque[tuple[float, float]] = deque([(time.perf_counter(), 0.0)])
+
+    def begin(self) -> None:
+        """Note that something is being computed from now on."""
+        computed_s, since = self._state
+        if since is None:
+            self._state = (computed_s, time.perf_counter())
+
+    def end(self) -> None:
+        """Note that nothing is."""
+        computed_s, since = self._state
+        if since is not None:
+            self._state = (computed_s + time.perf_counter() - since, None)
+
+    def share(self) -> float:
+        """Give the part of the last seconds in which something was computed, 0 to 1; for one thread alone."""
+        now = time.perf_counter()
+        computed_s, since = self._state
+        computed_s += 0.0 if since is None else now - since
+        self._looks.append((now, computed_s))
+        while len(self._looks) > 2 and self._looks[1][0] <= now - SHARE_OVER_S:
+            self._looks.popleft()
+        first_at, first_s = self._looks[0]
+        return min(1.0, max(0.0, (computed_s - first_s) / max(now - first_at, 1e-9)))
+
+
+class Waiting(Protocol):
+    """Something that may have to wait for the storage."""
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why it does at present; None when it does not. From any thread."""
+        ...
+
+
+class RankReporter:
+    """Gathers the record of one rank."""
+
+    def __init__(self, who: RankStatus, device: torch.device) -> None:
+        """Make it.
+
+        Args:
+            who: the record with all that never changes.
+            device: where the rank computes.
+        """
+        self._who = who
+        self._device = device
+        self._process = psutil.Process()
+        self.meter = BusyMeter()
+        #: Counters and histograms of the rank's work so far.
+        self.metrics = RankMetrics()
+        #: What may wait for the storage, and on rank 0 who tells of the group; set once they are there.
+        self.waiting: Sequence[Waiting] = ()
+        self.group: Callable[[], IntakeStatus] | None = None
+
+    @property
+    def who(self) -> RankStatus:
+        """The record with all that never changes."""
+        return self._who
+
+    def gather(self, note: tuple[Sample, int] | None, last: Sample | None, step_s: float | None) -> RankStatus:
+        """Make the record as it is now.
+
+        Args:
+            note: what is being computed, and the step it is at; the number of its steps means the decode.
+            last: what was computed last, or is.
+            step_s: seconds that the last step took.
+        """
+        troubles = tuple(trouble for part in self.waiting if (trouble := part.trouble) is not None)
+        activity: Activity = "waiting" if any(trouble.job_ids for trouble in troubles) else "idle"
+        sample, step = note if note is not None else (None, None)
+        if sample is not None:
+            activity = "decoding" if step == sample.parameters.steps else "denoising"
+        rank = self._who.rank
+        return self._who.model_copy(
+            update={
+                "at": time.time(),
+                "activity": activity,
+                "job_id": sample.job_id if sample is not None else None,
+                "step": step,
+                "steps": sample.parameters.steps if sample is not None else None,
+                "step_range": (last.boundaries[rank], last.boundaries[rank + 1]) if last is not None else None,
+                "step_s": step_s,
+                "busy_share": self.meter.share(),
+                "troubles": troubles,
+                "timings": self.metrics.timings(),
+                "resumed": self.metrics.num_resumed,
+                "checkpoints": self.metrics.num_checkpoints,
+                "checkpoint_bytes": self.metrics.checkpoint_bytes,
+                "intake": self.group() if self.group is not None else None,
+                "rss_bytes": self._process.memory_info().rss,
+                **self._gpu_memory(),
+            }
+        )
+
+    def _gpu_memory(self) -> dict[str, int]:
+        if self._device.type != "cuda":
+            return {}
+        return {
+            "gpu_bytes": torch.cuda.memory_reserved(self._device),
+            "gpu_total_bytes": torch.cuda.get_device_properties(self._device).total_memory,
+        }
+
+
+def describe(
+    topology: Topology, device: torch.device, model_name: str, load_s: float = 0.0, notice: str = ""
+) -> RankStatus:
+    """Make the record of this process with all that never changes; opening the model took `load_s` seconds."""
+    now = time.time()
+    return RankStatus(
+        group=identity.group_name(on_one_host=topology.local_num_ranks == topology.num_ranks),
+        rank=topology.rank,
+        num_ranks=topology.num_ranks,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=str(device),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        model=model_name,
+        notice=notice,
+        load_s=round(load_s, 3),
+        started_at=now,
+        at=now,
+        restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+    )
+
+
+def costs_in(cost_model: CostModel) -> tuple[ShapeCosts, ...]:
+    """List what videos of each shape were measured to cost, the shape that was measured first first."""
+    return tuple(
+        ShapeCosts(
+            frames=shape.frames,
+            width=shape.width,
+            height=shape.height,
+            guided=shape.guided,
+            step_s=costs.step_s,
+            encode_s=costs.encode_s,
+            decode_s=costs.decode_s,
+        )
+        for shape in cost_model.shapes[-MAX_SHAPES:]
+        for costs in (cost_model.estimate(shape),)
+    )

@@ -1,0 +1,144 @@
+"""A group over several hosts: the options of torchrun, and where ranks find each other. Does not import torch.
+
+Every host runs a launcher and a torchrun of its own. One host keeps torchrun's store; the ranks use Redis instead,
+which can have a password and which all of them reach.
+"""
+
+import contextlib
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+import redis
+
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.transport.sockets import facing
+from svdq.producer import keys
+from svdq.producer.settings import Settings
+from svdq.worker.identity import group_name
+from svdq.worker.redis_client import connect
+
+#: Port of the store where none is named; torchrun's own.
+DEFAULT_PORT = 29400
+#: Seconds that a host waits for the others before its torchrun gives up and is started again.
+JOIN_S = 24 * 60 * 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """The hosts of one group."""
+
+    #: How many.
+    num: int
+    #: Name or address of the one that keeps the store, as all of them reach it.
+    store_host: str
+    #: The store's port.
+    store_port: int
+    #: Name or address at which the others reach this one.
+    own_address: str
+    #: Whether this host keeps the store; None: torchrun sees that by itself.
+    keeps_store: bool | None
+
+    def torchrun_options(self) -> list[str]:
+        """Say where the hosts meet."""
+        is_host = "" if self.keeps_store is None else f",is_host={int(self.keeps_store)}"
+        return [
+            *("--nnodes", str(self.num), "--rdzv-backend", "c10d", "--local-addr", self.own_address),
+            *("--rdzv-endpoint", f"{self.store_host}:{self.store_port}"),
+            *("--rdzv-id", f"svdq-{self.store_host}-{self.store_port}"),  # names the group, also in `svdq top`
+            *("--rdzv-conf", f"join_timeout={JOIN_S}{is_host}"),
+        ]
+
+    @property
+    def warning(self) -> str:
+        """Say what is open while the group runs, and to whom."""
+        keeper = f"{self.store_host} (not this host)" if self.keeps_store is False else self.store_host
+        return (
+            f"Open to the network: torchrun's rendezvous at port {self.store_port} of {keeper}, at all its addresses. "
+            "It has no password: whoever reaches it can run code as this user. While ranks start, each also listens at "
+            f"a port of {self.own_address}, protected by a secret from Redis. Admit only the hosts of this group."
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Give what torchrun reads of its environment."""
+        return {
+            # A host that is lost is told in a line, not in traces of torch's C++ every five seconds.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+
+
+class RedisBook:
+    """Keeps the addresses of a group's ranks in Redis; a Redis that is away is asked again by whoever waits."""
+
+    def __init__(self, connection: redis.Redis, group: str) -> None:
+        self._connection = connection
+        self._group = group
+
+    def publish(self, name: str, entry: str) -> None:
+        """Write an entry, replacing what was there."""
+        with contextlib.suppress(redis.RedisError):
+            self._connection.set(self._key(name), entry, ex=keys.RENDEZVOUS_TTL_S)
+
+    def look_up(self, name: str) -> str | None:
+        """Read an entry; None while there is none."""
+        try:
+            entry = self._connection.get(self._key(name))
+        except redis.RedisError:
+            return None
+        return entry.decode() if isinstance(entry, bytes) else None
+
+    def _key(self, name: str) -> str:
+        return f"{keys.RENDEZVOUS}{self._group}:{name}"
+
+
+def address_book(settings: Settings, *, on_one_host: bool) -> RedisBook | None:
+    """Give what the ranks of a group over several hosts find each other in; None for a group on one host.
+
+    Raises:
+        InputError: there is no Redis that all hosts reach.
+    """
+    if on_one_host:
+        return None
+    if not settings.redis_url:
+        raise InputError("A group over several hosts needs a Redis that all of them reach; set SVDQ_REDIS_URL.")
+    return RedisBook(connect(settings.redis_url), group_name(on_one_host=False))
+
+
+def read_hosts(settings: Settings, num: int, endpoint: str | None, num_groups: int) -> Hosts | None:
+    """Read what `svdq worker` was asked for; None for a group on one host.
+
+    Args:
+        settings: of this host.
+        num: hosts of the group.
+        endpoint: HOST:PORT where they meet.
+        num_groups: groups that are wanted on this host.
+
+    Raises:
+        InputError: it cannot be used.
+        UnavailableError: there is no way to the endpoint from here.
+    """
+    if num == 1:
+        if endpoint is not None:
+            raise InputError("--rdzv-endpoint is for a group over several hosts; say how many with --nnodes.")
+        return None
+    if endpoint is None:
+        raise InputError(f"--nnodes {num} needs --rdzv-endpoint HOST:PORT, the same on every host, where they meet.")
+    if num_groups > 1:
+        raise InputError(f"--nnodes {num} makes one group over {num} hosts; leave out --groups.")
+    if not settings.redis_url:
+        raise InputError(f"--nnodes {num} needs a Redis that all {num} hosts reach; set SVDQ_REDIS_URL or --redis-url.")
+    host, colon, port = endpoint.rpartition(":")
+    if not colon:
+        host, port = endpoint, str(DEFAULT_PORT)
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise InputError(f"--rdzv-endpoint {endpoint!r} is not HOST:PORT, such as render1:{DEFAULT_PORT}.")
+    try:
+        own_address = facing(host.strip("[]"), int(port))
+        store_addresses = {info[4][0] for info in socket.getaddrinfo(host.strip("[]"), int(port))}
+    except OSError as error:
+        raise UnavailableError(f"There is no way to --rdzv-endpoint {endpoint} from here: {error}.") from error
+    keeps_store: bool | None = own_address in store_addresses
+    if ipaddress.ip_address(own_address).is_loopback:
+        # This host keeps the store, under the name by which the others call it; or all are this one, for a trial.
+        own_address, keeps_store = host, None
+    return Hosts(num=num, store_host=host, store_port=int(port), own_address=own_address, keeps_store=keeps_store)

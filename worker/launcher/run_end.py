@@ -1,0 +1,70 @@
+"""What a run of `svdq worker` came to, looked up when it has ended. Imports no torch."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from svdq.pipeline.errors import UnavailableError
+from svdq.producer.control import pauses
+from svdq.producer.queue import session
+from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage
+from svdq.producer.results.run_report import RunReport, summarise
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+from svdq.worker.launcher.launch import Ending
+
+logger = logging.getLogger(__name__)
+
+
+def report_of_run(settings: Settings, ending: Ending, started_at: datetime, *, until: str | None) -> RunReport:
+    """Count what became of the queue during a run; the busy share is left out when the storage cannot be reached.
+
+    Args:
+        settings: those of the run.
+        ending: how it ended.
+        started_at: when it began; has a zone.
+        until: what --until was given, if anything.
+
+    Raises:
+        UnavailableError: Redis cannot be reached.
+    """
+    now = datetime.now().astimezone()
+    with session(settings) as connection:
+        records = list(records_from_redis(connection, started_at, now, logger.warning))
+        left = jobs_left(connection)
+        reasons = pauses(connection)
+    try:
+        records += records_from_storage(Storage(settings.storage), started_at, logger.warning)
+    except UnavailableError as error:
+        logger.warning("The report goes without the busy share: %s", error)
+    return summarise(
+        records,
+        left,
+        since=started_at,
+        until=now,
+        ending=why_ended(ending, until=until, left=left, pauses=reasons),
+        num_ranks=ending.num_ranks,
+    )
+
+
+def why_ended(ending: Ending, *, until: str | None, left: Mapping[str, int], pauses: Sequence[str]) -> str:
+    """Say why a run ended.
+
+    Args:
+        ending: how it ended.
+        until: what --until was given, if anything.
+        left: jobs that are still to be done, by state.
+        pauses: why jobs are not taken at present, a sentence each.
+    """
+    if ending.told_by == "signal":
+        return "It was stopped by a signal."
+    if ending.code:
+        return f"It failed with exit code {ending.code}; its log says why."
+    if ending.told_by == "until":
+        return f"It ended at the time given, {until}."
+    if left.get("queued"):
+        if pauses:
+            return f"It ended because no jobs are taken. {pauses[0]}"
+        if until:
+            return f"It ended because no further video could be done by {until}."
+    return "It ended because the queue was empty."

@@ -1,0 +1,201 @@
+"""The last rank's sink: writes the files of finished videos beside the loop, and pushes back when it cannot follow.
+
+A video's files are made in a staging folder and renamed into storage; its JSON sidecar comes last, so a sidecar under
+its final name means that the files beside it are complete. When the storage cannot be used, videos wait for it. Knows
+no Redis.
+"""
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from svdq.pipeline import video
+from svdq.pipeline.errors import SvdqError, UnavailableError
+from svdq.pipeline.models.model import Frames, ModelInfo
+from svdq.pipeline.protocols import Report
+from svdq.pipeline.sample import Sample
+from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.message import sample_body
+from svdq.producer.status.ranks import Trouble
+from svdq.producer.storage.storage import Storage
+from svdq.worker.output.finished import job_as_used, output_keys, result_of, sidecar_key, timings_of
+from svdq.worker.storage_retry import (
+    FILE_TIMEOUT_S,
+    FIRST_DELAY_S,
+    FileRefusals,
+    GaveUpError,
+    StorageRetry,
+    UnwantedError,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Videos that may wait to be written; one more and the loop waits too, so that memory stays flat.
+MAX_WAITING = 2
+#: Distributions whose versions can change a video's bits.
+VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Delivery:
+    sample: Sample
+    frames: Frames
+    report: Callable[[Report], None]
+
+
+class ResultWriter:
+    """The sink of a group: writes the results of its jobs."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        model: ModelInfo,
+        tracer: Tracer,
+        *,
+        fence: Callable[[Sample], bool] = lambda _: True,
+        mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        first_delay_s: float = FIRST_DELAY_S,
+        file_timeout_s: float = FILE_TIMEOUT_S,
+    ) -> None:
+        """Begin to wait for deliveries.
+
+        Args:
+            storage: where files go.
+            model: what made them, for the account beside them.
+            tracer: records spans.
+            fence: asked right before files are published, and while they cannot be, whether they are still to be.
+            mark: called with a job's id; the block that it guards may crash the process.
+            first_delay_s: how long to wait when the storage refuses for the first time.
+            file_timeout_s: how long a storage that can be used otherwise may refuse the files of one video.
+        """
+        self._storage = storage
+        self._model = model
+        self._tracer = tracer
+        self._fence = fence
+        self._mark = mark
+        self._versions = {name: version(name) for name in VERSIONS_OF}
+        self._retry = StorageRetry("Videos wait to be written", first_delay_s=first_delay_s)
+        self._file_timeout_s = file_timeout_s
+        self._waiting: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
+        #: Jobs whose videos are here, the one that is being written first; guarded by the interpreter, a list's way.
+        self._here: list[str] = []
+        #: How many more may wait.
+        self._room = threading.Semaphore(MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name="write", daemon=True)
+        self._thread.start()
+
+    def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
+        """Take frames (F, H, W, 3) to write; waits while too many videos wait already."""
+        self._here.append(sample.job_id)
+        self._room.acquire()
+        self._waiting.put(_Delivery(sample=sample, frames=frames, report=report))
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why nothing can be written at present, and which videos wait for it."""
+        trouble = self._retry.trouble
+        return trouble and trouble.model_copy(update={"job_ids": tuple(self._here)})
+
+    def release(self) -> None:
+        """Let a `deliver` that waits return, and begin to write nothing more; for a rank that stops."""
+        self._retry.stop()
+        self._room.release()
+        self._waiting.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        """After `release`: wait until the video that is being written is written, so that nothing half done is left."""
+        self._thread.join(timeout_s)
+
+    def close(self) -> None:
+        """Wait until everything delivered is written and reported, or `release` is called."""
+        self._waiting.put(None)
+        while self._thread.is_alive() and not self._retry.stopped:
+            self._thread.join(0.5)
+
+    def _run(self) -> None:
+        while (delivery := self._waiting.get()) is not None and not self._retry.stopped:
+            self._room.release()
+            sample = delivery.sample
+            result: dict[str, Any] = {}
+            failure = None
+            try:
+                with self._tracer.span("write", sample.job_id):
+                    result = self._retry.call(
+                        partial(self._attempt, sample, delivery.frames, FileRefusals(self._file_timeout_s)),
+                        partial(self._fence, sample),
+                    )
+            except GaveUpError:
+                return  # its job goes back to the queue, and the latents of its last step are kept
+            except UnwantedError:
+                if self._retry.stopped:
+                    return
+                self._log_unwanted(sample)
+            except SvdqError as error:
+                failure = str(error)
+            except Exception as error:
+                logger.exception("Writing the files of job %s failed.", sample.job_id)
+                failure = f"Its files could not be written: {type(error).__name__}: {error}"
+            self._here.remove(sample.job_id)
+            delivery.report(Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure))
+
+    def _log_unwanted(self, sample: Sample) -> None:
+        logger.warning("Job %s was canceled or is not ours any more; its files are dropped.", sample.job_id)
+
+    def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
+        """Write a video's files once.
+
+        Raises:
+            OSError, UnavailableError: the storage cannot be used at present.
+            SvdqError: the storage can be used, and these files cannot be written to it.
+        """
+        try:
+            return self._write(sample, frames)
+        except (OSError, UnavailableError) as error:
+            self._storage.check_writable()
+            stem = job_as_used(sample.parameters, sample.metadata).output_stem(sample.job_id)
+            refusals.check(error, f"Its output {stem!r}")
+            raise
+
+    def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
+        with self._mark(sample.job_id):
+            return self._write_once(sample, frames)
+
+    def _write_once(self, sample: Sample, frames: Frames) -> dict[str, Any]:
+        """Write and publish a video's files and their account; an empty result when they are not to be any more."""
+        started = time.perf_counter()
+        job = job_as_used(sample.parameters, sample.metadata)
+        keys = output_keys(job, sample.job_id)
+        document = {
+            "svdq": self._versions["svdq"],
+            "job_id": sample.job_id,
+            "job": job.model_dump(mode="json"),
+            "model": {"name": self._model.name, "notice": self._model.notice}
+            | ({"compute": self._model.compute} if self._model.compute else {}),
+            "versions": self._versions,
+            "outputs": [self._storage.location(key) for key in keys.values()],
+        }
+        # Videos are passed on: where they lay on this machine is nobody else's business.
+        comment = json.dumps({name: value for name, value in document.items() if name != "outputs"}, ensure_ascii=False)
+        with self._storage.staging() as staging:
+            paths = {key: staging / Path(key).name for key in keys.values()}
+            for kind, key in keys.items():
+                video.write_video(frames, paths[key], kind, job.fps, comment)
+            if not self._fence(sample):
+                if self._retry.stopped:
+                    raise GaveUpError("The worker stops.")
+                self._log_unwanted(sample)
+                return {}
+            for key, path in paths.items():
+                self._storage.publish(path, key)
+        text = json.dumps(document | timings_of(sample, time.perf_counter() - started), indent=2, ensure_ascii=False)
+        self._storage.write_text(sidecar_key(job, sample.job_id), text + "\n")
+        return result_of(document)

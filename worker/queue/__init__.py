@@ -1,0 +1,1 @@
+"""RQ jobs in Redis: taken, held, ended, due. All contact with RQ's internals."""

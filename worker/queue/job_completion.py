@@ -1,0 +1,189 @@
+"""How executions of RQ jobs end: as RQ's tools expect it, and so that a kill at any point loses none of them.
+
+What `rq_adapter` builds on; written against rq 2.12 like it. Nothing that a job names is ever imported or called here.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import redis
+import rq
+from rq.executions import Execution
+from rq.job import JobStatus
+from rq.utils import now
+
+from svdq.producer import keys
+from svdq.producer.job import Job
+from svdq.producer.untrusted_job import UntrustedJob
+from svdq.worker.queue import transitions
+from svdq.worker.queue.rq_worker import RqWorker
+
+logger = logging.getLogger(__name__)
+
+#: The reason of a job that was canceled while a group had it.
+STOPPED = "Stopped by the user."
+#: States in which an execution of this worker leaves its job.
+_ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveJob:
+    """One execution of a job that this worker holds."""
+
+    #: RQ's job.
+    rq_job: rq.job.Job
+    #: The queue it came from.
+    queue: rq.Queue
+    #: RQ's record of this execution.
+    execution: Execution
+    #: What is to be made.
+    job: Job
+
+
+class CompletionWorker(RqWorker):
+    """An RQ worker that ends jobs, one by one in any order."""
+
+    def __init__(
+        self, connection: redis.Redis, *, on_stop: Callable[[str], None], on_shutdown: Callable[[], None]
+    ) -> None:
+        """Make the worker; nothing is registered yet. The arguments are those of `RqWorker`."""
+        super().__init__(connection, on_stop=on_stop, on_shutdown=on_shutdown)
+        #: The execution whose success is being written, and whether that was tried before.
+        self._succeeding: ActiveJob | None = None
+        self._tried = False
+        #: Whether the failure that is being written is a stop that the user asked for.
+        self._is_stop = False
+
+    def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
+        """End a job as failed that was taken off its queue and not begun."""
+        self._fail(rq_job, queue, None, reason)
+        transitions.drop_popped(self.connection, queue, rq_job.id)
+
+    def succeed(self, active: ActiveJob, result: dict[str, Any]) -> None:
+        """End a job as finished, with its result."""
+        rq_job = active.rq_job
+        rq_job.ended_at = now()
+        rq_job._result = result
+        rq_job._status = JobStatus.FINISHED
+        self.execution = active.execution
+        self._succeeding, self._tried = active, False
+        try:
+            self.handle_job_success(rq_job, active.queue, active.queue.started_job_registry)
+        finally:
+            self.execution = self._succeeding = None
+        self._forget_troubles(rq_job.id)
+
+    def increment_successful_job_count(self, pipeline: Any = None) -> None:
+        """Do RQ's first write of a success, unless the success is written already.
+
+        RQ tries again when what it watches has changed, and takes a connection that was lost for such a change, though
+        Redis may have written all of it. It also forgets its execution after the first try.
+        """
+        active = self._succeeding
+        if active is not None:
+            if self._tried and not self.holds(active):
+                raise redis.ConnectionError("Redis went away while a success was written")
+            self.execution, self._tried = active.execution, True
+        super().increment_successful_job_count(pipeline)
+
+    def increment_failed_job_count(self, pipeline: Any = None) -> None:
+        """Count a failed job, but none that the user has stopped; RQ counts both."""
+        if not self._is_stop:
+            super().increment_failed_job_count(pipeline)
+
+    def settle(self, active: ActiveJob) -> JobStatus | None:
+        """Do what follows the end of an execution that Redis has written and could not say so before it went away.
+
+        Returns:
+            How the job has ended; None when it was not ended by this execution.
+        """
+        rq_job = UntrustedJob.find(active.rq_job.id, self.connection)
+        result = rq_job.latest_result() if rq_job is not None else None
+        if rq_job is None or result is None or result.execution_id != active.execution.id:
+            return None
+        status = rq_job.get_status(refresh=False)
+        if status not in _ENDED:
+            return None
+        self._forget_troubles(rq_job.id)
+        return status
+
+    def is_wanted(self, job_id: str) -> bool:
+        """Whether a job is there and has not ended."""
+        rq_job = UntrustedJob.find(job_id, self.connection)
+        return rq_job is not None and rq_job.get_status(refresh=False) not in (*_ENDED, JobStatus.CANCELED)
+
+    def fail(self, active: ActiveJob, reason: str) -> None:
+        """End a job as failed: for good, since the same seed would fail the same way again.
+
+        Only where RQ's Retry was given an interval, the job is tried again after it.
+        """
+        if _is_retried(active.rq_job):
+            self._try_again(active)
+        else:
+            self._end_failed(active, reason)
+
+    def stop(self, active: ActiveJob) -> None:
+        """End a job as stopped: the user asked for it."""
+        self._stopped_job_id = active.rq_job.id
+        self._end_failed(active, STOPPED)
+
+    def _try_again(self, active: ActiveJob) -> None:
+        """Do what RQ's `Job.retry` does, but so that a kill in between loses nothing."""
+        rq_job, queue = active.rq_job, active.queue
+        interval_s, retries_left = rq_job.get_retry_interval(), rq_job.retries_left or 0
+        due_at = datetime.fromtimestamp(transitions.server_time(self.connection), UTC) + timedelta(seconds=interval_s)
+        rq_job.ended_at = now()
+        rq_job.retries_left = retries_left - 1
+        try:
+            with self.connection.pipeline() as pipeline:
+                self.execution = active.execution
+                self.cleanup_execution(rq_job, pipeline=pipeline)
+                self.increment_failed_job_count(pipeline)
+                if interval_s:
+                    queue.schedule_job(rq_job, due_at, pipeline=pipeline)
+                else:
+                    queue._enqueue_job(rq_job, pipeline=pipeline, at_front=rq_job.enqueue_at_front_on_retry)
+                pipeline.execute()
+        except redis.RedisError:
+            rq_job.retries_left = retries_left
+            raise
+        finally:
+            self.execution = None
+        self._forget_troubles(rq_job.id)
+        logger.info("Job %s is tried again in %d s; tries left: %d.", rq_job.id, interval_s, retries_left - 1)
+
+    def _end_failed(self, active: ActiveJob, reason: str) -> None:
+        self._fail(active.rq_job, active.queue, active.execution, reason)
+        if self.holds(active):
+            raise redis.ConnectionError("RQ could not write that a job failed")  # and does not say so
+
+    def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, execution: Execution | None, reason: str) -> None:
+        rq_job.ended_at = now()
+        rq_job.retries_left = None
+        self.execution = execution
+        self._is_stop = self._stopped_job_id == rq_job.id
+        try:
+            self.handle_job_failure(rq_job, queue, queue.started_job_registry, exc_string=reason)
+        finally:
+            self.execution = None
+            self._is_stop = False
+        self._forget_troubles(rq_job.id)
+
+    def _forget_troubles(self, job_id: str) -> None:
+        with self.connection.pipeline() as pipeline:
+            pipeline.srem(keys.CANCELED, job_id)
+            pipeline.hdel(keys.CRASHES, job_id)
+            pipeline.execute()
+
+    def holds(self, active: ActiveJob) -> bool:
+        """Whether the execution is still ours: a group that slept past its lease has lost it."""
+        registry = active.queue.started_job_registry
+        return self.connection.zscore(registry.key, active.execution.composite_key) is not None
+
+
+def _is_retried(rq_job: rq.job.Job) -> bool:
+    """Whether a failed job is tried again: its Retry has an interval."""
+    return rq_job.should_retry and max(rq_job.retry_intervals or [0]) > 0

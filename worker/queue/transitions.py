@@ -1,0 +1,242 @@
+"""Moves jobs between queue, worker and registries, each in one atomic script: a kill loses and duplicates nothing.
+
+A job is in exactly one of these at any time: its queue; RQ's intermediate queue, with its owner in `svdq:popped`; RQ's
+registry of executions (`rq:wip:…`); or a registry of ended jobs. All times that processes compare are Redis' own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import redis
+import rq
+from rq.executions import Execution, ExecutionRegistry
+from rq.utils import utcformat
+
+from svdq.producer import keys
+
+#: KEYS: rq:suspended, our pauses, svdq:popped, then queue and intermediate queue in turn. ARGV: the worker's name.
+#: Returns {number of the queue, job id}; {} when nothing is queued; {-1} when intake is paused.
+_POP = """
+if redis.call('exists', KEYS[1]) == 1 or redis.call('hexists', KEYS[2], ARGV[1]) == 1 then
+  return {-1}
+end
+for i = 4, #KEYS, 2 do
+  local id = redis.call('lmove', KEYS[i], KEYS[i + 1], 'LEFT', 'RIGHT')
+  if id then
+    redis.call('hset', KEYS[3], id, ARGV[1])
+    return {(i - 4) / 2, id}
+  end
+end
+return {}
+"""
+
+#: KEYS: rq:wip:<queue>, the execution, the job's executions, queue, job. ARGV: <job>:<execution>, execution, job, and
+#: the latest end of its lease. Returns 1 when the job is back in its queue, -1 when it is not to be rendered any more.
+_GIVE_BACK = """
+local lease = redis.call('zscore', KEYS[1], ARGV[1])
+if not lease or tonumber(lease) > tonumber(ARGV[4]) then
+  return 0
+end
+redis.call('zrem', KEYS[1], ARGV[1])
+redis.call('del', KEYS[2])
+redis.call('zrem', KEYS[3], ARGV[2])
+if redis.call('type', KEYS[5]).ok ~= 'hash' or redis.call('hget', KEYS[5], 'status') ~= 'started' then
+  return -1
+end
+redis.call('hset', KEYS[5], 'status', 'queued')
+redis.call('hdel', KEYS[5], 'worker_name', 'started_at')
+redis.call('lpush', KEYS[4], ARGV[3])
+return 1
+"""
+
+#: KEYS: svdq:popped, intermediate queue, queue, job. ARGV: job id, its owner, which is '' when there is none.
+_GIVE_BACK_POPPED = """
+if (redis.call('hget', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then
+  return 0
+end
+redis.call('hdel', KEYS[1], ARGV[1])
+if redis.call('lrem', KEYS[2], 1, ARGV[1]) == 0 then
+  return 0
+end
+if redis.call('type', KEYS[4]).ok ~= 'hash' or redis.call('hget', KEYS[4], 'status') ~= 'queued' then
+  return -1
+end
+redis.call('lpush', KEYS[3], ARGV[1])
+return 1
+"""
+
+#: KEYS: queue, intermediate queue, svdq:popped. ARGV: job id, the worker's name.
+_CLAIM = """
+if redis.call('lrem', KEYS[1], 1, ARGV[1]) == 0 then
+  return 0
+end
+redis.call('rpush', KEYS[2], ARGV[1])
+redis.call('hset', KEYS[3], ARGV[1], ARGV[2])
+return 1
+"""
+
+#: Does in one step what RQ's scheduler does in several, between which a job may be canceled or queued by another.
+#: KEYS: rq:scheduled:<queue>, queue, job. ARGV: job id, now as RQ writes it, now in seconds, and seconds for which the
+#: record of a job that is due may be missing: RQ registers a job before it writes it.
+#: Returns 1 when the job is queued, 0 when it may be later, -1 when it is not to run.
+_PROMOTE = """
+local due_at = tonumber(redis.call('zscore', KEYS[1], ARGV[1]) or '') or 1e300
+local is_job = redis.call('type', KEYS[3]).ok == 'hash'
+if due_at > tonumber(ARGV[3]) or not is_job and due_at > tonumber(ARGV[3]) - tonumber(ARGV[4]) then
+  return 0
+end
+redis.call('zrem', KEYS[1], ARGV[1])
+if not is_job or redis.call('hget', KEYS[3], 'status') ~= 'scheduled' then
+  return -1
+end
+redis.call('hset', KEYS[3], 'status', 'queued', 'enqueued_at', ARGV[2])
+local ended_at = redis.call('hget', KEYS[3], 'ended_at')
+local is_retry = ended_at and ended_at ~= ''
+local in_front = redis.call('hget', KEYS[3], 'enqueue_at_front') == '1'
+  or is_retry and redis.call('hget', KEYS[3], 'enqueue_at_front_on_retry') == '1'
+redis.call(in_front and 'lpush' or 'rpush', KEYS[2], ARGV[1])
+return 1
+"""
+
+#: Fails a popped job whose record cannot be read, without reading it.
+#: KEYS: job, rq:failed:<queue>, intermediate queue, svdq:popped. ARGV: job id, now as RQ writes it, seconds to keep it,
+#: and when those end. Returns 1 when there was a record.
+_FAIL_UNREADABLE = """
+redis.call('lrem', KEYS[3], 1, ARGV[1])
+redis.call('hdel', KEYS[4], ARGV[1])
+if redis.call('type', KEYS[1]).ok ~= 'hash' then
+  return 0
+end
+redis.call('hset', KEYS[1], 'status', 'failed', 'ended_at', ARGV[2])
+redis.call('expire', KEYS[1], ARGV[3])
+redis.call('zadd', KEYS[2], ARGV[4], ARGV[1])
+return 1
+"""
+
+#: Seconds after which a scheduled job that is not there counts as deleted.
+MISSING_S = 60
+#: Later than any lease ends.
+FOREVER = 1e18
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pop:
+    """What taking the next job came to."""
+
+    #: The queue it was taken from; None when none was taken.
+    queue: rq.Queue | None = None
+    #: Its id as it stood in the queue.
+    job_id: bytes = b""
+    #: Whether intake is paused, so that nothing was looked at.
+    paused: bool = False
+
+
+def server_time(connection: redis.Redis) -> float:
+    """Read the clock of Redis, in seconds since the epoch: the one clock that all hosts share."""
+    seconds, microseconds = connection.time()
+    return float(seconds) + microseconds / 1e6
+
+
+def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str) -> Pop:
+    """Take the next job off the queues, most urgent queue first, and note who has it."""
+    places = [key for queue in queues for key in (queue.key, queue.intermediate_queue_key)]
+    names = [keys.SUSPENDED, keys.PAUSES, keys.POPPED, *places]
+    answer = connection.eval(_POP, len(names), *names, worker_name)
+    if not answer:
+        return Pop()
+    return Pop(paused=True) if answer[0] < 0 else Pop(queue=queues[answer[0]], job_id=answer[1])
+
+
+def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: str) -> bool:
+    """Take one certain job off a queue, if it is there, as `pop` takes the next."""
+    names = (queue.key, queue.intermediate_queue_key, keys.POPPED)
+    return bool(connection.eval(_CLAIM, len(names), *names, job_id, worker_name))
+
+
+def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
+    """Note that a popped job is popped no more: it was begun or has ended."""
+    pipeline.lrem(queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]  # redis-py's stub wants text
+    pipeline.hdel(keys.POPPED, job_id)
+
+
+def give_back(connection: redis.Redis, queue: rq.Queue, execution: Execution, lease_until: float = FOREVER) -> bool:
+    """Put the job of an execution to the front of its queue, unless someone else did; spends no retry.
+
+    Args:
+        connection: to Redis.
+        queue: where it came from.
+        execution: ends with this.
+        lease_until: only if its lease ends no later: a beat may have come since it was looked at.
+    """
+    job_id = execution.job_id
+    names = (
+        queue.started_job_registry.key,
+        execution.key,
+        ExecutionRegistry(job_id, connection).key,
+        queue.key,
+        rq.job.Job.key_for(job_id),
+    )
+    values = (execution.composite_key, execution.id, job_id, lease_until)
+    return bool(connection.eval(_GIVE_BACK, len(names), *names, *values) == 1)
+
+
+def give_back_popped(connection: redis.Redis, queue: rq.Queue, job_id: bytes, owner: bytes) -> bool:
+    """Put a job that was popped and never begun to the front of its queue, unless someone else did.
+
+    The owner is b"" for a job that another program has popped.
+    """
+    names: tuple[Any, ...] = (keys.POPPED, queue.intermediate_queue_key, queue.key, job_key(job_id))
+    values: tuple[Any, ...] = (job_id, owner)
+    return bool(connection.eval(_GIVE_BACK_POPPED, len(names), *names, *values) == 1)
+
+
+def fail_unreadable(connection: redis.Redis, queue: rq.Queue, job_id: bytes) -> bool:
+    """Fail a popped job whose record cannot be read; return whether there was a record."""
+    now_s = server_time(connection)
+    now = utcformat(datetime.fromtimestamp(now_s, UTC))
+    names: tuple[Any, ...] = (
+        job_key(job_id),
+        queue.failed_job_registry.key,
+        queue.intermediate_queue_key,
+        keys.POPPED,
+    )
+    values: tuple[Any, ...] = (job_id, now, keys.FAILURE_TTL_S, now_s + keys.FAILURE_TTL_S)
+    return bool(connection.eval(_FAIL_UNREADABLE, len(names), *names, *values))
+
+
+def job_key(job_id: bytes) -> bytes:
+    """Name the hash of a job by an id as it stands in Redis, which need not be text."""
+    return rq.job.Job.redis_job_namespace_prefix.encode() + job_id
+
+
+def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float) -> None:
+    """Queue a job that is due, unless it was canceled or another group did; the answer is 1 when it is queued.
+
+    Args:
+        pipeline: to Redis.
+        queue: where the job goes.
+        job_id: as it stands in the registry of scheduled jobs.
+        now_s: the time of Redis.
+    """
+    names: tuple[Any, ...] = (queue.scheduled_job_registry.key, queue.key, job_key(job_id))
+    now = utcformat(datetime.fromtimestamp(now_s, UTC))
+    pipeline.eval(_PROMOTE, len(names), *names, job_id, now, now_s, MISSING_S)
+
+
+def hold(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float, *, is_new: bool = False) -> None:
+    """Write the lease of an execution; unless it is new, only if it was not taken away.
+
+    Args:
+        pipeline: to Redis.
+        queue: where the job came from.
+        execution: what holds the job.
+        until_s: when the lease ends, by the clock of Redis; RQ's own code writes this host's time.
+        is_new: whether there is no lease yet.
+    """
+    pipeline.zadd(queue.started_job_registry.key, {execution.composite_key: until_s}, xx=not is_new)
+    # RQ keeps a job's list of its executions for a minute longer.
+    executions = ExecutionRegistry(execution.job_id, pipeline)
+    pipeline.zadd(executions.key, {execution.id: until_s + 60})
+    pipeline.expireat(executions.key, int(until_s) + 60)
