@@ -18,11 +18,19 @@ from svdq.producer import keys
 from svdq.producer.control import pauses
 from svdq.producer.moments import iso_of
 from svdq.producer.queue import queues
-from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, estimate_jobs, videos_per_s
+from svdq.producer.status.estimates import (
+    NO_WORKER,
+    STARTING,
+    Estimate,
+    Waiting,
+    estimate_all,
+    estimate_jobs,
+    videos_per_s,
+)
 from svdq.producer.status.ranks import GroupStatus, read_groups
 from svdq.producer.status.registries import newest_ids, num_ahead, num_failed
 from svdq.producer.status.status import JobView, QueueView, view_many, view_queues
-from svdq.producer.status.workers import WorkerView, view_workers
+from svdq.producer.status.workers import WorkerState, WorkerView, view_workers, worker_state
 from svdq.producer.untrusted_job import UntrustedJob, read_many
 
 #: Jobs of one queue in flight that are looked at, at most; groups of all sizes have fewer.
@@ -44,6 +52,8 @@ class Snapshot:
     queues: tuple[QueueView, ...]
     #: The worker groups that RQ knows, by name.
     workers: tuple[WorkerView, ...]
+    #: Whether one of them takes jobs, or is about to.
+    worker_state: WorkerState
     #: The groups whose ranks have written records lately, by name.
     groups: tuple[GroupStatus, ...]
     #: Jobs in flight: group by group, the longest in flight first; then those of groups that have not spoken lately.
@@ -115,19 +125,23 @@ def take(connection: redis.Redis) -> Snapshot:
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
     waiting = read_waiting(connection, of_queues)
     rate = videos_per_s(groups)
+    workers = view_workers(connection)
+    state = worker_state(connection, workers)
+    no_group = STARTING if state == "starting" else NO_WORKER
     return Snapshot(
         at=now,
         queues=tuple(of_queues),
-        workers=tuple(view_workers(connection)),
+        workers=tuple(workers),
+        worker_state=state,
         groups=tuple(groups),
         jobs=tuple(jobs),
         names={view.id: view.name for view in known},
-        estimates=estimate_jobs(jobs, waiting, groups, reasons),
+        estimates=estimate_jobs(jobs, waiting, groups, reasons, no_group),
         pauses=tuple(reasons),
         finished_last_hour=_finished_since(connection, now - LATELY_S),
         failed_last_hour=num_failed(connection, now - LATELY_S + keys.FAILURE_TTL_S),
         videos_per_hour=rate * 3600 if rate else None,
-        estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons),
+        estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, no_group),
     )
 
 
@@ -142,7 +156,8 @@ def estimate(
         if view.status == JobStatus.QUEUED.value and view.queue in keys.QUEUE_NAMES
     }
     waiting = read_waiting(connection, view_queues(connection), queued) if queued else Waiting()
-    return estimate_jobs(views, waiting, groups, pauses(connection))
+    is_starting = not groups and worker_state(connection) == "starting"
+    return estimate_jobs(views, waiting, groups, pauses(connection), STARTING if is_starting else NO_WORKER)
 
 
 def read_waiting(
