@@ -85,7 +85,7 @@ def list_jobs(limit: int, skip: int, statuses: tuple[str, ...], as_json: bool, r
 def _print(snapshot: "Snapshot") -> None:
     """Print what keeps jobs waiting, the queues, the workers, the jobs in flight, and when all will be done."""
     from svdq.producer.moments import duration
-    from svdq.producer.status.estimates import Estimate
+    from svdq.producer.status.estimates import STARTING, Estimate
 
     for sentence in snapshot.pauses:
         echo(sentence)
@@ -99,7 +99,9 @@ def _print(snapshot: "Snapshot") -> None:
     echo()
     for worker in snapshot.workers:
         echo(f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  {worker.finished} finished")
-    if not snapshot.workers:
+    if snapshot.worker_state == "starting":
+        echo(STARTING)
+    elif snapshot.worker_state == "none":
         echo("No worker is running; start one with `svdq worker`.")
     if snapshot.jobs:
         echo()

@@ -33,7 +33,7 @@ SUSPENDED: Final = "rq:suspended"
 
 #: String, JSON of `ranks.RankStatus`: one for each rank, under this prefix and `<group>:<rank>`.
 RANK: Final = "svdq:rank:"
-#: Sorted set of `<group>:<rank>`, by the second since the epoch at which the rank wrote its record last.
+#: Sorted set of `<group>:<rank>`, by the second of Redis' clock at which the rank wrote its record last.
 RANKS: Final = "svdq:ranks"
 #: Seconds that a rank's record outlives the last word of its rank.
 RANK_TTL_S: Final = 15

@@ -10,7 +10,6 @@ import rq
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
-from rq.exceptions import NoSuchJobError
 from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
 
@@ -18,10 +17,9 @@ from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
-from svdq.producer.records import key_of
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
-from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob
+from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
 
 Priority = Literal["high", "default", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
@@ -174,14 +172,25 @@ def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
     Raises:
         InputError: there is no such job, or its record cannot be read.
     """
-    try:
-        return UntrustedJob.fetch(job_id, connection=connection, serializer=JSONSerializer)
-    except UnreadableJobError as error:
-        raise InputError(
-            f"{error} Another program has written it; `redis-cli -u $(svdq redis url) del rq:job:{job_id}` removes it."
-        ) from error
-    except (NoSuchJobError, ValueError) as error:  # ValueError: not even the shape of an id
-        raise not_there(job_id) from error
+    (job,) = fetch_many(connection, [job_id])
+    if job is None:
+        raise not_there(job_id)
+    return job
+
+
+def fetch_many(connection: redis.Redis, job_ids: Sequence[str]) -> Iterator[rq.job.Job | None]:
+    """Find jobs by their ids, in their order; None for each that is not there.
+
+    Raises:
+        InputError: the record of one cannot be read.
+    """
+    for found in read_many(connection, job_ids):
+        if isinstance(found, UnreadableJobError):
+            raise InputError(
+                f"{found} Another program has written it; "
+                f"`redis-cli -u $(svdq redis url) del rq:job:{found.job_id}` removes it."
+            ) from found
+        yield found
 
 
 def not_there(job_id: str) -> InputError:

@@ -9,9 +9,9 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.queue import not_there
-from svdq.producer.records import key_of
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.status import JobView, view_many
+from svdq.producer.untrusted_job import key_of
 
 #: Characters of an id that have to be given at least.
 MIN_PREFIX = 4

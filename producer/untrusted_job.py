@@ -5,52 +5,64 @@ Touches RQ's internals; `tests/worker/test_rq_adapter.py` says what broke when R
 
 import zlib
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from itertools import islice
+from typing import Any, Final
 
 import redis
 import rq
 from rq.exceptions import NoSuchJobError
+from rq.job import JobStatus, validate_job_id
 from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
+from svdq.pipeline.errors import reason_of
 from svdq.producer import keys
 
 #: Bytes of a job's record, of a result, and of what a compressed field of either holds. Ours have some thousands.
 MAX_BYTES: Final = 1 << 20
 #: Fields of a job's record; RQ's have about 40.
 MAX_FIELDS: Final = 200
+#: Jobs that are read in one round trip.
+AT_ONCE: Final = 500
+_STATUSES = frozenset(status.value for status in JobStatus)
 #: Times that RQ may have written; later arithmetic and time zones cannot handle the years at the ends of datetime.
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2500, 1, 1, tzinfo=UTC)
 _TIMES = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
 #: Redis refuses to expire a key at a time that does not fit into 64 bits.
 _MAX_TTL_S = 100 * 366 * keys.DAY_S
 
-#: Reads a job's record. KEYS: job. ARGV: most fields, most bytes.
-#: Returns the record; nil when there is none; otherwise a sentence that says why it is not read.
+#: Reads a job's record. KEYS: job. ARGV: most fields, most bytes, then the names of the fields to read; none means all.
+#: Returns nil when there is none; {nil, names, values} of its fields; or {why it is not read, its status or nil}.
 _READ = """
 local kind = redis.call('type', KEYS[1]).ok
 if kind == 'none' then
   return nil
 elseif kind ~= 'hash' then
-  return 'it is a ' .. kind
-elseif redis.call('hlen', KEYS[1]) > tonumber(ARGV[1]) then
-  return 'it has more than ' .. ARGV[1] .. ' fields'
+  return {'it is a ' .. kind, false}
+end
+local status = redis.call('hstrlen', KEYS[1], 'status') <= 20 and redis.call('hget', KEYS[1], 'status')
+local names = {unpack(ARGV, 3)}
+if #names == 0 then
+  if redis.call('hlen', KEYS[1]) > tonumber(ARGV[1]) then
+    return {'it has more than ' .. ARGV[1] .. ' fields', status}
+  end
+  names = redis.call('hkeys', KEYS[1])
 end
 local size = 0
-for _, field in ipairs(redis.call('hkeys', KEYS[1])) do
-  size = size + string.len(field) + redis.call('hstrlen', KEYS[1], field)
+for _, name in ipairs(names) do
+  size = size + string.len(name) + redis.call('hstrlen', KEYS[1], name)
 end
 if size > tonumber(ARGV[2]) then
-  return 'it has more than ' .. ARGV[2] .. ' bytes'
+  return {'it has more than ' .. ARGV[2] .. ' bytes', status}
 end
-return redis.call('hgetall', KEYS[1])
+return {false, names, redis.call('hmget', KEYS[1], unpack(names))}
 """
 
 #: Reads the newest result of a job. KEYS: its stream of results. ARGV: most bytes.
-#: Returns {id, {field, value, …}}; nil when there is none, or when it is too large.
+#: Returns {id, {field, value, …}}; nil when there is none; a sentence when it is too large.
 _READ_RESULT = """
 local newest = redis.call('xrevrange', KEYS[1], '+', '-', 'COUNT', 1)[1]
 if not newest then
@@ -61,7 +73,7 @@ for _, text in ipairs(newest[2]) do
   size = size + string.len(text)
 end
 if size > tonumber(ARGV[1]) then
-  return nil
+  return 'its result has more than ' .. ARGV[1] .. ' bytes'
 end
 return newest
 """
@@ -69,6 +81,15 @@ return newest
 
 class UnreadableJobError(NoSuchJobError):
     """There is something under a job's key, but it is not a record that RQ could have written; the message says why."""
+
+    def __init__(self, job_id: str, status: bytes | str | None, reason: Exception | str) -> None:
+        text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason_of(reason)}"
+        super().__init__(f"The record of job {job_id!r} cannot be read: {text[:200]}.")
+        #: The job's id.
+        self.job_id = job_id
+        written = status.decode(errors="replace") if isinstance(status, bytes) else status
+        #: RQ's status where the record has one, else "unknown".
+        self.status = written if written in _STATUSES else "unknown"
 
 
 class UntrustedJob(rq.job.Job):
@@ -81,15 +102,10 @@ class UntrustedJob(rq.job.Job):
             NoSuchJobError: there is none.
             UnreadableJobError: it is too large or malformed.
         """
-        self._take(self.connection.eval(_READ, 1, self.key, MAX_FIELDS, MAX_BYTES))
-
-    def _take(self, answer: Any) -> None:
-        """Take what `_READ` has answered; raises as `refresh`."""
+        answer: Any = self.connection.eval(_READ, 1, self.key, MAX_FIELDS, MAX_BYTES)
         if answer is None:
             raise NoSuchJobError(f"No such job: {self.key!r}")
-        if not isinstance(answer, list):
-            raise UnreadableJobError(f"The record of job {self.id!r} cannot be read: {as_text(answer)}.")
-        self.restore(dict(zip(answer[::2], answer[1::2], strict=True)))
+        self.restore(_fields_in(self.id, answer))
 
     def restore(self, raw_data: Any) -> None:
         """Take the fields of the job's record.
@@ -103,9 +119,8 @@ class UntrustedJob(rq.job.Job):
             super().restore(raw_data)
             self._drop_senseless_values()
         except Exception as error:
-            missing = b"data" not in raw_data
-            reason = "it has no data" if missing else f"{type(error).__name__}: {str(error)[:200]}"
-            raise UnreadableJobError(f"The record of job {self.id!r} cannot be read: {reason}.") from error
+            reason = error if b"data" in raw_data else "it has no data"
+            raise UnreadableJobError(self.id, raw_data.get(b"status"), reason) from error
 
     def _drop_senseless_values(self) -> None:
         """Drop what has the wrong type or range and is not needed: it would fail later, when the job ends."""
@@ -130,53 +145,21 @@ class UntrustedJob(rq.job.Job):
             self._dependency_ids = []
 
     @classmethod
-    def find(cls, job_id: bytes | str, connection: redis.Redis) -> Self | None:
+    def find(cls, job_id: bytes | str, connection: redis.Redis) -> "UntrustedJob | None":
         """Read a job; None when there is none of that id that can be read."""
         return cls.fetch_many([job_id], connection)[0]
 
     @classmethod
     def fetch_many(  # type: ignore[override]  # takes bytes, too
         cls, job_ids: Iterable[str | bytes], connection: redis.Redis, serializer: Any = None
-    ) -> list[Self | None]:
-        """Read several jobs in one round trip; None for each that cannot be read."""
-        jobs: list[Self | None] = []
-        read = connection.register_script(_READ)
-        with connection.pipeline(transaction=False) as pipeline:
-            for job_id in job_ids:
-                try:
-                    job = cls(as_text(job_id), connection=connection, serializer=JSONSerializer)
-                except (ValueError, TypeError):  # not even the shape of an id
-                    jobs.append(None)
-                    continue
-                jobs.append(job)
-                read([job.key], [MAX_FIELDS, MAX_BYTES], client=pipeline)
-            answers = iter(pipeline.execute())
-        return [job if job is not None and job._is_readable(next(answers)) else None for job in jobs]
-
-    def _is_readable(self, answer: Any) -> bool:
-        try:
-            self._take(answer)
-        except NoSuchJobError:
-            return False
-        return True
+    ) -> list["UntrustedJob | None"]:
+        """Read several jobs; None for each that cannot be read."""
+        return [found if isinstance(found, cls) else None for found in read_many(connection, job_ids)]
 
     def latest_result(self, timeout: int = 0) -> Result | None:
         """Read the newest result; None when there is none that can be read. Does not wait."""
-        try:
-            key = Result.get_key(self.id)  # type: ignore[no-untyped-call]
-            newest: Any = self.connection.eval(_READ_RESULT, 1, key, MAX_BYTES)
-            if newest is None:
-                return None
-            result_id, fields = newest
-            payload = dict(zip(fields[::2], fields[1::2], strict=True))
-            _check_size(b64decode(payload.get(b"exc_string", b"")))
-            return Result.restore(
-                self.id, as_text(result_id), payload, connection=self.connection, serializer=self.serializer
-            )
-        except (redis.ConnectionError, redis.TimeoutError):
-            raise
-        except Exception:  # noqa: BLE001 - anyone can write to Redis; a result that cannot be read is none
-            return None
+        found = next(read_results(self.connection, [self]))
+        return found if isinstance(found, Result) else None
 
     def dependencies_are_met(self, *arguments: Any, **options: Any) -> bool:
         """Whether a job may be queued that waits for others; never, where it names as others what are no jobs."""
@@ -190,6 +173,90 @@ class UntrustedJob(rq.job.Job):
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
         """Send nothing."""
+
+
+def key_of(job_id: bytes | str) -> bytes:
+    """Give the Redis key of a job's record, whatever its id."""
+    name = job_id if isinstance(job_id, bytes) else job_id.encode(errors="replace")
+    return rq.job.Job.redis_job_namespace_prefix.encode() + name
+
+
+def read_many(
+    connection: redis.Redis, job_ids: Iterable[bytes | str], fields: Sequence[str] = ()
+) -> Iterator[UntrustedJob | UnreadableJobError | None]:
+    """Read jobs, in their order and some hundreds in a round trip; one bad record harms no other.
+
+    Args:
+        connection: to Redis.
+        job_ids: any number.
+        fields: read only these, `data` among them, which is faster; the others have RQ's defaults then.
+
+    Yields:
+        the job; why its record cannot be read; None when there is none.
+    """
+    read = connection.register_script(_READ)
+    remaining = iter(job_ids)
+    while chunk := list(islice(remaining, AT_ONCE)):
+        with connection.pipeline(transaction=False) as pipeline:
+            for job_id in chunk:
+                read([key_of(job_id)], [MAX_FIELDS, MAX_BYTES, *fields], client=pipeline)
+            answers = pipeline.execute()
+        for job_id, answer in zip(chunk, answers, strict=True):
+            yield None if answer is None else _restored(connection, job_id, answer)
+
+
+def _restored(connection: redis.Redis, job_id: bytes | str, answer: Any) -> UntrustedJob | UnreadableJobError:
+    name = job_id if isinstance(job_id, str) else job_id.decode(errors="backslashreplace")
+    try:
+        validate_job_id(name)
+        job = UntrustedJob(name, connection=connection, serializer=JSONSerializer)
+        job.restore(_fields_in(name, answer))
+    except UnreadableJobError as error:
+        return error
+    except ValueError as error:
+        return UnreadableJobError(name, None, error)
+    return job
+
+
+def _fields_in(job_id: str, answer: Any) -> dict[bytes, bytes]:
+    """Return the fields of a record that `_READ` has answered; raises UnreadableJobError."""
+    reason, *content = answer
+    if reason is not None:
+        raise UnreadableJobError(job_id, content[0], as_text(reason))
+    return {name: value for name, value in zip(*content, strict=True) if value is not None}
+
+
+def read_results(connection: redis.Redis, jobs: Iterable[rq.job.Job]) -> Iterator[Result | UnreadableJobError | None]:
+    """Read the newest result of each job in one round trip.
+
+    Yields:
+        the result; why it cannot be read; None when there is none.
+    """
+    jobs = list(jobs)
+    with connection.pipeline(transaction=False) as pipeline:
+        for job in jobs:
+            key = Result.get_key(job.id)  # type: ignore[no-untyped-call]
+            pipeline.eval(_READ_RESULT, 1, key, MAX_BYTES)
+        answers = pipeline.execute(raise_on_error=False)
+    for job, answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, redis.ConnectionError | redis.TimeoutError):
+            raise answer
+        try:
+            yield None if answer is None else _restored_result(job, answer)
+        except Exception as error:  # noqa: BLE001 - anyone can write to Redis; whatever is wrong, other jobs go on
+            yield UnreadableJobError(job.id, job.get_status(refresh=False), error)
+
+
+def _restored_result(job: rq.job.Job, answer: Any) -> Result:
+    """Restore a result that `_READ_RESULT` has answered; raises whatever its malformed fields cause."""
+    if isinstance(answer, Exception):
+        raise answer  # the key is no stream
+    if not isinstance(answer, list):
+        raise ValueError(as_text(answer))
+    result_id, fields = answer
+    payload = dict(zip(fields[::2], fields[1::2], strict=True))
+    _check_size(b64decode(payload.get(b"exc_string", b"")))
+    return Result.restore(job.id, as_text(result_id), payload, connection=job.connection, serializer=job.serializer)
 
 
 def _check_size(field: bytes) -> None:

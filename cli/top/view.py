@@ -60,6 +60,8 @@ class View:
             yield Segment.line()
 
     def _parts(self, detail: Detail, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from svdq.producer.status.estimates import STARTING
+
         snapshot = self._snapshot
         blank = [] if detail.is_tight else [Text("")]
         yield self._headline()
@@ -78,7 +80,8 @@ class View:
                 yield from [*blank, *in_flight]
         if not snapshot.groups:
             yield from blank
-            yield Text("No worker is running; start one with `svdq worker`.")
+            is_starting = snapshot.worker_state == "starting"
+            yield Text(STARTING if is_starting else "No worker is running; start one with `svdq worker`.")
         if strays := snapshot.strays:
             names = ", ".join(job.name for job in strays[:5]) + (", …" if len(strays) > 5 else "")
             yield Text(printable(f"Begun by a group that has not spoken lately: {len(strays)} ({names})."), style="dim")

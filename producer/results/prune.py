@@ -12,20 +12,19 @@ from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 import redis
-import rq
-from redis.exceptions import RedisError
 from rq.job import JobStatus
 from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import INPUT_KEY
-from svdq.producer.queue import fetch
-from svdq.producer.results.job_records import JobRecord, all_job_ids, read_records
+from svdq.producer.queue import fetch, read_job
 from svdq.producer.results.provenance import MAX_SIDECAR_BYTES
 from svdq.producer.results.results import OUTPUTS, Result, read_results
+from svdq.producer.status.registries import scan_ids
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
+from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
 
 INPUTS = "inputs"
 CHECKPOINTS = "checkpoints"
@@ -216,20 +215,21 @@ def _images_of(storage: Storage, entries: list[Entry]) -> set[str]:
 def _jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> _Jobs:
     """Read all jobs there are."""
     jobs = _Jobs()
-    for record in read_records(connection, all_job_ids(connection), on_bad):
-        if not isinstance(record, JobRecord):
-            jobs.unfinished.add(record)
-            continue
-        jobs.images.update(image.decode() for image in _INPUT_KEY.findall(record.data))
-        if record.status not in ENDED:
-            jobs.unfinished.add(record.id)
-        elif (job := record.job()) is not None:
-            jobs.ended[job.output_stem(record.id)] = record.id
+    for found in read_many(connection, scan_ids(connection), fields=("status", "ended_at", "data")):
+        if isinstance(found, UnreadableJobError):
+            on_bad(f"{found} It is left out.")
+            jobs.unfinished.add(found.job_id)
+        elif found is not None:
+            jobs.images.update(image.decode() for image in _INPUT_KEY.findall(found.data))
+            if found.get_status(refresh=False).value not in ENDED:
+                jobs.unfinished.add(found.id)
+            elif (job := read_job(found)) is not None:
+                jobs.ended[job.output_stem(found.id)] = found.id
     return jobs
 
 
 def _is_unfinished(connection: redis.Redis, job_id: str) -> bool:
-    status = connection.hget(rq.job.Job.key_for(job_id), "status")
+    status = connection.hget(key_of(job_id), "status")
     return status is not None and as_text(status) not in ENDED
 
 
@@ -238,15 +238,13 @@ def _forget(connection: redis.Redis, job_id: str) -> bool:
 
     Returns False when the job has just been queued again.
     """
-    key = rq.job.Job.key_for(job_id)
+    key = key_of(job_id)
     if not connection.exists(key):
         return True
     try:
         job = fetch(connection, job_id)
-    except RedisError:
-        raise
-    except Exception:  # noqa: BLE001 - anyone can write to Redis; nobody can say what it is
-        return False
+    except InputError:
+        return False  # its record cannot be read
     with connection.pipeline() as pipeline:
         pipeline.watch(key)  # type: ignore[no-untyped-call]
         status = as_text(connection.hget(key, "status") or b"")

@@ -6,21 +6,21 @@ Redis knows why jobs failed, and forgets; a sidecar knows what its video cost, a
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis
-from rq.job import JobStatus
 from rq.registry import BaseRegistry
-from rq.utils import as_text
 
 from svdq.producer import keys
-from svdq.producer.queue import queues
-from svdq.producer.results.job_records import JobRecord, read_records
+from svdq.producer.moments import as_utc
+from svdq.producer.queue import queues, read_job
 from svdq.producer.results.results import Result, find_results
 from svdq.producer.results.run_report import LEFT, Effort, End, RunRecord
 from svdq.producer.status.status import view_many, view_queues
 from svdq.producer.storage.storage import Storage
+from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, read_many
 
 _ENDS: dict[str, End] = {"finished": "finished", "failed": "failed", "stopped": "stopped", "canceled": "canceled"}
 #: Seconds between the end of a job without a recorded one and its score in RQ's registry.
@@ -91,32 +91,28 @@ def _ended_in(
     RQ sorts ended jobs by when they expire, which each job decides for itself, so all of them are read.
     """
     found: Any = connection.zrange(registry.key, 0, -1, withscores=True)
-    scores = {as_text(job_id): score for job_id, score in found}
-    records = []
-    for record in read_records(connection, scores, on_bad):
-        if not isinstance(record, JobRecord):
+    ids = [job_id for job_id, _ in found]
+    ended: list[RunRecord] = []
+    for (_, score), job in zip(found, read_many(connection, ids, fields=("status", "ended_at", "data")), strict=True):
+        if isinstance(job, UnreadableJobError):
+            on_bad(f"{job} It is left out.")
+        if not isinstance(job, UntrustedJob):
             continue  # it has expired
-        if record.status not in _ENDS:
-            if record.status not in {status.value for status in JobStatus}:
-                on_bad(f"The job {record.id!r} in Redis has no status of RQ's; it is left out.")
+        status = job.get_status(refresh=False).value
+        if status not in _ENDS:
             continue  # it is queued again
-        ended_at = record.ended_at
-        if ended_at is None or record.status == "canceled":  # in its queue: it has no end, or that of an earlier try
+        ended_at = as_utc(job.ended_at) if job.ended_at else None
+        if ended_at is None or status == "canceled":  # in its queue: it has no end, or that of an earlier try
             with contextlib.suppress(ValueError, OverflowError, OSError):
-                ended_at = datetime.fromtimestamp(scores[record.id] - _TTLS_S[record.status], UTC)
+                ended_at = datetime.fromtimestamp(score - _TTLS_S[status], UTC)
         if ended_at is not None and since <= ended_at <= until:
-            records.append((record, ended_at))
-    failed = [record.id for record, _ in records if record.status == "failed"]
+            ours = read_job(job)
+            name = ours.name if ours else "?"
+            ended.append(RunRecord(id=job.id, name=name, status=_ENDS[status], ended_at=ended_at))
+    failed = [record.id for record in ended if record.status == "failed"]
     errors = {view.id: view.error for view in view_many(connection, failed)}
-    for record, ended_at in records:
-        job = record.job()
-        yield RunRecord(
-            id=record.id,
-            name=job.name if job else "?",
-            status=_ENDS[record.status],
-            ended_at=ended_at,
-            error=errors.get(record.id) or "",
-        )
+    for record in ended:
+        yield replace(record, error=errors.get(record.id) or "")
 
 
 def _effort_of(result: Result) -> Effort | None:

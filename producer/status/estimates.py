@@ -18,6 +18,7 @@ from svdq.producer.status.status import JobView
 Parameters = Mapping[str, Any]
 
 NO_WORKER = "No worker is running."
+STARTING = "A worker is starting."
 PAUSED = "Jobs are not taken."
 STORAGE = "The storage is unavailable."
 DRAINING = "The workers take no more jobs."
@@ -60,14 +61,26 @@ class Estimate:
 
 
 def estimate_jobs(
-    views: Sequence[JobView], waiting: Waiting, groups: Sequence[GroupStatus], pauses: Sequence[str]
+    views: Sequence[JobView],
+    waiting: Waiting,
+    groups: Sequence[GroupStatus],
+    pauses: Sequence[str],
+    no_group: str = NO_WORKER,
 ) -> dict[str, Estimate]:
-    """Estimate when single jobs will be done; only those that wait in a queue or are started are in the result."""
-    takers, why_none = _takers(groups, pauses)
+    """Estimate when single jobs will be done; only those that wait in a queue or are started are in the result.
+
+    Args:
+        views: the jobs.
+        waiting: the jobs that wait.
+        groups: that have written records lately.
+        pauses: why jobs are not taken.
+        no_group: why there is no group, as a sentence: NO_WORKER or STARTING.
+    """
+    takers, why_none = _takers(groups, pauses, no_group)
     found = {}
     for view in views:
         if view.status == JobStatus.STARTED.value:
-            found[view.id] = _of_started(view, groups)
+            found[view.id] = _of_started(view, groups, no_group)
         elif view.id in (waiting.num_ahead or {}):
             number = (waiting.num_ahead or {})[view.id]
             found[view.id] = Estimate(num_ahead=number, reason=why_none)
@@ -79,16 +92,20 @@ def estimate_jobs(
 
 
 def estimate_all(
-    in_flight: Sequence[JobView], waiting: Waiting, groups: Sequence[GroupStatus], pauses: Sequence[str]
+    in_flight: Sequence[JobView],
+    waiting: Waiting,
+    groups: Sequence[GroupStatus],
+    pauses: Sequence[str],
+    no_group: str = NO_WORKER,
 ) -> Estimate:
-    """Estimate when all that waits and all that is in flight will be done."""
+    """Estimate when all that waits and all that is in flight will be done; arguments as of `estimate_jobs`."""
     if not waiting.num_jobs and not in_flight:
         return Estimate()
-    ends = [_of_started(view, groups) for view in in_flight]
+    ends = [_of_started(view, groups, no_group) for view in in_flight]
     reason = next((end.reason for end in ends if end.reason), "")
     if reason or not waiting.num_jobs:
         return Estimate(eta_s=None if reason else max((end.eta_s or 0.0 for end in ends), default=0.0), reason=reason)
-    takers, why_none = _takers(groups, pauses)
+    takers, why_none = _takers(groups, pauses, no_group)
     interval_s = _mean_interval_s(waiting.sample, takers)
     tail_s = _alone_s(waiting.sample[-1], takers) if waiting.sample else None
     if interval_s is None or tail_s is None:
@@ -111,7 +128,7 @@ def trouble_of(job_id: str, groups: Sequence[GroupStatus]) -> Trouble | None:
     return next((trouble for group in groups for trouble in group.troubles if job_id in trouble.job_ids), None)
 
 
-def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str]) -> tuple[list[GroupStatus], str]:
+def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str) -> tuple[list[GroupStatus], str]:
     """Find the groups that take what waits and have measured something; when there are none, say why."""
     whole = [group for group in groups if group.is_whole]
     open_ = [group for group in whole if group.intake and not group.intake.draining]
@@ -121,7 +138,7 @@ def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str]) -> tuple[list[
     if any(group.troubles for group in groups):
         return [], STORAGE
     if not whole:
-        return [], _missing(groups[0]) if groups else NO_WORKER
+        return [], _missing(groups[0]) if groups else no_group
     if not open_:
         return [], DRAINING
     return measured, UNMEASURED
@@ -131,13 +148,13 @@ def _missing(group: GroupStatus) -> str:
     return f"Not all ranks of the group on {group.ranks[0].host} have been heard in the last {SILENT_S:.0f} s."
 
 
-def _of_started(view: JobView, groups: Sequence[GroupStatus]) -> Estimate:
+def _of_started(view: JobView, groups: Sequence[GroupStatus], no_group: str) -> Estimate:
     trouble = trouble_of(view.id, groups)
     if trouble is not None:
         return Estimate(trouble=trouble, reason=STORAGE)
     group = next((group for group in groups if group.has(view.id, view.worker)), None)
     if group is None or not group.is_whole:
-        return Estimate(reason=NO_WORKER if group is None else _missing(group))
+        return Estimate(reason=no_group if group is None else _missing(group))
     steps_left = max(0, view.steps - view.step)
     costs = _costs_of(view.parameters, group)
     if costs is not None:

@@ -14,13 +14,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from svdq.producer import keys
 from svdq.producer.moments import MAX_SECONDS, iso_of
 
-#: Seconds of silence after which a rank is looked for no more; far more than clocks of hosts differ.
-FORGOTTEN_S = 600.0
 #: Seconds of silence, by the clock of Redis, after which nothing is promised of a rank; an idle one writes every five.
 SILENT_S = 7.0
 
 #: Upper bounds, in seconds, of the classes by which ranks count how long work took; one more class has no bound.
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+
+#: Writes the record of a rank, and forgets ranks whose records have expired, all by the clock of Redis.
+#: KEYS: record, svdq:ranks. ARGV: `<group>:<rank>`, the record, seconds that it lasts.
+_SAVE = """
+local now_s = tonumber(redis.call('time')[1])
+redis.call('set', KEYS[1], ARGV[2], 'EX', ARGV[3])
+redis.call('zadd', KEYS[2], now_s, ARGV[1])
+redis.call('zremrangebyscore', KEYS[2], '-inf', now_s - ARGV[3] - 1)
+redis.call('expire', KEYS[2], ARGV[3])
+"""
 
 #: Ranks of one group at most: what is above is a mistake.
 MAX_RANKS = 4096
@@ -122,7 +130,7 @@ class RankStatus(_Record):
     #: Name of the model, and the seconds that opening this rank's part of it took.
     model: str
     load_s: float = 0.0
-    #: Seconds since the epoch: when it was ready, and when it wrote this.
+    #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
     at: Moment
     #: What it is at.
@@ -171,11 +179,8 @@ class RankStatus(_Record):
         return f"{self.group}:{self.rank}"
 
     def save(self, pipeline: redis.Redis) -> None:
-        """Write the record for as long as a rank may be silent; four commands."""
-        pipeline.set(self.key, self.model_dump_json(), ex=keys.RANK_TTL_S)
-        pipeline.zadd(keys.RANKS, {self._member: self.at})
-        pipeline.zremrangebyscore(keys.RANKS, "-inf", self.at - FORGOTTEN_S)
-        pipeline.expire(keys.RANKS, keys.RANK_TTL_S)
+        """Write the record for as long as a rank may be silent; one command."""
+        pipeline.eval(_SAVE, 2, self.key, keys.RANKS, self._member, self.model_dump_json(), keys.RANK_TTL_S)
 
     def remove(self, pipeline: redis.Redis) -> None:
         """Remove the record: the rank ends."""

@@ -4,7 +4,7 @@ One round trip each, whose length is that of what is asked for, however many fin
 clean-up is never run here, for it may call functions that whoever writes to Redis has chosen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import redis
 from rq.intermediate_queue import IntermediateQueue
@@ -33,6 +33,8 @@ return found
 """
 #: More ids than there are.
 _ALL = 2**31
+#: Keys that one round trip of a scan looks at.
+_SCANNED = 500
 
 
 def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
@@ -96,6 +98,15 @@ def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[st
         # An entry of a started job is `<id>:<execution>`.
         ids.update(dict.fromkeys(entry.decode(errors="backslashreplace").partition(":")[0] for entry in entries))
     return list(ids)
+
+
+def scan_ids(connection: redis.Redis) -> Iterator[bytes]:
+    """Find all jobs there are, whatever queue or registry they are on their way to."""
+    prefix = Job.redis_job_namespace_prefix.encode()
+    for key in connection.scan_iter(match=prefix + b"*", count=_SCANNED):
+        job_id = key.removeprefix(prefix)
+        if b":" not in job_id:  # else what RQ keeps beside a job
+            yield job_id
 
 
 def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, int]:

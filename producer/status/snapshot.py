@@ -4,7 +4,6 @@ What `svdq status` and `svdq top` show. It takes a fixed number of round trips, 
 however many jobs are kept.
 """
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -12,18 +11,27 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
+import rq
 from rq.job import JobStatus
 
 from svdq.producer import keys
 from svdq.producer.control import pauses
 from svdq.producer.moments import iso_of
 from svdq.producer.queue import queues
-from svdq.producer.records import key_of, unpacked
-from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, estimate_jobs, videos_per_s
+from svdq.producer.status.estimates import (
+    NO_WORKER,
+    STARTING,
+    Estimate,
+    Waiting,
+    estimate_all,
+    estimate_jobs,
+    videos_per_s,
+)
 from svdq.producer.status.ranks import GroupStatus, read_groups
 from svdq.producer.status.registries import newest_ids, num_ahead, num_failed
 from svdq.producer.status.status import JobView, QueueView, view_many, view_queues
-from svdq.producer.status.workers import WorkerView, view_workers
+from svdq.producer.status.workers import WorkerState, WorkerView, view_workers, worker_state
+from svdq.producer.untrusted_job import UntrustedJob, read_many
 
 #: Jobs of one queue in flight that are looked at, at most; groups of all sizes have fewer.
 MAX_IN_FLIGHT = 200
@@ -44,6 +52,8 @@ class Snapshot:
     queues: tuple[QueueView, ...]
     #: The worker groups that RQ knows, by name.
     workers: tuple[WorkerView, ...]
+    #: Whether one of them takes jobs, or is about to.
+    worker_state: WorkerState
     #: The groups whose ranks have written records lately, by name.
     groups: tuple[GroupStatus, ...]
     #: Jobs in flight: group by group, the longest in flight first; then those of groups that have not spoken lately.
@@ -115,19 +125,23 @@ def take(connection: redis.Redis) -> Snapshot:
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
     waiting = read_waiting(connection, of_queues)
     rate = videos_per_s(groups)
+    workers = view_workers(connection)
+    state = worker_state(connection, workers)
+    no_group = STARTING if state == "starting" else NO_WORKER
     return Snapshot(
         at=now,
         queues=tuple(of_queues),
-        workers=tuple(view_workers(connection)),
+        workers=tuple(workers),
+        worker_state=state,
         groups=tuple(groups),
         jobs=tuple(jobs),
         names={view.id: view.name for view in known},
-        estimates=estimate_jobs(jobs, waiting, groups, reasons),
+        estimates=estimate_jobs(jobs, waiting, groups, reasons, no_group),
         pauses=tuple(reasons),
         finished_last_hour=_finished_since(connection, now - LATELY_S),
         failed_last_hour=num_failed(connection, now - LATELY_S + keys.FAILURE_TTL_S),
         videos_per_hour=rate * 3600 if rate else None,
-        estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons),
+        estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, no_group),
     )
 
 
@@ -142,7 +156,8 @@ def estimate(
         if view.status == JobStatus.QUEUED.value and view.queue in keys.QUEUE_NAMES
     }
     waiting = read_waiting(connection, view_queues(connection), queued) if queued else Waiting()
-    return estimate_jobs(views, waiting, groups, pauses(connection))
+    is_starting = not groups and worker_state(connection) == "starting"
+    return estimate_jobs(views, waiting, groups, pauses(connection), STARTING if is_starting else NO_WORKER)
 
 
 def read_waiting(
@@ -163,22 +178,19 @@ def read_waiting(
             for first in range(0, number, max(1, length, math.ceil(number / STRETCHES))):
                 pipeline.lrange(queue.key, first, first + length - 1)
         ids = [job_id for answer in pipeline.execute() for job_id in answer]
-        for job_id in ids:
-            pipeline.hget(key_of(job_id.decode(errors="replace")), "data")
-        records = pipeline.execute(raise_on_error=False)
+    jobs = read_many(connection, ids, fields=("data",))
     return Waiting(
         num_jobs=sum(num_jobs.values()),
-        sample=[parameters for data in records if (parameters := _parameters_in(data))],
+        sample=[parameters for job in jobs if isinstance(job, UntrustedJob) and (parameters := _parameters_of(job))],
         num_ahead=num_ahead(connection, places) if places else {},
     )
 
 
-def _parameters_in(data: object) -> dict[str, Any]:
-    """Read the parameters in the data of an RQ job; empty where anything is wrong with it."""
+def _parameters_of(rq_job: rq.job.Job) -> dict[str, Any]:
+    """Read the parameters of an RQ job; empty where anything is wrong with them."""
     try:
-        _, _, _, arguments = json.loads(unpacked(data)) if isinstance(data, bytes) else ({},) * 4
-        parameters = arguments["job"]
-    except (ValueError, TypeError, LookupError, RecursionError):
+        parameters = rq_job.kwargs["job"]
+    except Exception:  # noqa: BLE001 - anyone can write to Redis; whatever is wrong, other jobs go on
         return {}
     return parameters if isinstance(parameters, dict) else {}
 

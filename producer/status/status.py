@@ -7,19 +7,17 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from itertools import compress
 from typing import Any
 
 import redis
 import rq
 from rq.job import JobStatus
 from rq.results import Result
-from rq.serializers import JSONSerializer
 
 from svdq.producer.moments import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job
-from svdq.producer.records import UnreadableJob, read_jobs
 from svdq.producer.status.registries import counts, newest_ids
+from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many, read_results
 
 #: Statuses in which a job stays until a user changes it.
 ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
@@ -119,19 +117,24 @@ def view(connection: redis.Redis, job_id: str) -> JobView:
 
 
 def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
-    """Look at several jobs at once, in three round trips; those that are not there are left out."""
-    found = [record for record in read_jobs(connection, list(job_ids)) if record is not None]
+    """Look at several jobs at once; those that are not there are left out."""
+    found = [record for record in read_many(connection, job_ids) if record is not None]
     rq_jobs = [record for record in found if isinstance(record, rq.job.Job)]
-    results, waits = iter(_results(connection, rq_jobs)), iter(_waits(connection, rq_jobs))
+    results, waits = _results(connection, rq_jobs), iter(_waits(connection, rq_jobs))
     views = []
     for record in found:
         if isinstance(record, rq.job.Job):
+            result, wait = results.get(record.id), next(waits)
             try:
-                views.append(_view(record, _restored(record, next(results)), next(waits)))
+                if isinstance(result, UnreadableJobError):
+                    raise result
+                views.append(_view(record, result, wait))
                 continue
+            except UnreadableJobError as error:
+                record = error
             except Exception as error:  # noqa: BLE001 - anyone can write to Redis; other jobs are shown all the same
-                record = UnreadableJob.because(record.id, str(record.get_status(refresh=False).value), error)
-        views.append(JobView(id=record.id, status=record.status, error=record.error, is_readable=False))
+                record = UnreadableJobError(record.id, record.get_status(refresh=False), error)
+        views.append(JobView(id=record.job_id, status=record.status, error=str(record), is_readable=False))
     return views
 
 
@@ -149,8 +152,8 @@ def list_jobs(
     job_ids = newest_ids(connection, skip + limit, statuses)
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
-            pipeline.exists(rq.job.Job.key_for(job_id))
-            pipeline.hget(rq.job.Job.key_for(job_id), "created_at")
+            pipeline.exists(key_of(job_id))
+            pipeline.hget(key_of(job_id), "created_at")
         answers = pipeline.execute(raise_on_error=False)
     # RQ writes times so that they sort as text; a record without one is shown last.
     found = [
@@ -212,32 +215,13 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: "_Wait") -> JobView:
     )
 
 
-def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[Any]:
-    """Read the latest result of each job that has ended, as Redis has it.
+def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, Result | UnreadableJobError | None]:
+    """Read the newest result of each job that has ended, by job id.
 
     Only an ended job has one that counts: that of a job being tried again says why it did not work before.
     """
-    ended = [job.get_status(refresh=False).value in ENDED for job in rq_jobs]
-    with connection.pipeline(transaction=False) as pipeline:
-        for job in compress(rq_jobs, ended):
-            pipeline.xrevrange(Result.get_key(job.id), count=1)  # type: ignore[no-untyped-call]
-        answers = iter(pipeline.execute(raise_on_error=False))
-    return [next(answers) if has_ended else [] for has_ended in ended]
-
-
-def _restored(rq_job: rq.job.Job, entries: Any) -> Result | None:
-    """Restore a result.
-
-    Raises:
-        Exception: it is not of RQ's shape; of whatever kind.
-    """
-    if isinstance(entries, Exception):
-        raise entries
-    for result_id, payload in entries:
-        return Result.restore(
-            rq_job.id, result_id.decode(), payload, connection=rq_job.connection, serializer=JSONSerializer
-        )
-    return None
+    ended = [job for job in rq_jobs if job.get_status(refresh=False).value in ENDED]
+    return {job.id: result for job, result in zip(ended, read_results(connection, ended), strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)

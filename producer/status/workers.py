@@ -1,5 +1,6 @@
 """The worker groups that RQ knows; `ranks` has what they do. Reads only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -7,6 +8,8 @@ import redis
 from rq.worker import Worker
 
 from svdq.producer import keys
+
+WorkerState = Literal["running", "starting", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +65,14 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
-def worker_state(connection: redis.Redis) -> Literal["running", "starting", "none"]:
-    """Say whether any worker takes jobs of ours, or is about to."""
-    if view_workers(connection):
+def worker_state(connection: redis.Redis, workers: Sequence[WorkerView] | None = None) -> WorkerState:
+    """Say whether any worker takes jobs of ours, or is about to.
+
+    Args:
+        connection: to Redis.
+        workers: as `view_workers` returns them; None means that they are read.
+    """
+    if view_workers(connection) if workers is None else workers:
         return "running"
     now, _ = connection.time()
     return "starting" if connection.zcount(keys.STARTING, now, "+inf") else "none"

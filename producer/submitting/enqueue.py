@@ -13,22 +13,22 @@ import rq
 from redis import WatchError
 from rq.exceptions import NoSuchJobError
 from rq.job import JobStatus
-from rq.serializers import JSONSerializer
-from rq.utils import as_text, now
+from rq.utils import now
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job
-from svdq.producer.queue import fetch, new_rq_job, queue_of
+from svdq.producer.queue import fetch, fetch_many, new_rq_job, queue_of
+from svdq.producer.untrusted_job import key_of
 
 #: Jobs that go to Redis in one round trip, and that are held in memory at a time.
 CHUNK = 500
 
 #: RQ's own script for unique jobs takes one at a time and answers nothing about the one that is there.
 #: KEYS: job, rq:queues, queue or registry of scheduled jobs. ARGV: job id, queue, when it is due or "", then the fields
-#: of the job and their values. Returns the fields of the job that is there already, or nothing.
+#: of the job and their values. Returns 1, or 0 when there is a job of that id already.
 _ENQUEUE = """
 if redis.call('exists', KEYS[1]) == 1 then
-  return redis.call('hgetall', KEYS[1])
+  return 0
 end
 redis.call('hset', KEYS[1], unpack(ARGV, 4))
 redis.call('sadd', KEYS[2], ARGV[2])
@@ -37,7 +37,7 @@ if ARGV[3] == '' then
 else
   redis.call('zadd', KEYS[3], ARGV[3], ARGV[1])
 end
-return {}
+return 1
 """
 
 
@@ -71,6 +71,9 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     """Enqueue jobs in one round trip, each one unless its id is taken.
 
     A kill in between loses and doubles nothing: what is done then is whole, and the rest can be enqueued again.
+
+    Raises:
+        InputError: an id is taken by a record that cannot be read; the other jobs are enqueued.
     """
     script = connection.register_script(_ENQUEUE)
     rq_jobs = []
@@ -84,16 +87,16 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
             mapping = [part for pair in rq_job.to_dict().items() for part in pair]
             script([rq_job.key, queue.redis_queues_keys, place], [rq_job.id, queue.key, due, *mapping], pipeline)
             rq_jobs.append(rq_job)
-        answers = pipeline.execute()
-    return [_enqueued(connection, rq_job, answer) for rq_job, answer in zip(rq_jobs, answers, strict=True)]
-
-
-def _enqueued(connection: redis.Redis, rq_job: rq.job.Job, found: list[bytes]) -> Enqueued:
-    if not found:
-        return Enqueued(rq_job=rq_job, is_new=True)
-    there = rq.job.Job(rq_job.id, connection=connection, serializer=JSONSerializer)
-    there.restore(dict(zip(map(as_text, found[::2]), found[1::2], strict=True)))
-    return Enqueued(rq_job=there, is_new=False)
+        are_new = pipeline.execute()
+    known = fetch_many(connection, [entry.job_id for entry, is_new in zip(entries, are_new, strict=True) if not is_new])
+    enqueued = []
+    for entry, rq_job, is_new in zip(entries, rq_jobs, are_new, strict=True):
+        there = rq_job if is_new else next(known)
+        if there is None:  # it has been deleted since
+            enqueued += enqueue_many(connection, [entry])
+        else:
+            enqueued.append(Enqueued(rq_job=there, is_new=bool(is_new)))
+    return enqueued
 
 
 def _seconds(at: datetime) -> int:
@@ -107,16 +110,15 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
     As RQ has it, one that is canceled keeps the jobs after it waiting, until it is retried or they are canceled.
 
     Raises:
-        InputError: there is no such other job, or it is canceled already.
+        InputError: there is no such other job, it is canceled already, or the id is taken by a record that cannot be
+            read.
     """
     queue = queue_of(connection, entry.priority)
-    key = rq.job.Job.key_for(entry.job_id)
-    parent_keys = list(map(rq.job.Job.key_for, parent_ids))
     while True:
         with connection.pipeline() as pipeline, contextlib.suppress(WatchError, NoSuchJobError):
-            pipeline.watch(key, *parent_keys)  # type: ignore[no-untyped-call]
-            if connection.exists(key):
-                there = rq.job.Job.fetch(entry.job_id, connection=connection, serializer=JSONSerializer)
+            pipeline.watch(*map(key_of, (entry.job_id, *parent_ids)))  # type: ignore[no-untyped-call]
+            (there,) = fetch_many(connection, [entry.job_id])
+            if there is not None:
                 return Enqueued(rq_job=there, is_new=False)
             waits_for = unfinished(connection, parent_ids)
             rq_job = new_rq_job(queue, entry.job, entry.job_id, photo=entry.photo, after=waits_for)

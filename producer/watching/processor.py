@@ -148,7 +148,11 @@ class Processor:
         except InputError as error:
             self._reject(path, version, error)
             return False
-        is_submitted = self._submit(path, data, entry)
+        try:
+            is_submitted = self._submit(path, data, entry)
+        except InputError as error:  # another program has written something under the job's key
+            self._hold(path, f"{error} Trying again.")
+            return False
         self._submitted[path] = version
         if self._post_submit.keep:
             self._state.put(path, Record(version, Outcome.SUBMITTED, entry.job_id))

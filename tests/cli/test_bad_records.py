@@ -45,19 +45,21 @@ def spoil_result(connection: redis.Redis) -> None:
 UNREADABLE = {
     "no data": spoil_hash(data=None),
     "a string": make_a_string,
-    "year 1": spoil_hash(created_at="0001-01-01T00:00:00.000000Z"),
     "no time": spoil_hash(ended_at="yesterday"),
     "no status": spoil_hash(status=b"\xff\xfe"),
     "another status": spoil_hash(status="dreaming"),
     "not a number": spoil_hash(result_ttl="x"),
     "not UTF-8": spoil_hash(origin=b"\xff\xfe"),
     "a bomb": spoil_hash(data=zlib.compress(b" " * (1 << 26))),
+    "too many bytes": spoil_hash(unknown=bytes(2 << 20)),
     "a deep result": spoil_result,
+    "a large result": lambda connection: connection.xadd(f"rq:results:{BAD}", {"type": "2", "x": bytes(2 << 20)}),
     "deep dependencies": spoil_hash(dependency_ids=DEEP),
     "used of wrong types": spoil_hash(meta=json.dumps({"used": ["a"]})),
     "a step that is none": spoil_hash(meta=json.dumps({"step": "x"})),
 }
 READABLE = {
+    "year 1": spoil_hash(created_at="0001-01-01T00:00:00.000000Z"),
     "meta is a list": spoil_hash(meta=b"[1, 2]"),
     "meta is deep": spoil_hash(meta=DEEP),
     "meta is not UTF-8": spoil_hash(meta=b"\xff"),
@@ -104,6 +106,8 @@ def test_one_bad_record_breaks_no_command(svdq: Cli, connection: redis.Redis, na
     reported = {job["id"] for job in json.loads(done.stdout)["jobs"]}
     assert good.id in reported
     assert BAD in reported or BAD in done.stderr
+    done = svdq("prune", "--older-than", "30d", "--yes")
+    assert done.returncode == 0, done.stderr
     if name in UNREADABLE:
         # Queued again it may be as good as new; else the reason is one sentence.
         done = svdq("retry", BAD)

@@ -15,6 +15,7 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
+from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble
@@ -148,6 +149,18 @@ def test_status_list_info(svdq: Cli, connection: redis.Redis) -> None:
     assert svdq("status", job.id).stdout == f"{job.id}  photo  started, step 2 of 4 (no worker is running), {NOTICE}\n"
     document = json.loads(svdq("status", job.id, "--json").stdout)
     assert (document["eta_s"], document["eta_reason"]) == (None, "No worker is running.")
+
+
+def test_a_worker_that_starts_is_not_called_missing(svdq: Cli, connection: redis.Redis) -> None:
+    job = add(connection, 1)
+    for command in (["status"], ["top", "--once"], ["status", job.id]):
+        assert "o worker is running" in svdq(*command).stdout
+    connection.zadd(keys.STARTING, {"host:1": connection.time()[0] + 60})
+    for command in (["status"], ["top", "--once"], ["status", job.id]):
+        shown = svdq(*command).stdout
+        assert "worker is starting" in shown
+        assert "o worker is running" not in shown
+    assert json.loads(svdq("status", "--json").stdout)["eta_reason"] == "A worker is starting."
 
 
 def put(connection: redis.Redis, status: RankStatus) -> None:

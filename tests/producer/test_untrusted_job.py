@@ -14,7 +14,8 @@ from rq.serializers import JSONSerializer
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job
 from svdq.producer.queue import fetch, read_job
-from svdq.producer.untrusted_job import MAX_BYTES, UnreadableJobError, UntrustedJob
+from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.untrusted_job import AT_ONCE, MAX_BYTES, UnreadableJobError, UntrustedJob, read_many
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -108,9 +109,41 @@ def test_what_cannot_be_read_is_said_and_harms_no_other(record: redis.Redis, spo
         UntrustedJob.fetch("bad", connection=record, serializer=JSONSerializer)
     with pytest.raises(InputError, match=r"The record of job 'bad' cannot be read: .* del rq:job:bad` removes it"):
         fetch(record, "bad")
-    found = UntrustedJob.fetch_many(["good", "bad", "none", b"\xff", "a b", "good"], record)
-    assert [job and job.id for job in found] == ["good", None, None, None, None, "good"]
+    ids = ["good", "bad", "none", b"\xff", "a b", "", "good"]
+    found = UntrustedJob.fetch_many(ids, record)
+    assert [job and job.id for job in found] == ["good", None, None, None, None, None, "good"]
+    good, bad, *none, _ = read_many(record, ids)
+    assert isinstance(good, UntrustedJob)
+    assert isinstance(bad, UnreadableJobError)
+    is_known = record.type(RECORD) == b"hash" and record.hget(RECORD, "status") == b"queued"
+    assert (bad.job_id, bad.status) == ("bad", "queued" if is_known else "unknown")
+    assert none == [None] * 4
     assert peak_bytes() < 16 * MAX_BYTES
+
+
+def test_only_some_fields_are_read(record: redis.Redis) -> None:
+    """What is not read may be as large as it likes; what is read may not, and a missing field has RQ's default."""
+    record.hset(RECORD, "unknown", bytes(4 << 20))
+    (job,) = read_many(record, ["bad"], fields=("status", "ended_at", "data"))
+    assert isinstance(job, UntrustedJob)
+    assert (job.get_status(refresh=False), job.ended_at, read_job(job)) == ("queued", None, JOB)
+    record.hset(RECORD, "data", bytes(4 << 20))
+    (bad,) = read_many(record, ["bad"], fields=("status", "data"))
+    assert isinstance(bad, UnreadableJobError)
+    assert bad.status == "queued"
+
+
+def test_a_record_under_an_id_that_rq_refuses_cannot_be_read(connection: redis.Redis) -> None:
+    for job_id in (b"\xff", b"a b", b""):
+        connection.hset(b"rq:job:" + job_id, "data", "x")
+    for found in read_many(connection, [b"\xff", "a b", ""]):
+        assert isinstance(found, UnreadableJobError)
+
+
+def test_many_jobs_are_read_in_their_order(connection: redis.Redis) -> None:
+    ids = [f"job-{number}" for number in range(AT_ONCE + 7)]
+    enqueue_many(connection, [Entry(job=JOB, job_id=job_id) for job_id in ids])
+    assert [job.id for job in read_many(connection, reversed(ids))] == ids[::-1]
 
 
 def test_a_job_that_is_not_there_is_another_thing(connection: redis.Redis) -> None:

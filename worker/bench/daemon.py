@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from rq.job import Job as RqJob
-from rq.serializers import JSONSerializer
 
 from svdq.pipeline.bench.bench import RankLog, Workload
 from svdq.pipeline.errors import SvdqError
@@ -21,6 +19,7 @@ from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.launcher.group_process import environment_of
 
 
@@ -51,7 +50,7 @@ def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankLog]:
         enqueue_many(connection, entries)
         trace_path = folder / "trace.json"
         _render(workload, settings, folder / "worker.log", trace_path)
-        ended = RqJob.fetch_many([entry.job_id for entry in entries], connection=connection, serializer=JSONSerializer)
+        ended = UntrustedJob.fetch_many([entry.job_id for entry in entries], connection)
     finished_s, failures = [], []
     for rq_job in ended:
         if rq_job is not None and rq_job.ended_at is not None and rq_job.is_finished:

@@ -24,7 +24,7 @@ from rq.worker_registration import register
 
 from svdq.producer import keys
 from svdq.producer.queue import RENDER, read_job
-from svdq.producer.untrusted_job import UntrustedJob
+from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.queue import transitions
 from svdq.worker.queue.job_completion import STOPPED, ActiveJob, CompletionWorker
 from svdq.worker.queue.rq_worker import LEASE_S
@@ -124,7 +124,7 @@ class GroupWorker(CompletionWorker):
         due: Any = self.connection.zrangebyscore(key, "-inf", int(now_s), withscores=True)
         with self.connection.pipeline(transaction=False) as pipeline:
             for job_id, _ in due:
-                pipeline.hget(transitions.job_key(job_id), "created_at")
+                pipeline.hget(key_of(job_id), "created_at")
             answers = pipeline.execute(raise_on_error=False)
         ages = [age if isinstance(age, bytes) else b"" for age in answers]
         places = sorted((due_at, age, job_id) for (job_id, due_at), age in zip(due, ages, strict=True))

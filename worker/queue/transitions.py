@@ -15,6 +15,7 @@ from rq.executions import Execution, ExecutionRegistry
 from rq.utils import utcformat
 
 from svdq.producer import keys
+from svdq.producer.untrusted_job import key_of
 
 #: KEYS: rq:suspended, our pauses, svdq:popped, then queue and intermediate queue in turn. ARGV: the worker's name.
 #: Returns {number of the queue, job id}; {} when nothing is queued; {-1} when intake is paused.
@@ -176,7 +177,7 @@ def give_back(connection: redis.Redis, queue: rq.Queue, execution: Execution, le
         execution.key,
         ExecutionRegistry(job_id, connection).key,
         queue.key,
-        rq.job.Job.key_for(job_id),
+        key_of(job_id),
     )
     values = (execution.composite_key, execution.id, job_id, lease_until)
     return bool(connection.eval(_GIVE_BACK, len(names), *names, *values) == 1)
@@ -187,7 +188,7 @@ def give_back_popped(connection: redis.Redis, queue: rq.Queue, job_id: bytes, ow
 
     The owner is b"" for a job that another program has popped.
     """
-    names: tuple[Any, ...] = (keys.POPPED, queue.intermediate_queue_key, queue.key, job_key(job_id))
+    names: tuple[Any, ...] = (keys.POPPED, queue.intermediate_queue_key, queue.key, key_of(job_id))
     values: tuple[Any, ...] = (job_id, owner)
     return bool(connection.eval(_GIVE_BACK_POPPED, len(names), *names, *values) == 1)
 
@@ -197,18 +198,13 @@ def fail_unreadable(connection: redis.Redis, queue: rq.Queue, job_id: bytes) -> 
     now_s = server_time(connection)
     now = utcformat(datetime.fromtimestamp(now_s, UTC))
     names: tuple[Any, ...] = (
-        job_key(job_id),
+        key_of(job_id),
         queue.failed_job_registry.key,
         queue.intermediate_queue_key,
         keys.POPPED,
     )
     values: tuple[Any, ...] = (job_id, now, keys.FAILURE_TTL_S, now_s + keys.FAILURE_TTL_S)
     return bool(connection.eval(_FAIL_UNREADABLE, len(names), *names, *values))
-
-
-def job_key(job_id: bytes) -> bytes:
-    """Name the hash of a job by an id as it stands in Redis, which need not be text."""
-    return rq.job.Job.redis_job_namespace_prefix.encode() + job_id
 
 
 def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float) -> None:
@@ -220,7 +216,7 @@ def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float)
         job_id: as it stands in the registry of scheduled jobs.
         now_s: the time of Redis.
     """
-    names: tuple[Any, ...] = (queue.scheduled_job_registry.key, queue.key, job_key(job_id))
+    names: tuple[Any, ...] = (queue.scheduled_job_registry.key, queue.key, key_of(job_id))
     now = utcformat(datetime.fromtimestamp(now_s, UTC))
     pipeline.eval(_PROMOTE, len(names), *names, job_id, now, now_s, MISSING_S)
 

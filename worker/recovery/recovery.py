@@ -19,6 +19,7 @@ from rq.executions import Execution
 from rq.job import JobStatus
 
 from svdq.producer import keys
+from svdq.producer.untrusted_job import key_of
 from svdq.worker import identity
 from svdq.worker.queue import transitions
 from svdq.worker.queue.rq_adapter import GroupWorker
@@ -187,7 +188,7 @@ class Recovery:
         deferred: Any = self._connection.zrange(queue.deferred_job_registry.key, 0, -1)
         with self._connection.pipeline(transaction=False) as pipeline:
             for job_id in deferred:
-                pipeline.smembers(transitions.job_key(b":" + job_id) + b":dependencies")  # RQ's own spelling
+                pipeline.smembers(key_of(b":" + job_id) + b":dependencies")  # RQ's own spelling
             answers = pipeline.execute(raise_on_error=False)
         for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
             parent = self._worker.fetch(job_id)

@@ -69,13 +69,22 @@ def test_a_silent_rank_goes_away_by_itself_and_one_that_ends_at_once(connection:
         assert 0 < connection.ttl(key) <= keys.RANK_TTL_S
     connection.delete(rank(1).key)  # as time does
     assert [status.rank for group in read_groups(connection) for status in group.ranks] == [0]
-    save(connection, rank(0, at=1e9))  # and is not looked for any more
+    connection.zadd(keys.RANKS, {"here-1:1": connection.time()[0] - keys.RANK_TTL_S - 2})
+    save(connection, rank(0))  # and is not looked for any more
     assert connection.zrange(keys.RANKS, 0, -1) == [b"here-1:0"]
     with connection.pipeline() as pipeline:
         rank(0).remove(pipeline)
         pipeline.execute()
     assert read_groups(connection) == []
     assert not connection.exists(keys.RANKS)
+
+
+def test_a_wrong_clock_of_a_host_hides_no_rank(connection: redis.Redis) -> None:
+    """A rank whose host is in 1970, and one whose host is in 2200, forgot each other's records."""
+    save(connection, rank(0, at=7e9), rank(1, at=1.0), rank(0, at=7e9))
+    (group,) = read_groups(connection)
+    assert [status.rank for status in group.ranks] == [0, 1]
+    assert group.is_whole
 
 
 def test_a_record_of_another_version_harms_no_other(connection: redis.Redis) -> None:

@@ -122,3 +122,16 @@ def test_after_what_cannot_come(connection: redis.Redis) -> None:
     with pytest.raises(InputError, match="no job 'x'"):
         enqueue_after(connection, entry("b"), ["x"])
     assert not connection.exists("rq:job:b")
+
+
+def test_an_id_that_an_unreadable_record_has(connection: redis.Redis) -> None:
+    """The record is neither replaced nor obeyed, and the user learns how to remove it."""
+    connection.hset("rq:job:bad", "created_at", "yesterday")
+    entries = [Entry(job=JOB, job_id=job_id) for job_id in ("a", "bad", "b")]
+    with pytest.raises(InputError, match=r"record of job 'bad' cannot be read: .* del rq:job:bad` removes it"):
+        enqueue_many(connection, entries)
+    with pytest.raises(InputError, match="record of job 'bad' cannot be read"):
+        enqueue_after(connection, entries[1], ["a"])
+    assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == ["a", "b"]
+    connection.delete("rq:job:bad")
+    assert [enqueued.is_new for enqueued in enqueue_many(connection, entries)] == [False, True, False]

@@ -219,3 +219,18 @@ def test_a_file_that_cannot_be_moved_is_reported_once_and_submitted_once(bench: 
     bench.process("day/a.jpg")
     assert (bench.root / "done" / "day" / "a.jpg").exists()
     assert queued(connection) == [2]
+
+
+def test_a_photo_whose_job_has_an_unreadable_record_waits(bench: Bench, connection: redis.Redis) -> None:
+    """Its key holds something else; the photo is submitted when that is gone, and the watcher goes on meanwhile."""
+    record = bench.process("day/a.jpg")
+    assert record is not None
+    connection.flushall()
+    connection.set(f"rq:job:{record.job_id}", "x")
+    bench.root.joinpath("day/a.jpg").rename(bench.root / "day/b.jpg")
+    assert bench.process("day/b.jpg") is None
+    assert bench.kinds == ["submitted", "problem"]
+    assert "cannot be read: it is a string." in bench.events[-1].text
+    connection.delete(f"rq:job:{record.job_id}")
+    assert bench.process("day/b.jpg") is not None
+    assert queued(connection) == [2]
