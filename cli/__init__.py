@@ -1,1 +1,1 @@
-"""click commands: words on a terminal, nothing else. One module for each group of commands."""
+"""click commands of `svdq`. One module for each group of commands."""

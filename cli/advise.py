@@ -1,4 +1,4 @@
-"""`svdq advise`: where the time of a run goes, which ranks idle and why, and what would help most."""
+"""`svdq advise`: show where the time of a run goes, which ranks idle and why, and what would help most."""
 
 import json
 from dataclasses import asdict
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  svdq advise                       the groups that are at work now
+  svdq advise                       the groups that are running now
   svdq advise night.trace           what svdq worker --trace night.trace wrote
   svdq advise bench.json            what svdq bench --json bench.json wrote
 """
@@ -29,10 +29,10 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each group.")
 @redis_options
 def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None:
-    """Tell where the time goes, which ranks idle and why, and the one change that would help most.
+    """Show where the time goes, which ranks idle and why, and the one change that would help most.
 
-    Reads a RECORDING: the trace of a worker or a bench, or the JSON of a bench. Without one it looks at the groups that
-    are at work, whose figures are those of the last ten seconds.
+    RECORDING is the trace of a worker or a bench, or the JSON of a bench. Without it, the running groups are analyzed,
+    by their figures of the last ten seconds.
     """
     from svdq.pipeline.planning.advice import advise as advise_on
     from svdq.pipeline.planning.recordings import read_profile
@@ -47,9 +47,9 @@ def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None
         echo(f"{profile.source}:")
         for line in (*_table(profile), advice.time, *advice.idle):
             echo(line)
-        echo(f"What would help most: {_remedy(advice.best)}")
+        echo(f"This would help most: {_remedy(advice.best)}")
         for other in advice.others:
-            echo(f"Then: {_remedy(other)}")
+            echo(f"After that: {_remedy(other)}")
 
 
 def _remedy(remedy: "Remedy") -> str:
@@ -70,7 +70,7 @@ def _table(profile: "Profile") -> list[str]:
 
 
 def _live(redis_url: str | None) -> "list[Profile]":
-    """Make the profiles of all groups that have finished a video."""
+    """Build the profiles of all groups that have finished a video."""
     from svdq.pipeline.errors import InputError
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
@@ -81,13 +81,13 @@ def _live(redis_url: str | None) -> "list[Profile]":
     profiles = [profile for group in groups if (profile := profile_of(group)) is not None]
     if not profiles:
         raise InputError(
-            "No group is at work that has finished a video; name a recording, or look again when svdq worker has."
+            "No running group has finished a video; name a recording, or try again after svdq worker has finished one."
         )
     return profiles
 
 
 def profile_of(group: "GroupStatus") -> "Profile | None":
-    """Make the profile of a group as it is now; None before its first video, and while a rank is missing."""
+    """Build the current profile of a group; None before its first video and while a rank is missing."""
     from svdq.cli.costs import costs_of, shape_name
     from svdq.pipeline.planning.recordings import Profile
 
@@ -106,7 +106,7 @@ def profile_of(group: "GroupStatus") -> "Profile | None":
 
 
 def _rank_time(group: "GroupStatus", rank: "RankStatus", pace_s: float) -> "RankTime":
-    """Divide a rank's busy share as a video's costs do, and say what it waits for as far as its group tells."""
+    """Split a rank's busy share in proportion to a video's costs, and name what the rank waits for, where known."""
     from svdq.pipeline.planning.occupancy import Cause, RankTime
 
     assert group.intake is not None

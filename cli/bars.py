@@ -1,4 +1,4 @@
-"""Where the progress of jobs that are waited for is shown: bars on a terminal, else nothing before a job has ended."""
+"""Shows the progress of jobs that a command waits for: bars on a terminal, otherwise nothing until a job ends."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,52 +9,52 @@ if TYPE_CHECKING:
     from svdq.producer.status.estimates import Estimate
     from svdq.producer.status.status import JobView
 
-#: More bars than this do not fit a terminal; further jobs show as they start.
+#: Largest number of bars. Further jobs appear as they start.
 MAX_BARS = 20
 
 
 class Display(Protocol):
-    """Where progress is shown."""
+    """Interface of a progress display."""
 
     def __enter__(self) -> object:
-        """Begin to show."""
+        """Start the display."""
         ...
 
     def __exit__(self, *error: object) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         ...
 
     def show(self, view: "JobView", estimate: "Estimate | None") -> None:
-        """Show how a job stands, and when it will be done."""
+        """Show the state of a job and when it will be done."""
         ...
 
     def say(self, sentence: str) -> None:
-        """Say something besides."""
+        """Print a message next to the progress."""
         ...
 
 
 class Lines:
-    """No progress: stderr is not a terminal."""
+    """Prints messages only: stderr is not a terminal."""
 
     def __enter__(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def __exit__(self, *error: object) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def show(self, view: "JobView", estimate: "Estimate | None") -> None:
-        """Nothing to show before a job has ended."""
+        """Do nothing: the job is printed when it ends."""
 
     def say(self, sentence: str) -> None:
-        """Print it on stderr."""
+        """Print a message on stderr."""
         echo(sentence, err=True)
 
 
 class Bars:
-    """A bar for each job in flight, and one for all of them when they are several; on stderr."""
+    """A bar on stderr for each job in flight and, if there are several jobs, one for all of them."""
 
     def __init__(self, num_jobs: int) -> None:
-        # Imported here: rich is only needed on a terminal.
+        # Imported here because only a terminal needs rich.
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -71,7 +71,7 @@ class Bars:
         self._all = self._progress.add_task("all", total=num_jobs) if num_jobs > 1 else None
 
     def __enter__(self) -> None:
-        """Begin to draw."""
+        """Start drawing."""
         self._progress.start()
 
     def __exit__(self, *error: object) -> None:
@@ -79,7 +79,7 @@ class Bars:
         self._progress.stop()
 
     def show(self, view: "JobView", estimate: "Estimate | None") -> None:
-        """Move the bar of a job; take it away when the job has ended."""
+        """Update the bar of a job, and remove it when the job has ended."""
         if view.ended:
             self._ended.add(view.id)
             if (task := self._tasks.pop(view.id, None)) is not None:
@@ -96,5 +96,5 @@ class Bars:
         self._progress.update(self._tasks[view.id], completed=view.step, description=printable(text))
 
     def say(self, sentence: str) -> None:
-        """Print it above the bars."""
+        """Print a message above the bars."""
         self._progress.console.print(printable(sentence), markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""`svdq batch`: a list of photos, each with parameters of its own, into the queue."""
+"""`svdq batch`: submit the photos of a list, each with its own parameters."""
 
 from pathlib import Path
 
@@ -36,18 +36,18 @@ def batch(
     storage: str | None,
     redis_url: str | None,
 ) -> int:
-    """Submit the photos of a list, each with parameters of its own.
+    """Submit the photos of a list, each with its own parameters.
 
     FILE is a .csv file whose first line names the columns, or a .jsonl file with an object on each line. Columns are
     photo (a path, relative to the list), the parameters of `svdq submit` (frames, steps, size or width and height, fps,
     seed, motion_bucket_id, noise_aug_strength, min_guidance_scale, max_guidance_scale, decode_chunk_size, format, fit),
-    and priority, at, name and output. What a row leaves out has its default.
+    and priority, at, name and output. An empty or missing field takes its default.
 
-    All rows and all photos are checked before anything is submitted; each error names the line. If one is bad, nothing
-    is submitted, unless --skip-bad leaves bad rows out. Rows that were submitted before are recognized, so a list may
-    grow and be submitted again.
+    All rows and photos are checked before anything is submitted; each error names the line. One bad row stops the
+    whole submission, unless --skip-bad leaves bad rows out. Rows that were submitted before are recognized, so a list
+    can grow and be submitted again.
     """
-    # Imported here: `svdq batch --help` needs none of it.
+    # Imported here so that `svdq batch --help` stays fast.
     from datetime import datetime
 
     from svdq.cli.submissions import submit_and_tell

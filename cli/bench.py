@@ -1,4 +1,4 @@
-"""`svdq bench`: words around the measurements of pipeline and worker."""
+"""`svdq bench`: options and output of the measurements of pipeline and worker."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from svdq.cli.words import echo
 if TYPE_CHECKING:
     from svdq.pipeline.bench.figures import Run
 
-#: Ranks of a run at most: as many GPUs as `svdq plan` plans with.
+#: Largest number of ranks in a run: as many GPUs as `svdq plan` supports.
 MAX_RANKS = 512
 
 
@@ -28,7 +28,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     except ValueError:
         numbers = ()
     if not numbers or not all(0 < number < math.inf for number in numbers):
-        raise click.BadParameter(f"{value!r} is not a list of numbers above 0 such as 1,2,4,7")
+        raise click.BadParameter(f"{value!r} is not a list of positive numbers such as 1,2,4,7")
     if kind is int and max(numbers) > MAX_RANKS:
         raise click.BadParameter(f"{value!r} has more than {MAX_RANKS} ranks")
     return numbers
@@ -36,15 +36,15 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 
 @click.group(invoke_without_command=True)
 @click.option("--model", default="simulated", show_default=True, help="simulated, tiny, preview, or a model folder.")
-@click.option("--ranks", callback=_numbers, default="7", show_default=True, help="Ranks, one run each: 1,2,4,7.")
+@click.option("--ranks", callback=_numbers, default="7", show_default=True, help="Ranks of each run: 1,2,4,7.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=25, show_default=True, help="Denoising steps.")
 @click.option("--step-ms", type=Number(0, 1e9, min_open=True), default=50.0, show_default=True, help="Simulated step.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated encode.")
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated decode.")
 @click.option("--rank-speed", callback=_numbers, help="Slowdown of each simulated rank: 1,1,1,1.5,1,1,1.")
-@click.option("--samples", type=click.IntRange(1, 10**6), default=80, show_default=True, help="Videos of a run.")
-@click.option("--warmup-samples", type=click.IntRange(0), help="Videos left out of the steady figures; default: 2 K.")
-@click.option("--frames", type=click.IntRange(1, 1024), default=14, show_default=True, help="Frames a video.")
+@click.option("--samples", type=click.IntRange(1, 10**6), default=80, show_default=True, help="Videos per run.")
+@click.option("--warmup-samples", type=click.IntRange(0), help="Videos left out of the steady figures [default: 2 K].")
+@click.option("--frames", type=click.IntRange(1, 1024), default=14, show_default=True, help="Frames per video.")
 @click.option("--size", default="576x320", show_default=True, help="WIDTHxHEIGHT.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
@@ -56,10 +56,10 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     show_default=True,
     help="The bare loop, or the whole worker with Redis and files.",
 )
-@click.option("--compare", type=click.Choice(["replicas"]), help="Also run K ranks that do whole videos each.")
-@click.option("--json", "json_path", type=OutputFile(), help="Write the figures.")
-@click.option("--plot", "plot_path", type=OutputFile(".png"), help="Write a timeline PNG.")
-@click.option("--trace", "trace_path", type=OutputFile(), help="Write a Chrome trace.")
+@click.option("--compare", type=click.Choice(["replicas"]), help="Also run K ranks that each render whole videos.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write the figures to this file.")
+@click.option("--plot", "plot_path", type=OutputFile(".png"), help="Write a timeline to this PNG file.")
+@click.option("--trace", "trace_path", type=OutputFile(), help="Write a Chrome trace to this file.")
 @click.pass_context
 def bench(
     context: click.Context,
@@ -74,17 +74,17 @@ def bench(
 ) -> None:
     """Measure the pipeline: pace, efficiency, busy shares and memory.
 
-    Efficiency is the fair time a video, (steps x step + encode + decode) / ranks for equal ranks, over the measured
-    time between finished videos in steady state.
+    Efficiency is the ideal time per video, (steps x step + encode + decode) / ranks for equal ranks, divided by the
+    measured time between finished videos in steady state.
 
     \b
     Examples:
       svdq bench                                  seven simulated ranks, 25 steps of 50 ms
       svdq bench --ranks 1,2,4,7 --json out.json
       svdq bench --through daemon                 with real Redis and real files
-      svdq bench --compare replicas               against a whole video a rank
+      svdq bench --compare replicas               compare with ranks that render whole videos
       svdq bench model --size 1024x576            step, encode and decode of the real model
-    """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
+    """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
     if context.invoked_subcommand is not None:
         _refuse_options(context, context.invoked_subcommand)
         return
@@ -95,7 +95,7 @@ def bench(
     from svdq.worker.bench.bench import BenchOptions, run_bench, write_results
 
     if plot_path is not None:
-        headless_pyplot()  # so that matplotlib is missed before minutes are spent
+        headless_pyplot()  # so that a missing matplotlib is reported before the run
     report = run_bench(BenchOptions(model=model, ranks=ranks, compare_replicas=compare == "replicas", **options))
     for line in _table(report.runs):
         echo(line)
@@ -105,10 +105,10 @@ def bench(
 
 
 def _refuse_options(context: click.Context, command: str) -> None:
-    """Refuse options before the name of a command below this one: they are of no effect there.
+    """Refuse options that precede the name of a subcommand, where they have no effect.
 
     Raises:
-        UsageError: there are some.
+        UsageError: there is such an option.
     """
     for option in context.command.params:
         if context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE:
@@ -121,8 +121,8 @@ bench.add_command(bench_model)
 def _table(runs: "Sequence[Run]") -> list[str]:
     from svdq.cli.words import table
 
-    head: list[object] = ["through", "ranks", "steps a rank", "first (s)", "a video (s)", "p95 (s)", "videos/h"]
-    head += ["speedup", "efficiency", "busy share a rank", "MiB a rank"]
+    head: list[object] = ["through", "ranks", "steps/rank", "first (s)", "s/video", "p95 (s)", "videos/h"]
+    head += ["speedup", "efficiency", "busy share by rank", "MiB by rank"]
     rows: list[list[object]] = [head]
     for run in runs:
         rows.append(
@@ -133,7 +133,7 @@ def _table(runs: "Sequence[Run]") -> list[str]:
                 f"{run.first_sample_s:.3f}",
                 f"{run.per_sample_s:.4f}",
                 f"{run.per_sample_p95_s:.4f}",
-                f"{3600 / run.per_sample_mean_s:.0f}",
+                f"{3600 / run.per_sample_mean_s:,.0f}",
                 f"{run.speedup:.2f}",
                 f"{run.efficiency:.4f}",
                 " ".join(f"{share:.2f}" for share in run.busy_share),
@@ -144,7 +144,7 @@ def _table(runs: "Sequence[Run]") -> list[str]:
 
 
 def _comparisons(runs: "Sequence[Run]") -> list[str]:
-    """Say from how many videos on each run beats one rank and, where it was measured, replicas."""
+    """Name the number of videos from which each run is faster than one rank and, where measured, than replicas."""
     from svdq.pipeline.bench.measure import batch_time_s, break_even
 
     lines = []
@@ -157,7 +157,7 @@ def _comparisons(runs: "Sequence[Run]") -> list[str]:
         if replicas.through != "replicas":
             continue
         for num_videos in (7, 50, 500):
-            # Each replica makes whole videos: the last ones to start decide when the run ends.
+            # Each replica renders whole videos, so the last ones to start decide when the run ends.
             rounds = -(-num_videos // replicas.ranks)
             replicas_s = rounds * replicas.per_sample_mean_s * replicas.ranks
             pipeline_s = batch_time_s(num_videos, pipeline.first_sample_s, pipeline.per_sample_mean_s)

@@ -1,4 +1,4 @@
-"""`svdq bench model`: options, table and file of the measurements of a model's parts."""
+"""`svdq bench model`: options, table and JSON file for measurements of a model's parts."""
 
 import platform
 from dataclasses import asdict, fields
@@ -29,10 +29,10 @@ Examples:
 
 
 def _read_sizes(_context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Read sizes that a video may have, such as 1024x576.
+    """Parse video sizes such as 1024x576.
 
     Raises:
-        InputError: one is not allowed.
+        InputError: a size is not allowed.
     """
     from svdq.pipeline.errors import InputError
     from svdq.pipeline.parameters import SIZE_MULTIPLE
@@ -53,12 +53,12 @@ def _read_sizes(_context: click.Context, option: click.Parameter, values: tuple[
 
 
 def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Take each of the words once, in the order in which they were given."""
+    """Remove duplicates, and keep the order."""
     return tuple(dict.fromkeys(values))
 
 
 @click.command(name="model", epilog=EXAMPLES)
-@click.option("--model", help="Folder or hub id [default: SVD-XT's published sizes, random weights, on disk a while].")
+@click.option("--model", help="Folder or hub id [default: SVD-XT's published sizes, random weights, temporary].")
 @click.option(
     "--part",
     "parts",
@@ -75,7 +75,7 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     multiple=True,
     default=("1024x576",),
     show_default=True,
-    help="Pixels; repeatable.",
+    help="Size in pixels; repeatable.",
 )
 @click.option("--frames", type=click.IntRange(1, 1024), default=25, show_default=True, help="Frames of the video.")
 @click.option(
@@ -84,7 +84,7 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     type=click.Choice(list(DTYPES)),
     multiple=True,
     callback=_once,
-    help="Repeatable [default: fp16 on a GPU, fp32 on a processor].",
+    help="Repeatable [default: fp16 on a GPU, fp32 on a CPU].",
 )
 @click.option(
     "--compile",
@@ -94,14 +94,14 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     callback=_once,
     default=("off",),
     show_default=True,
-    help="What of the step is compiled; repeatable.",
+    help="Part of the step to compile; repeatable.",
 )
 @click.option(
     "--approximate",
     type=click.Choice(APPROXIMATE),
     multiple=True,
     callback=_once,
-    help="Measure the step with int8 weights, too.",
+    help="Also measure the step with int8 weights.",
 )
 @click.option(
     "--decode-chunk-size",
@@ -110,12 +110,12 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     multiple=True,
     help="Frames decoded at a time; repeatable [default: 8, and all].",
 )
-@click.option("--repeats", type=click.IntRange(1, 999), default=3, show_default=True, help="Measured times of each.")
+@click.option("--repeats", type=click.IntRange(1, 999), default=3, show_default=True, help="Measurements of each row.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Write each row as soon as it is measured.")
-@click.option("--resume", is_flag=True, help="Keep the rows that the file of --json has, and measure the others.")
+@click.option("--resume", is_flag=True, help="Keep the rows in the file of --json and measure the rest.")
 def bench_model(
     model: str | None,
     parts: tuple[str, ...],
@@ -130,11 +130,11 @@ def bench_model(
     json_path: Path | None,
     resume: bool,
 ) -> None:
-    """Measure a step, an encode and a decode of a model on one device: time, memory and difference of the results.
+    """Measure a step, an encode and a decode of a model on one device: time, memory and numerical difference.
 
-    An encode is CLIP, the VAE encoder (in float32 where the model wants that) and drawing the noise; a decode ends with
-    frames on the host. GiB are the weights' and, on a GPU, the most that tensors took besides. Results are compared
-    with those of the first row of the same part and size: largest and mean difference, over the largest value.
+    An encode is CLIP, the VAE encoder (in float32 where the model requires it) and drawing the noise; a decode ends
+    with frames on the host. GiB is the size of the weights and, on a GPU, the peak of all other tensors. Results are
+    compared with the first row of the same part and size: largest and mean difference, relative to the largest value.
     """
     from svdq.pipeline.installed import require_torch
 
@@ -145,7 +145,7 @@ def bench_model(
     from svdq.pipeline.errors import SvdqError
 
     if resume and json_path is None:
-        raise click.UsageError("--resume needs --json with the file to go on with.")
+        raise click.UsageError("--resume needs --json with the file to continue.")
     _check_name(model)
     torch_device, where = _computing_on(device)
     cases = bench.cases_of(
@@ -176,11 +176,11 @@ def bench_model(
     for line in table(_table(shown)):
         echo(line)
     if not shown:
-        raise SvdqError("Nothing could be measured.")
+        raise SvdqError("No row could be measured; see the reasons above.")
 
 
 def _check_name(model: str | None) -> None:
-    """Refuse models that are made in code and have no parts to measure."""
+    """Refuse models that have no parts to measure."""
     from svdq.pipeline.errors import InputError
     from svdq.pipeline.models.model_index import is_svd
 
@@ -192,10 +192,10 @@ def _check_name(model: str | None) -> None:
 
 
 def _computing_on(device: str) -> "tuple[torch.device, str]":
-    """Give a device, and its name with torch's version.
+    """Return a device, and its name with torch's version.
 
     Raises:
-        InputError: there is no such device.
+        InputError: the device does not exist.
     """
     import torch
 
@@ -208,10 +208,10 @@ def _computing_on(device: str) -> "tuple[torch.device, str]":
 
 
 def _kept_rows(path: Path, document: dict[str, Any]) -> "list[Row]":
-    """Read the rows of an earlier run; none where there is no file.
+    """Read the rows of an earlier run; an empty list without a file.
 
     Raises:
-        InputError: the file holds something else, or rows that were measured in another way.
+        InputError: the file has other content, or its rows were measured with other options.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -241,7 +241,7 @@ def _case_of(row: "Row") -> "Case":
 
 
 def _sentence(row: "Row") -> str:
-    """Say what a row is about and its time, or why there is none."""
+    """Describe a row with its time, or with the reason why it has none."""
     how = " ".join(str(word) for word in (row.dtype, *_way(row), *_chunk(row)))
     what = f"{row.part} at {row.width}x{row.height} ({how})"
     return f"{what} cannot be measured: {row.failure}" if row.failure else f"{what}: {row.seconds:.4g} s"
@@ -256,7 +256,7 @@ def _chunk(row: "Row") -> list[str]:
 
 
 def _table(rows: "Sequence[Row]") -> list[list[object]]:
-    head: list[object] = ["part", "size", "dtype", "way", "at a time", "time (s)", "spread", "first (s)", "GiB"]
+    head: list[object] = ["part", "size", "dtype", "options", "chunk", "time (s)", "spread", "first (s)", "GiB"]
     found = [[*head, "difference", "mean"]]
     for row in rows:
         gib = f"{row.weight_bytes / 2**30:.2f}"

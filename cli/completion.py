@@ -1,4 +1,4 @@
-"""`svdq completion`: the scripts that have a shell complete commands and options."""
+"""`svdq completion`: print shell completion scripts."""
 
 import click
 
@@ -15,7 +15,7 @@ Examples:
 def completion(shell: str) -> None:
     """Print the script that completes svdq's commands, options and files in a shell.
 
-    Each press of the tab key asks svdq itself, so the script need not be written again after an upgrade.
+    The script calls svdq for each completion, so an upgrade of svdq does not require a new script.
     """
     from click.shell_completion import get_completion_class
 

@@ -1,4 +1,4 @@
-"""`svdq config`: the settings as they hold."""
+"""`svdq config`: show the effective settings."""
 
 import json
 
@@ -16,15 +16,15 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--model", metavar="MODEL", help="As if this were given to `svdq worker`.")
+@click.option("--model", metavar="MODEL", help="Show the settings as with this option of `svdq worker`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: a value and a source for each setting.")
 @storage_option
 @redis_options
 def config(as_json: bool, **flags: str | None) -> None:
-    """Show every setting, its value and where that comes from: a flag, a variable, a svdq.toml, or the default.
+    """Show every setting with its value and source: a flag, a variable, a svdq.toml, or the default.
 
-    Passwords in URLs are masked. A setting is looked for in that order; the svdq.toml of the working folder comes
-    before that of the home.
+    Passwords in URLs are masked. The sources are listed in order of precedence; the svdq.toml of the working folder
+    precedes that of the home.
     """
     from svdq.producer.settings import Settings, origins, without_secrets
 

@@ -1,4 +1,4 @@
-"""`svdq cancel`, `retry`, `move`, `pause` and `resume`: changes to jobs and queues."""
+"""`svdq cancel`, `retry`, `move`, `pause` and `resume`: change jobs and queues."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def selection_options(*flags: str) -> Callable[[Command], Command]:
-    """Add what selects jobs: ids, those of the flags `all`, `queued` and `failed` that make sense, name and age."""
-    help_texts = {"all": "All jobs that it can be done to.", "queued": "All queued jobs.", "failed": "All failed jobs."}
+    """Add the options that select jobs: IDs, the given flags of `all`, `queued` and `failed`, name and age."""
+    help_texts = {"all": "All jobs that allow it.", "queued": "All queued jobs.", "failed": "All failed jobs."}
 
     def add(command: Command) -> Command:
         command = click.option("--since", metavar="TIME", help="Jobs submitted since 22:00, 2027-01-31, 12h.")(command)
-        command = click.option("--name", metavar="PATTERN", help="Jobs of that name, such as 'cup*'.")(command)
+        command = click.option("--name", metavar="PATTERN", help="Jobs with this name, such as 'cup*'.")(command)
         for flag in reversed(flags):
             command = click.option(f"--{flag}", f"take_{flag}", is_flag=True, help=help_texts[flag])(command)
         return click.argument("job_ids", metavar="[ID]...", nargs=-1)(command)
@@ -39,7 +39,7 @@ def _selected(
     since: str | None,
     **flags: bool,
 ) -> list[str]:
-    """Find the jobs that are meant; those that were named one by one are all checked before the first is touched."""
+    """Find the selected jobs; jobs selected by ID are all checked before the first one changes."""
     from datetime import datetime
 
     from svdq.producer import control
@@ -48,7 +48,7 @@ def _selected(
 
     chosen = [flag.removeprefix("take_") for flag, is_set in flags.items() if is_set]
     if bool(job_ids) == bool(chosen or name or since):
-        raise InputError("Give either the ids of jobs or options that select some, such as --all; see --help.")
+        raise InputError("Give either IDs of jobs or options that select jobs, such as --all; see --help.")
     statuses = tuple(flag for flag in chosen if flag != "all")
     moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
     selection = Selection(
@@ -58,14 +58,14 @@ def _selected(
     if job_ids:
         control.check(connection, action, ids)
     elif not ids:
-        echo("There are no such jobs.", err=True)
+        echo("No jobs match.", err=True)
     return ids
 
 
 def _do(act: Callable[[str], str], job_ids: Iterable[str]) -> int:
-    """Do something to jobs, print what was done to each, and return the exit code.
+    """Apply an action to jobs, print the outcome of each, and return the exit code.
 
-    A job that somebody else has changed meanwhile is reported, and the others are done all the same.
+    A job that another process has changed meanwhile is reported; the others are still processed.
     """
     exit_code = 0
     for job_id in job_ids:
@@ -89,9 +89,9 @@ Examples:
 @selection_options("all", "queued")
 @redis_options
 def cancel(job_ids: tuple[str, ...], redis_url: str | None, **selection: Any) -> int:
-    """Cancel jobs: those that wait become canceled at once, those in flight are stopped at their next step.
+    """Cancel jobs: waiting jobs become canceled at once, jobs in flight stop at their next step.
 
-    IDs may be shortened to their first characters. When one of them cannot be canceled, none is.
+    IDs may be shortened to their first characters. If one of them cannot be canceled, none is.
     """
     from svdq.producer import control
     from svdq.producer.queue import session
@@ -116,13 +116,13 @@ Examples:
 
 @click.command(epilog=RETRY_EXAMPLES)
 @selection_options("all", "failed")
-@click.option("--force", is_flag=True, help="Also finished jobs; their files stay until new ones are made.")
+@click.option("--force", is_flag=True, help="Also finished jobs; their files stay until new ones replace them.")
 @storage_option
 @redis_options
 def retry(job_ids: tuple[str, ...], force: bool, storage: str | None, redis_url: str | None, **selection: Any) -> int:
     """Queue failed, stopped or canceled jobs again, with the same id and seed, at the end of their queue.
 
-    IDs may be shortened to their first characters. When one of them cannot be queued, none is.
+    IDs may be shortened to their first characters. If one of them cannot be queued, none is.
     """
     from svdq.producer import control
     from svdq.producer.queue import session
@@ -150,20 +150,20 @@ Examples:
 
 @click.command(epilog=MOVE_EXAMPLES)
 @selection_options("all")
-@click.option("--front", is_flag=True, help="To the front of the queue, in the order given, else the oldest first.")
+@click.option("--front", is_flag=True, help="To the front of the queue, in the order given, else oldest first.")
 @click.option("--priority", type=click.Choice(PRIORITIES), help="To the queue of this priority.")
 @redis_options
 def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url: str | None, **selection: Any) -> int:
     """Move queued jobs to the front of their queue, or to another priority.
 
-    IDs may be shortened to their first characters. When one of them cannot be moved, none is.
+    IDs may be shortened to their first characters. If one of them cannot be moved, none is.
     """
     from svdq.producer import control
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
 
     if not front and priority is None:
-        raise InputError("Say where to: --front, --priority high, default or low, or both.")
+        raise InputError("Give a destination: --front, --priority high, default or low, or both.")
     with session(Settings.load(redis_url=redis_url)) as connection:
 
         def act(job_id: str) -> str:
@@ -171,7 +171,7 @@ def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url:
             return "moved"
 
         ids = _selected(connection, "move", job_ids, **selection)
-        # The last first, so that in the end the first is in front.
+        # In reverse, so that the first job ends up in front.
         return _do(act, reversed(ids) if front else ids)
 
 
@@ -184,7 +184,7 @@ Examples:
 @click.command(epilog=PAUSE_EXAMPLES)
 @redis_options
 def pause(redis_url: str | None) -> None:
-    """Take no more jobs off the queues; those in flight are finished."""
+    """Stop taking jobs from the queues; jobs in flight are finished."""
     from svdq.producer import control
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
@@ -203,7 +203,7 @@ Examples:
 @click.command(epilog=RESUME_EXAMPLES)
 @redis_options
 def resume(redis_url: str | None) -> None:
-    """Take jobs again, also in groups that have paused because too much failed."""
+    """Resume taking jobs, also in groups that paused because too many jobs failed."""
     from svdq.producer import control
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
@@ -212,4 +212,4 @@ def resume(redis_url: str | None) -> None:
         for sentence in control.pauses(connection):
             echo(sentence)
         control.resume(connection)
-    echo("Jobs are taken again.")
+    echo("Resumed; groups take jobs again.")

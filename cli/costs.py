@@ -1,4 +1,4 @@
-"""Where `svdq plan` and `svdq advise` take the costs of a video from: options, a recording, or a live group."""
+"""Reads the costs of a video for `svdq plan` and `svdq advise`: from options, a recording, or a live group."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CostOptions:
-    """The options that say what a video costs; units are in the names. None where an option was left out."""
+    """The options that give the costs of a video; units are in the names. None where an option was left out."""
 
     #: A recording, or `live`.
     source: str | None
@@ -25,16 +25,16 @@ class CostOptions:
     one_gpu_s: float | None
     fill_s: float | None
     pace_s: float | None
-    #: GPUs that fill_s and pace_s are those of.
+    #: Number of GPUs to which fill_s and pace_s apply.
     gpus: int | None
     redis_url: str | None
 
 
 def model_of(options: CostOptions) -> "tuple[VideoCosts | GivenPace, str]":
-    """Make a model out of the one way in which costs were given, and say which.
+    """Build a capacity model from the given costs, and describe their source.
 
     Raises:
-        InputError: they were given in no way or in several, or a recording or a group has none.
+        InputError: costs were given in no way or in several, or a recording or a group has none.
     """
     from dataclasses import replace
 
@@ -48,7 +48,7 @@ def model_of(options: CostOptions) -> "tuple[VideoCosts | GivenPace, str]":
     ways = [source is not None, step_ms is not None, any(value is not None for value in given)]
     if sum(ways) != 1:
         raise InputError(
-            "Say what a video costs in one way: --from FILE, --from live, --step-ms, or --one-gpu-s with --fill-s and "
+            "Give the costs of a video in one way: --from FILE, --from live, --step-ms, or --one-gpu-s, --fill-s and "
             "--pace-s."
         )
     if source is not None:
@@ -65,16 +65,16 @@ def model_of(options: CostOptions) -> "tuple[VideoCosts | GivenPace, str]":
         raise InputError("--one-gpu-s, --fill-s, --pace-s and --gpus belong together; give all four.")
     model = GivenPace(ranks=gpus, one_gpu_s=one_gpu_s, fill_s=fill_s, pace_s=pace_s)
     return model, (
-        f"As given: {one_gpu_s:g} s a video on one GPU; the first one of {gpus} GPUs after {fill_s:g} s, then one "
+        f"As given: {one_gpu_s:g} s per video on one GPU; on {gpus} GPUs, the first one after {fill_s:g} s, then one "
         f"every {pace_s:g} s."
     )
 
 
 def live_costs(redis_url: str | None, shape: str | None, steps: int) -> "tuple[VideoCosts, str]":
-    """Take what a live group has measured of a shape, and say of which.
+    """Return the costs that a live group has measured for a shape, and name the group.
 
     Raises:
-        InputError: no group is there that has measured it.
+        InputError: no live group has measured the shape.
     """
     from svdq.pipeline.errors import InputError
     from svdq.producer.queue import session
@@ -97,7 +97,7 @@ def live_costs(redis_url: str | None, shape: str | None, steps: int) -> "tuple[V
 
 
 def costs_of(costs: "ShapeCosts", steps: int) -> "VideoCosts":
-    """Turn what a group tells of a shape into costs of a video of so many steps."""
+    """Convert a group's measured costs of a shape to those of a video with `steps` steps."""
     from svdq.pipeline.partition import Costs
     from svdq.pipeline.planning.capacity import VideoCosts
 
@@ -105,7 +105,7 @@ def costs_of(costs: "ShapeCosts", steps: int) -> "VideoCosts":
 
 
 def shape_name(costs: "ShapeCosts") -> str:
-    """Write a shape as options do: 1024x576x25."""
+    """Format a shape as options do: 1024x576x25."""
     return f"{costs.width}x{costs.height}x{costs.frames}"
 
 
@@ -113,8 +113,12 @@ def _cost_words(video: "VideoCosts", steps: int) -> str:
     from statistics import median
 
     costs = video.costs
-    words = f"{steps} steps of {median(costs.step_s) * 1000:.4g} ms"
+    words = f"{steps} steps of {_milliseconds(median(costs.step_s))}"
     for name, seconds in (("encode", costs.encode_s), ("decode", costs.decode_s), ("hand-over", video.transfer_s)):
         if seconds:
-            words += f", {name} {seconds * 1000:.4g} ms"
+            words += f", {name} {_milliseconds(seconds)}"
     return words
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds >= 1 else f"{seconds * 1000:.4g} ms"

@@ -1,4 +1,4 @@
-"""`svdq deploy`: what an init system needs to run svdq on this machine."""
+"""`svdq deploy`: write the units that an init system needs to run svdq on this machine."""
 
 import os
 import pwd
@@ -27,18 +27,18 @@ Examples:
 
 @click.group()
 def deploy() -> None:
-    """Write what an init system needs to run svdq on this machine."""
+    """Write the units that an init system needs to run svdq on this machine."""
 
 
 @deploy.command(epilog=SYSTEMD_EXAMPLES)
-@click.option("--user", "scope", flag_value="user", help="For your own systemd, which needs no other rights.")
-@click.option("--system", "scope", flag_value="system", help="For the machine's systemd, as a user of its own.")
-@click.option("--print/--install", "only_print", default=True, help="Print the units [default], or put them in place.")
-@click.option("--watch", "inbox", type=click.Path(path_type=Path), help="Watch this folder for photos, too.")
-@click.option("--own-redis", is_flag=True, help="A server of your own [default: where SVDQ_REDIS_URL is set].")
-@click.option("--run-as", metavar="NAME", default="svdq", show_default=True, help="With --system: whose processes.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Install there [default: where systemd looks].")
-@click.option("--force", is_flag=True, help="Write over units that differ.")
+@click.option("--user", "scope", flag_value="user", help="For your own systemd; needs no further privileges.")
+@click.option("--system", "scope", flag_value="system", help="For the machine's systemd, run as a separate user.")
+@click.option("--print/--install", "only_print", default=True, help="Print the units [default], or install them.")
+@click.option("--watch", "inbox", type=click.Path(path_type=Path), help="Also watch this folder for photos.")
+@click.option("--own-redis", is_flag=True, help="Use your own Redis server [default: where SVDQ_REDIS_URL is set].")
+@click.option("--run-as", metavar="NAME", default="svdq", show_default=True, help="With --system: user to run as.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Folder to install to [default: systemd's].")
+@click.option("--force", is_flag=True, help="Overwrite units that differ.")
 @click.argument("worker_options", nargs=-1, type=click.UNPROCESSED)
 def systemd(
     scope: "Scope | None",
@@ -50,18 +50,18 @@ def systemd(
     force: bool,
     worker_options: tuple[str, ...],
 ) -> None:
-    """Print or install units of systemd: Redis, worker, a nightly timer, and a watched folder.
+    """Print or install systemd units: Redis, worker, a nightly timer, and a watched folder.
 
-    They have the paths of this installation, and the settings that the environment or svdq.toml has here, but for
-    secrets. What follows `--` are options of `svdq worker`. No unit is enabled or started: the commands that do so are
-    printed.
+    The units contain the paths of this installation and the settings from the environment and svdq.toml, except
+    secrets. Arguments after `--` are options of `svdq worker`. The command neither enables nor starts a unit; it prints
+    the commands that do.
     """
     from svdq.cli.systemd.units import SYSTEM_FOLDER, make_units
     from svdq.cli.worker import worker
 
     if scope is None:
         raise click.UsageError("Give --user or --system.")
-    worker.make_context("svdq worker", list(worker_options))  # which tells of a wrong one
+    worker.make_context("svdq worker", list(worker_options))  # raises for a wrong option
     found = _installation(scope, inbox, own_redis, run_as, worker_options)
     units = make_units(found)
     folder = folder or (SYSTEM_FOLDER if scope == "system" else _config_folder() / "systemd" / "user")
@@ -76,17 +76,17 @@ def systemd(
 
 
 def _config_folder() -> Path:
-    """Where this user's programs keep their settings, as systemd understands it."""
+    """Return the folder of the user's configuration files, as systemd determines it."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
 
 
 def _installation(
     scope: "Scope", inbox: Path | None, own_redis: bool, run_as: str, worker_options: tuple[str, ...]
 ) -> "Installation":
-    """Put together what is installed here and how it is set.
+    """Collect the paths and settings of this installation.
 
     Raises:
-        InputError: a setting is not allowed, or what is asked for cannot work under systemd.
+        InputError: a setting is not allowed, or the request cannot work under systemd.
     """
     from svdq.cli.systemd.units import Installation
     from svdq.producer.embedded_redis.socket_path import MAX_SOCKET_PATH
@@ -105,7 +105,7 @@ def _installation(
     secrets = [] if embedded or found["redis_url"] == there else [f"{ENV_PREFIX}REDIS_URL"]
     for name, origin in found.items():
         value = getattr(settings, name)
-        # What stands in the home's own file, units read there themselves.
+        # The units read the settings in the home's own file themselves.
         if name in {"home", "redis_url"} or origin in {"default", there}:
             continue
         text = ",".join(value) if isinstance(value, tuple) else str(value)
@@ -132,15 +132,15 @@ def _program() -> Path:
     beside = Path(sysconfig.get_path("scripts")) / "svdq"
     found = str(beside) if beside.exists() else shutil.which("svdq")
     if found is None:
-        raise InputError("There is no program svdq to start; install it with pip, so that systemd has one to call.")
+        raise InputError("There is no svdq program for systemd to start; install svdq with pip.")
     return Path(found).absolute()
 
 
 def _install(units: dict[str, str], folder: Path, *, force: bool) -> None:
-    """Write units into a folder: all of them, or none when one there is another's work.
+    """Write units into a folder: all of them, or none if one would overwrite a different file.
 
     Raises:
-        InputError: one differs from what is there, or cannot be written.
+        InputError: a unit differs from an existing file, or cannot be written.
     """
     from svdq.producer.results.pages import write
 
@@ -152,19 +152,19 @@ def _install(units: dict[str, str], folder: Path, *, force: bool) -> None:
     changed = [name for name, text in there.items() if text != units[name]]
     if changed and not force:
         raise InputError(
-            f"{', '.join(changed)} in {str(folder)!r} would change; look with --print, and write over with --force. "
-            "Changes of your own outlive that in a drop-in: systemctl edit."
+            f"{', '.join(changed)} in {str(folder)!r} would change; compare with --print, and overwrite with --force. "
+            "To keep your own changes, put them in a drop-in with systemctl edit."
         )
     for name, text in units.items():
         if there.get(name) == text:
-            echo(f"{folder / name}: as it should be")
+            echo(f"{folder / name}: unchanged")
         else:
             write(folder / name, [text])
             echo(f"{folder / name}: written")
 
 
 def _next_steps(found: "Installation") -> list[str]:
-    """Say what a person does next, in the order in which it works."""
+    """List the commands that a person runs next, in order."""
     from svdq.cli.systemd.units import NIGHT_TIMER, REDIS, WATCH, WORKER, folders_to_make
 
     systemctl = "systemctl" if found.scope == "system" else "systemctl --user"
@@ -180,11 +180,11 @@ def _next_steps(found: "Installation") -> list[str]:
     if found.secrets:
         steps.append(f"# write {', '.join(found.secrets)} into {config / 'svdq' / 'environment'}, with mode 600")
     if found.scope == "user":
-        steps.append("loginctl enable-linger   # so that they run while you are logged out")
+        steps.append("loginctl enable-linger   # keeps services running after logout")
     others = [*([REDIS] if found.embedded else []), *([WATCH] if found.inbox is not None else [])]
     steps.append(f"{systemctl} daemon-reload")
     steps.append(f"{systemctl} enable --now {' '.join([*others, WORKER])}   # renders day and night, or")
-    steps.append(f"{systemctl} enable --now {' '.join([*others, NIGHT_TIMER])}   # by night only")
+    steps.append(f"{systemctl} enable --now {' '.join([*others, NIGHT_TIMER])}   # only at night")
     return ["", "Next:", *(f"  {step}" for step in steps)]
 
 

@@ -1,4 +1,4 @@
-"""`svdq doctor`: whether everything is there that rendering needs."""
+"""`svdq doctor`: check the installation."""
 
 import itertools
 import json
@@ -25,15 +25,15 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--model", metavar="MODEL", help="Look at this one: a folder, a hub id, preview [default: SVDQ_MODEL].")
-@click.option("--quick", is_flag=True, help="Look at Redis and storage only, for a health check.")
+@click.option("--model", metavar="MODEL", help="Model to check: a folder, a hub id, preview [default: SVDQ_MODEL].")
+@click.option("--quick", is_flag=True, help="Check only Redis and the storage, for a health check.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each finding, one a line.")
 @storage_option
 @redis_options
 def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, redis_url: str | None) -> int:
-    """Look at Redis, storage, model, GPUs, ffmpeg and versions, and say what to do about what is amiss.
+    """Check Redis, storage, model, GPUs, ffmpeg and versions, and say how to fix what is wrong.
 
-    Exit code 0 when nothing fails, 1 when anything does; a warning does not count.
+    The exit code is 0 when no check fails and 1 otherwise; warnings do not count.
     """
     from svdq.producer.settings import Settings
 

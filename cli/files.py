@@ -1,4 +1,4 @@
-"""`svdq fetch` and `svdq prune`: the files of finished videos, wherever they are."""
+"""`svdq fetch` and `svdq prune`: copy and remove the files of finished videos."""
 
 import json
 from functools import partial
@@ -28,10 +28,10 @@ Examples:
 
 @click.command(epilog=FETCH_EXAMPLES)
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
-@click.option("--output", "-o", "folder", required=True, type=click.Path(path_type=Path), help="Folder to fill.")
-@click.option("--all", "fetch_all_videos", is_flag=True, help="Every finished video there is.")
-@click.option("--name", metavar="PATTERN", help="Those of jobs of that name, such as 'cup*'.")
-@click.option("--since", metavar="TIME", help="Those finished since then: 22:00, 2027-01-31, 12h.")
+@click.option("--output", "-o", "folder", required=True, type=click.Path(path_type=Path), help="Folder to copy to.")
+@click.option("--all", "fetch_all_videos", is_flag=True, help="All finished videos.")
+@click.option("--name", metavar="PATTERN", help="Videos of jobs with this name, such as 'cup*'.")
+@click.option("--since", metavar="TIME", help="Videos finished since then: 22:00, 2027-01-31, 12h.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each video, one a line.")
 @storage_option
 @redis_options
@@ -45,10 +45,10 @@ def fetch(
     storage: str | None,
     redis_url: str | None,
 ) -> None:
-    """Bring finished videos, and the JSON beside them, from the storage into a folder.
+    """Copy finished videos, and the JSON beside them, from the storage into a folder.
 
-    What is there already is not fetched again, so the same line may run every morning. A file has its name only when
-    it has arrived whole. IDs may be shortened to their first characters.
+    Existing files are not copied again, so the same command can run every morning. A file gets its name only when it
+    is complete. IDs may be shortened to their first characters.
     """
     from datetime import datetime
     from fnmatch import fnmatchcase
@@ -61,7 +61,7 @@ def fetch(
     from svdq.producer.storage.storage import Storage
 
     if bool(job_ids) == bool(fetch_all_videos or name or since):
-        raise InputError("Give either the ids of jobs or options that select some: --all, --name, --since.")
+        raise InputError("Give either IDs of jobs or options that select videos: --all, --name, --since.")
     moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage)
@@ -75,7 +75,7 @@ def fetch(
         if as_json:
             echo(json.dumps({"id": fetched.job_id, "paths": paths, "copied": fetched.copied}))
         else:
-            note = "" if fetched.copied else "  (was there already)"
+            note = "" if fetched.copied else "  (exists already)"
             echo(f"{fetched.job_id}  {'  '.join(paths)}{note}")
     if not results and not as_json:
         echo("There are no finished videos to fetch.", err=True)
@@ -90,15 +90,15 @@ Examples:
 
 
 @click.command(epilog=PRUNE_EXAMPLES)
-@click.option("--older-than", required=True, metavar="AGE", help="Such as 12h, 30d or 8w.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--older-than", required=True, metavar="AGE", help="Minimum age, such as 12h, 30d or 8w.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @storage_option
 @redis_options
 def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_url: str | None) -> None:
-    """Remove old videos, photos that no job and no video refers to, and checkpoints that nobody goes on with.
+    """Remove old videos, photos that no job and no video refers to, and checkpoints that no job needs.
 
-    Files of jobs that are still to be done are kept, and photos for two days after they were submitted last.
+    Files of unfinished jobs are kept. Photos are kept for two days after they were last submitted.
     """
     import sys
     from datetime import datetime
@@ -112,7 +112,7 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
 
     age = parse_age(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):
-        raise InputError("There is nobody to ask: give --yes to remove, or --dry-run to see what would be removed.")
+        raise InputError("There is no terminal to ask on; give --yes to remove, or --dry-run to see what would go.")
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place, home = Storage(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
@@ -131,7 +131,7 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     place.sweep()
     echo(f"Removed {_sum(removed)}.")
     if len(removed) < len(removals):
-        echo(f"Kept {len(removals) - len(removed)} that had come into use.")
+        echo(f"Kept, because a job uses them now: {len(removals) - len(removed)}.")
 
 
 def _size(num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""`svdq gallery`: the contact sheet."""
+"""`svdq gallery`: write an HTML page of the finished videos."""
 
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ Examples:
   svdq fetch --all --output videos && svdq gallery videos -o videos/index.html
   svdq gallery --embed --limit 20 -o to-send.html
 """
-#: Failed jobs that are shown at most, the newest.
+#: Largest number of failed jobs on the page; the newest are kept.
 MAX_FAILURES = 1000
 
 
@@ -24,9 +24,9 @@ MAX_FAILURES = 1000
 @click.option(
     "--output", "-o", "page", type=click.Path(path_type=Path), default="gallery.html", show_default=True, help="Page."
 )
-@click.option("--since", metavar="TIME", help="Only what ended since then: 22:00, 2027-01-31, 12h.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only so many videos, the newest.")
-@click.option("--embed", is_flag=True, help="Put the videos into the page, to send it as one file.")
+@click.option("--since", metavar="TIME", help="Only jobs that ended since then: 22:00, 2027-01-31, 12h.")
+@click.option("--limit", type=click.IntRange(min=1), help="Largest number of videos; the newest are kept.")
+@click.option("--embed", is_flag=True, help="Embed the videos in the page, to send it as one file.")
 @storage_option
 @redis_options
 def gallery(
@@ -38,10 +38,10 @@ def gallery(
     storage: str | None,
     redis_url: str | None,
 ) -> None:
-    """Write one page of the finished videos, and of failed jobs with their reasons, that opens from disk.
+    """Write an HTML page of the finished videos and of failed jobs with their reasons.
 
-    Each video shows its first frame and plays when the pointer or the keyboard is on it. With a FOLDER, such as one
-    that `svdq fetch` has filled, the page shows the videos there, and no Redis is asked.
+    The page opens from disk. Each video shows its first frame, and plays under the pointer or with keyboard focus. With
+    a FOLDER, such as one that `svdq fetch` has filled, the page shows the videos in it, and Redis is not needed.
     """
     from datetime import datetime
 
@@ -61,7 +61,7 @@ def gallery(
     if folder is not None:
         folder = folder.absolute()
         if not folder.is_dir():
-            raise InputError(f"There is no folder {str(folder)!r}; give one with videos, or none for the storage.")
+            raise InputError(f"There is no folder {str(folder)!r}; give a folder with videos, or none for the storage.")
         place, under = Storage(str(folder.parent)), folder.name
     else:
         settings = Settings.load(redis_url=redis_url, storage=storage)

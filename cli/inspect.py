@@ -1,4 +1,4 @@
-"""`svdq inspect`: how a video was made."""
+"""`svdq inspect`: show how a video was made."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def inspect(file: Path, as_json: bool) -> None:
     for line in table(_rows(record, notice_of(record))):
         echo(line)
     echo()
-    echo(f"svdq submit --like {file} PHOTO   makes another with the same parameters and seed")
+    echo(f"svdq submit --like {file} PHOTO   makes another video with the same parameters and seed")
 
 
 def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:

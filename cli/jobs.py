@@ -1,4 +1,4 @@
-"""`svdq status` and `svdq list`: jobs, queues and workers."""
+"""`svdq status` and `svdq list`: show jobs, queues and workers."""
 
 import json
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or one for each ID, one a line.")
 @redis_options
 def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
-    """Show jobs: status, step, when they will be done, files and, as JSON, every parameter as used.
+    """Show jobs: status, step, estimated end, files and, as JSON, all parameters.
 
     Without an ID: the number of jobs by queue and status, the workers, the jobs in flight, and when all will be done.
     """
@@ -62,9 +62,9 @@ Examples:
 
 
 @click.command("list", epilog=LIST_EXAMPLES)
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of jobs at most.")
-@click.option("--skip", type=click.IntRange(min=0), default=0, help="Leave out so many newer ones: the next page.")
-@click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only these; repeatable.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Largest number of jobs.")
+@click.option("--skip", type=click.IntRange(min=0), default=0, help="Leave out this many newer jobs: the next page.")
+@click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only this status; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
 @redis_options
 def list_jobs(limit: int, skip: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
@@ -79,11 +79,11 @@ def list_jobs(limit: int, skip: int, statuses: tuple[str, ...], as_json: bool, r
         echo(json.dumps(job.as_json()) if as_json else describe(job))
     if not jobs and not as_json:
         some = "such " if statuses else "more " if skip else ""
-        echo(f"There are no {some}jobs; put one in with `svdq submit PHOTO`.", err=True)
+        echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
 
 
 def _print(snapshot: "Snapshot") -> None:
-    """Print what keeps jobs waiting, the queues, the workers, the jobs in flight, and when all will be done."""
+    """Print why jobs wait, the queues, the workers, the jobs in flight, and when all jobs will be done."""
     from svdq.producer.moments import duration
     from svdq.producer.status.estimates import STARTING, Estimate
 
@@ -116,6 +116,6 @@ def _print(snapshot: "Snapshot") -> None:
     for line in table(in_flight):
         echo(line)
     if snapshot.estimate.eta_s is not None:
-        echo(f"Everything will be done in about {duration(snapshot.estimate.eta_s)}.")
+        echo(f"All jobs will be done in about {duration(snapshot.estimate.eta_s)}.")
     elif snapshot.estimate.reason:
-        echo(f"It is unknown when everything will be done: {snapshot.estimate.reason}")
+        echo(f"It is unknown when all jobs will be done: {snapshot.estimate.reason}")

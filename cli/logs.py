@@ -1,4 +1,4 @@
-"""`svdq logs`: what workers have logged about a job, wherever they run."""
+"""`svdq logs`: show what workers on all hosts logged about a job."""
 
 import json
 import sys
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from svdq.producer.status.job_log import LogEntry
 
-#: Seconds between looks for more.
+#: Seconds between polls for new entries.
 POLL_S = 0.5
-#: Seconds after a job's end in which the last that was logged about it may still come.
+#: Seconds after the end of a job in which its last entries may still arrive.
 LAST_WORDS_S = 3.0
 
 
@@ -32,13 +32,13 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("job_id", metavar="ID")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@click.option("--follow", "-f", is_flag=True, help="Print new entries until the job has ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each entry, one a line.")
 @redis_options
 def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> None:
     """Show what workers logged about a job, oldest first.
 
-    It is kept as long as the job is; of very much the newest part.
+    The log is kept as long as the job. Of a long log only the newest part is kept.
     """
     from svdq.producer.moments import rfc3339
     from svdq.producer.queue import session
@@ -61,7 +61,7 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
 
 
 def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[LogEntry]":
-    """Give what is there and, if asked to, what comes until the job has ended."""
+    """Yield the present entries and, with `follow`, new ones until the job has ended."""
     from svdq.producer.status.job_log import read
     from svdq.producer.status.status import view
 
@@ -69,7 +69,7 @@ def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[
     ended_at: float | None = None
     while True:
         entries = read(connection, job_id)
-        # What was shown may have been cut off since: then everything is new.
+        # The log was truncated, so the last entry shown is gone: all entries are new.
         yield from entries[entries.index(last) + 1 :] if last in entries else entries
         last = entries[-1] if entries else last
         if not follow or (ended_at is not None and time.monotonic() - ended_at > LAST_WORDS_S):

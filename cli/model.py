@@ -1,4 +1,4 @@
-"""`svdq model`: fetch models, and make one for machines without weights."""
+"""`svdq model`: fetch models, or create a small untrained one."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,7 +10,7 @@ from svdq.cli.words import echo
 
 @click.group()
 def model() -> None:
-    """Fetch models, or make one for trying things out."""
+    """Fetch models, or create a small untrained one for tests."""
 
 
 PULL_EXAMPLES = """\b
@@ -26,14 +26,14 @@ Examples:
 @click.option(
     "--variant",
     type=click.Choice(["fp16", "full"]),
-    help="Weights to fetch: half precision for GPUs, full for processors [default: fp16 where there is a GPU].",
+    help="Weights to fetch: half precision for GPUs, full for CPUs [default: fp16 if there is a GPU].",
 )
 @click.option("--revision", metavar="REV", help="A branch, tag or commit [default: main].")
 def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | None) -> None:
-    """Fetch a model from the hub into its cache, for workers to use.
+    """Fetch a model from the hub into its cache.
 
-    Only what svdq reads is fetched. Free disk is checked first; files that are there and whole are not fetched again.
-    HF_HOME moves the cache, HF_TOKEN is for models whose licence must be accepted.
+    Only the files that svdq reads are fetched, after a check of the free disk space. Complete files are not fetched
+    again. HF_HOME moves the cache; HF_TOKEN gives access to models whose license must be accepted.
     """
     from svdq.pipeline.models import pull as hub
     from svdq.pipeline.models.size_text import size_text
@@ -66,14 +66,14 @@ Examples:
 @model.command(epilog=TINY_EXAMPLES)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 def tiny(folder: Path) -> None:
-    """Write an untrained model into DIR: the real classes, under 15 MB, the same bits every time.
+    """Write an untrained model into DIR: the real classes, less than 15 MB, the same bits every time.
 
-    It shows noise. Tests and comparisons with diffusers run on it.
+    Its videos show noise. It serves for tests and for comparisons with diffusers.
     """
     from svdq.pipeline.installed import require_torch
 
     require_torch("the untrained model")
-    # Imported on demand: the help texts must not wait for torch.
+    # Imported here so that `--help` does not import torch.
     from svdq.pipeline.models.tiny import write_tiny_model
 
     write_tiny_model(folder)

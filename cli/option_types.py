@@ -1,4 +1,4 @@
-"""Types of options that click has not: files to be written at the end, and numbers that are finite. Know no command."""
+"""Option types that click lacks: finite numbers, and files to be written."""
 
 import math
 import os
@@ -9,42 +9,42 @@ import click
 
 
 class Number(click.FloatRange):
-    """A number within bounds, which `nan` would pass."""
+    """A finite number within bounds; click's own type accepts `nan`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the number.
+        """Parse the number.
 
         Raises:
-            BadParameter: it is none, or out of bounds.
+            BadParameter: the value is not a finite number within the bounds.
         """
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value!r} is not a number that can be computed with.", param, ctx)
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
 
 
-#: Lengths of time; so many are eleven days.
+#: Milliseconds, at most eleven days.
 MILLISECONDS = Number(0, 1e9)
 
 
 class OutputFile(click.Path):
-    """A file that can be written: no folder, in a folder that is there, with one of these ends if any are named."""
+    """A writable file in an existing folder, with one of the given suffixes if any are given."""
 
     def __init__(self, *suffixes: str) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
         self._suffixes = suffixes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the place that was given.
+        """Check the path.
 
         Raises:
-            BadParameter: nothing can be written there.
+            BadParameter: the file cannot be written.
         """
         from svdq.pipeline.errors import InputError
         from svdq.producer.results.pages import check_target
 
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        # What is there already is written in place: it may be /dev/stdout, in a folder that nobody may write to.
+        # An existing file is written in place: it may be /dev/stdout, whose folder is not writable.
         if self._suffixes or not os.path.exists(value):
             try:
                 check_target(path, self._suffixes)

@@ -1,4 +1,4 @@
-"""The options that several commands share: how videos are made, derived from `Job`, and how photos are submitted."""
+"""Options that several commands share: the parameters of videos, derived from `Job`, and the submission options."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -18,27 +18,27 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """Read `1024x576`; which sizes are allowed is for the job to say."""
+    """Parse `1024x576`; the job checks which sizes are allowed."""
     if value is None:
         return None
-    from svdq.producer.submitting.fields import read_field  # which needs pydantic, and `--help` does not
+    from svdq.producer.submitting.fields import read_field  # imports pydantic, which `--help` does without
 
     size = read_field("size", value, "--size")
     return size["width"], size["height"]
 
 
-#: What a parameter is when it is left open.
+#: Default of a parameter, in words, where the job model has none.
 _OPEN_DEFAULTS = {
     "frames": "the model's own",
-    "seed": "drawn, and recorded",
+    "seed": "random, and recorded",
     "decode_chunk_size": "as many as fit into memory",
 }
-#: Larger limits say nothing to a person.
+#: Larger limits are not shown: they do not help a reader.
 _MAX_SHOWN = 1_000_000
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
-    """Make the option of a parameter; whether a value is in its range is for the job to say, with one sentence."""
+    """Build the option of a parameter; the job checks the range, with one sentence for every source of parameters."""
     bounds = {type(bound): bound for bound in field.metadata}
     low, high = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
     limits = f"{low.ge:g} to {high.le:g}; " if low and high and high.le < _MAX_SHOWN else ""
@@ -58,7 +58,7 @@ def _options() -> list[Callable[[Command], Command]]:
         "--size",
         metavar="WxH",
         callback=read_size,
-        help=f"Pixels, multiples of {SIZE_MULTIPLE} [default: {width}x{height}].",
+        help=f"Size in pixels, multiples of {SIZE_MULTIPLE} [default: {width}x{height}].",
     )
     formats = Job.model_fields["formats"]
     fit = _option("fit", Job.model_fields["fit"])
@@ -74,20 +74,20 @@ def _options() -> list[Callable[[Command], Command]]:
 
 
 _SUBMISSION_OPTIONS = (
-    click.option("--force", is_flag=True, help="Render anew although the same job exists."),
-    click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is 1 then."),
+    click.option("--force", is_flag=True, help="Render again although the same job exists."),
+    click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
     click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line."),
 )
 
 
 def parameter_options(command: Command) -> Command:
-    """Add the options that say how a video is made; `given` reads what they give."""
+    """Add the options of video parameters; `given` reads their values."""
     return _with(command, _options())
 
 
 def submission_options(command: Command) -> Command:
-    """Add the options that say how photos are submitted and what is told of it."""
+    """Add the options of how photos are submitted and reported."""
     return _with(command, _SUBMISSION_OPTIONS)
 
 
@@ -98,7 +98,7 @@ def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> 
 
 
 def given(*, size: tuple[int, int] | None, formats: tuple[str, ...], **parameters: Any) -> dict[str, Any]:
-    """Turn what the options gave into the fields of `svdq.producer.submitting.options.SubmitOptions`."""
+    """Convert option values to the fields of `svdq.producer.submitting.options.SubmitOptions`."""
     width, height = size or (None, None)
-    # A format named twice is wanted once.
+    # A repeated format counts once.
     return {"width": width, "height": height, "formats": tuple(dict.fromkeys(formats)) or None, **parameters}

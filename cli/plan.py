@@ -1,4 +1,4 @@
-"""`svdq plan`: how many GPUs, when it is done, what it costs, and what else would help."""
+"""`svdq plan`: estimate the number of GPUs, the time and the cost of a number of videos."""
 
 import json
 from collections.abc import Iterator
@@ -29,23 +29,23 @@ _SECONDS = Number(0, 1e9, min_open=True)
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--videos", type=click.IntRange(1, 10**9), required=True, metavar="N", help="Videos to be made.")
-@click.option("--deadline", metavar="TIME", help="How long there is, as 8h, or until when, as 07:00.")
+@click.option("--videos", type=click.IntRange(1, 10**9), required=True, metavar="N", help="Number of videos to render.")
+@click.option("--deadline", metavar="TIME", help="Time available, such as 8h, or the time of day, such as 07:00.")
 @click.option("--gpus", type=click.IntRange(1, 512), help="GPUs [default: what the deadline needs, or as measured].")
 @click.option("--from", "source", metavar="FILE|live", help="A file of svdq bench or --trace, or a live group.")
-@click.option("--shape", metavar="WxHxF", help="With --from live: which videos [default: the latest].")
+@click.option("--shape", metavar="WxHxF", help="With --from live: shape of the videos [default: the latest].")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: as recorded, else 25].")
-@click.option("--step-ms", type=_SECONDS, help="Milliseconds of a step; in place of --from.")
+@click.option("--step-ms", type=_SECONDS, help="Milliseconds of a step; replaces --from.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of an encode.")
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of a decode.")
 @click.option("--transfer-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of a hand-over.")
-@click.option("--one-gpu-s", type=_SECONDS, help="Seconds of a video on one GPU, with the next two in place of --from.")
+@click.option("--one-gpu-s", type=_SECONDS, help="Seconds of a video on one GPU; with the next two, replaces --from.")
 @click.option("--fill-s", type=_SECONDS, help="Seconds until the first video of --gpus GPUs.")
 @click.option("--pace-s", type=_SECONDS, help="Seconds between two videos of --gpus GPUs after it.")
-@click.option("--gpu-hour-price", type=Number(0), metavar="PRICE", help="Price of a GPU for an hour.")
-@click.option("--watts", type=Number(0), help="Power of a GPU at work, its share of the machine included.")
+@click.option("--gpu-hour-price", type=Number(0), metavar="PRICE", help="Price of a GPU per hour.")
+@click.option("--watts", type=Number(0), help="Power of a busy GPU, with its share of the machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture as PNG.")
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a chart as PNG.")
 @redis_options
 def plan(
     videos: int,
@@ -57,11 +57,11 @@ def plan(
     plot_path: Path | None,
     **costs: Any,
 ) -> None:
-    """Tell how many GPUs so many videos need, when they are done, what they cost, and what else would help.
+    """Estimate how many GPUs a number of videos needs, the time and the cost, and what else would help.
 
-    What a video costs comes from a recording, from a group that is at work (--from live), or is given (--step-ms, or
-    --one-gpu-s, --fill-s and --pace-s). Compared are one GPU, one pipeline over all GPUs, a replica on each GPU, and
-    several groups that share the queue.
+    The costs of a video come from a recording, from a running group (--from live), or from options (--step-ms, or
+    --one-gpu-s, --fill-s and --pace-s). The plan compares one GPU, one pipeline over all GPUs, a replica on each GPU,
+    and several groups that share the queue.
     """
     from datetime import datetime
 
@@ -93,7 +93,7 @@ def plan(
 
 
 def _deadline_s(text: str, now: Any) -> float:
-    """Read 8h, or a moment to come."""
+    """Parse a duration such as 8h, or a future time; return seconds."""
     import re
 
     from svdq.producer.moments import parse_age, parse_future
@@ -127,26 +127,31 @@ def _row(row: "Row") -> list[str]:
         str(row.gpus),
         seconds(row.first_s),
         seconds(row.pace_s / row.groups),
-        f"{row.videos_an_hour:.4g}",
+        rate(row.videos_an_hour),
     ]
     cells.append(seconds(row.time_s))
     if row.in_time is not None:
         cells.append("yes" if row.in_time else "no")
     if row.cost is not None:
-        cells += [f"{row.cost:.2f}", f"{row.cost_a_video:.4f}"]
+        cells += [f"{row.cost:,.2f}", f"{row.cost_a_video:.4f}"]
     if row.kwh_a_video is not None:
-        cells.append(f"{row.kwh_a_video:.4g}")
+        cells.append(f"{row.kwh_a_video:.4f}")
     return cells
 
 
 def count(gpus: int) -> str:
-    """Write a number of GPUs."""
+    """Format a number of GPUs."""
     return "1 GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
+def rate(value: float) -> str:
+    """Format a number of videos an hour without an exponent."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def seconds(value: float) -> str:
-    """Write a length of time as exactly as its size calls for."""
-    if value < 1:
+    """Format a duration with four significant digits, or as hours and minutes from ten minutes on."""
+    if value < 0.9995:
         return f"{value * 1000:.3g} ms"
     return f"{value:.4g} s" if value < 600 else duration(value)
 
@@ -164,7 +169,7 @@ def _sentences(found: "Plan", now_s: float) -> Iterator[str]:
     if found.limit is not None and found.gpus > 1:
         yield _limit_sentence(found)
     if found.lost_to_slower is not None and found.lost_to_slower > 0.01:
-        yield f"Were all GPUs as fast as the fastest, a video would take {found.lost_to_slower:.0%} less."
+        yield f"If all GPUs were as fast as the fastest, a video would take {found.lost_to_slower:.0%} less time."
     for change in found.changes:
         as_gpus = f", as much as {change.as_gpus} GPUs" if change.as_gpus and change.as_gpus > found.gpus + 1 else ""
         yield (
@@ -178,18 +183,18 @@ def _deadline_sentences(found: "Plan", now_s: float) -> Iterator[str]:
     assert question.deadline_s is not None
     if fewest is None:
         yield (
-            f"No number of GPUs makes {question.videos} videos in {duration(question.deadline_s)}: one video alone "
+            f"No number of GPUs renders {question.videos} videos in {duration(question.deadline_s)}: one video alone "
             f"takes {seconds(found.rows[0].first_s)}."
         )
         return
     enough = f"{count(fewest.gpus)} {'is' if fewest.gpus == 1 else 'are'} enough"
     yield (
-        f"{enough} for {question.videos} videos in {duration(question.deadline_s)} ({fewest.way}): begun now, they are "
-        f"done at {clock(now_s + fewest.time_s)}."
+        f"{enough} for {question.videos} videos in {duration(question.deadline_s)} ({fewest.way}): started now, "
+        f"they are done at {clock(now_s + fewest.time_s)}."
     )
     if fewest.gpus > 1:
         one = f"One pipeline of {found.fewest_one_group}" if found.fewest_one_group else "No one pipeline"
-        yield f"{one} does it; replicas have to be {found.fewest_replicas}."
+        yield f"{one} is enough; replicas need {found.fewest_replicas}."
 
 
 def _limit_sentence(found: "Plan") -> str:
@@ -208,4 +213,4 @@ def _limit_sentence(found: "Plan") -> str:
         Limit.ENCODE: "beyond it rank 0 only encodes",
         Limit.TRANSFER: "beyond it the link is the bottleneck",
     }[found.largest_useful_because or Limit.STEPS]
-    return f"What limits it ({found.way}) is {now}. A group is worth having up to {found.largest_useful} ranks: {then}."
+    return f"The limit ({found.way}) is {now}. A group is useful with up to {found.largest_useful} ranks: {then}."

@@ -1,4 +1,4 @@
-"""`svdq redis`: the embedded Redis server."""
+"""`svdq redis`: manage the embedded Redis server."""
 
 import click
 
@@ -9,7 +9,7 @@ from svdq.cli.words import echo
 def redis() -> None:
     """Start or stop the embedded Redis server, or show its URL.
 
-    Commands that need it start it by themselves. It goes on when they end, and keeps its data when it is stopped.
+    Commands that need the server start it. It keeps running when they end, and keeps its data when it stops.
     """
 
 
@@ -21,7 +21,7 @@ Examples:
 
 @redis.command(epilog=START_EXAMPLES)
 def start() -> None:
-    """Start the server of this home, if it does not run, and print its URL."""
+    """Start the server of this home if it is not running, and print its URL."""
     from svdq.producer.embedded_redis.server import ensure_server
     from svdq.producer.settings import Settings
 
@@ -36,11 +36,11 @@ Examples:
 
 @redis.command(epilog=STOP_EXAMPLES)
 def stop() -> None:
-    """Stop the server of this home; queued jobs are kept."""
+    """Stop the server of this home; it keeps queued jobs."""
     from svdq.producer.embedded_redis.server import stop_server
     from svdq.producer.settings import Settings
 
-    echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "It was not running.")
+    echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "The server was not running.")
 
 
 URL_EXAMPLES = """\b
@@ -53,10 +53,10 @@ Examples:
 
 @redis.command(epilog=URL_EXAMPLES)
 def url() -> int:
-    """Print the URL of the server of this home; exit code 1 when it does not run."""
+    """Print the URL of the server of this home; the exit code is 1 if it is not running."""
     from svdq.producer.embedded_redis.server import running_url
     from svdq.producer.settings import Settings
 
     found = running_url(Settings.load().home)
-    echo(found or "It is not running; start it with `svdq redis start`.", err=not found)
+    echo(found or "The server is not running; start it with `svdq redis start`.", err=not found)
     return 0 if found else 1

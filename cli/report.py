@@ -1,4 +1,4 @@
-"""`svdq report`: the summary of a night's work."""
+"""`svdq report`: summarize a run."""
 
 import json
 from functools import partial
@@ -17,15 +17,15 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--since", metavar="TIME", default="24h", show_default=True, help="22:00, 2027-01-31, 12h.")
-@click.option("--until", metavar="TIME", help="The same [default: now].")
+@click.option("--since", metavar="TIME", default="24h", show_default=True, help="Start: 22:00, 2027-01-31, 12h.")
+@click.option("--until", metavar="TIME", help="End, in the same formats [default: now].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @storage_option
 @redis_options
 def report(since: str, until: str | None, as_json: bool, storage: str | None, redis_url: str | None) -> None:
-    """Show how many videos were finished in a stretch of time, how fast, what failed and why, and what is left.
+    """Summarize a period: finished videos, pace, failures with their reasons, and what is left.
 
-    Counted from Redis and from the JSON beside the videos, which stays when Redis has forgotten a job.
+    The figures come from Redis and from the JSON beside the videos, which outlives the jobs in Redis.
     """
     from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""How submissions read on a terminal: bars while they are made, a line or an object for each job. Knows no options."""
+"""Prints submissions on a terminal: progress bars, then a line or JSON object for each job."""
 
 import contextlib
 import json
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from svdq.producer.settings import Settings
     from svdq.producer.status.status import JobView
 
-#: Photos from which on a bar is worth looking at.
+#: Smallest number of photos for which a bar is shown.
 MANY = 20
-#: Jobs that are told of one by one on a terminal.
+#: Largest number of jobs printed on a terminal.
 MAX_LINES = 50
-#: Bad photos that are told of.
+#: Largest number of bad photos printed.
 MAX_REASONS = 20
 
 
 class Bar(Observer):
-    """A bar on a terminal's stderr for each piece of work, and the bad photos that were left out."""
+    """A bar on a terminal's stderr for each phase of the work, and a list of the bad photos."""
 
     def __init__(self, *, is_drawn: bool) -> None:
         self.reasons: list[str] = []
         self._progress: Any = None
         if is_drawn:
-            # Imported here: rich is only needed on a terminal.
+            # Imported here because only a terminal needs rich.
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -53,7 +53,7 @@ class Bar(Observer):
             self._task = self._progress.add_task("", total=None)
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
+        """Start drawing."""
         if self._progress:
             self._progress.start()
         return self
@@ -66,30 +66,30 @@ class Bar(Observer):
             self._progress.stop()
 
     def begin(self, work: str, total: int) -> None:
-        """Begin a bar anew."""
+        """Start a new bar."""
         if self._progress:
             self._progress.reset(self._task, description=work, total=total)
 
     def advance(self) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         if self._progress:
             self._progress.advance(self._task)
 
     def leave_out(self, reason: str) -> None:
-        """Keep why a photo is left out."""
+        """Record why a photo is left out."""
         self.reasons.append(reason)
 
 
 class Teller:
-    """Prints what became of each job: an object, or a line, of which a terminal gets no more than it can show."""
+    """Prints each job as a JSON object or a line; a terminal gets a limited number of lines."""
 
     def __init__(self, *, as_json: bool, do_wait: bool, is_held: bool) -> None:
-        """Begin with none.
+        """Start with no jobs.
 
         Args:
-            as_json: print objects.
-            do_wait: the jobs are waited for; an object is printed when its job has ended.
-            is_held: keep lines until `release`: there is a bar on the same terminal.
+            as_json: print JSON objects.
+            do_wait: the command waits for the jobs; an object is printed when its job has ended.
+            is_held: hold lines back until `release`, because a bar uses the same terminal.
         """
         self.num_new = self.num_old = 0
         self._as_json = as_json
@@ -98,7 +98,7 @@ class Teller:
         self._max_lines = MAX_LINES if sys.stdout.isatty() else sys.maxsize
 
     def tell(self, submission: Submission) -> None:
-        """Tell of a job that is in the queue now."""
+        """Print a job that is now in the queue."""
         self.num_new += submission.is_new
         self.num_old += not submission.is_new
         if self._as_json:
@@ -109,11 +109,11 @@ class Teller:
             echo(line) if self._held is None else self._held.append(line)
 
     def release(self) -> None:
-        """Print what was held, and how many there are, if not all were told of."""
+        """Print held lines, and the number of jobs if not all were printed."""
         for line in self._held or ():
             echo(line)
         if not self._as_json and self.num_new + self.num_old > MAX_LINES:
-            counts = f"New jobs: {self.num_new:,}; there before: {self.num_old:,}"
+            counts = f"New jobs: {self.num_new:,}; existing jobs: {self.num_old:,}"
             echo(f"{counts}. `svdq list` shows the newest.", err=True)
 
 
@@ -125,9 +125,9 @@ def submit_and_tell(
     do_wait: bool,
     as_json: bool,
 ) -> int:
-    """Submit photos, print what became of them, and return the exit code.
+    """Submit photos, print the jobs, and return the exit code.
 
-    It is 1 when photos were left out, or when a job that was waited for has failed.
+    The exit code is 1 when photos were left out or a job that the command waited for has failed.
     """
     is_drawn = len(requests) >= MANY and sys.stderr.isatty() and not (as_json and sys.stdout.isatty())
     teller = Teller(as_json=as_json, do_wait=do_wait, is_held=is_drawn and sys.stdout.isatty())
@@ -152,7 +152,7 @@ def submit_and_tell(
 
 
 def print_reasons(reasons: Sequence[str]) -> None:
-    """Say what is wrong, a line each, with as much as anyone reads."""
+    """Print what is wrong with photos, a line each, up to a limit."""
     for reason in reasons[:MAX_REASONS]:
         echo(reason, err=True)
     if len(reasons) > MAX_REASONS:
@@ -161,7 +161,7 @@ def print_reasons(reasons: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _to_the_end(submissions: Iterable[Submission]) -> Iterator[None]:
-    """Submit the rest although whoever read our output has gone, as `svdq submit FOLDER | head` does."""
+    """Submit the rest although the reader of our output has closed the pipe, as `svdq submit FOLDER | head` does."""
     try:
         yield
     except BrokenPipeError:
@@ -191,7 +191,7 @@ def _line(submission: Submission, *, do_wait: bool) -> str:
     if submission.replaced_model:
         note = f" (replaces the video that {submission.replaced_model} made)"
     elif not submission.is_new:
-        note = f" (exists already, {submission.status}; --force renders anew)"
+        note = f" (exists already, {submission.status}; --force renders it again)"
     elif submission.at:
         note = f" (waits until {submission.at.astimezone():%a %Y-%m-%d %H:%M:%S %Z})"
     else:

@@ -1,4 +1,4 @@
-"""`svdq submit`: photos into the queue."""
+"""`svdq submit`: submit photos."""
 
 import os
 import sys
@@ -25,10 +25,10 @@ Examples:
 
 
 class _PhotosCommand(click.Command):
-    """Takes a file for a photo although its name begins with a dash, as a shell's `*.jpg` may give it."""
+    """Accepts a file whose name begins with a dash, as a shell's `*.jpg` may give it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put ./ in front of arguments that are files and no options."""
+        """Prefix arguments that are files, not options, with ./."""
         options = {opt for parameter in self.get_params(ctx) for opt in parameter.opts}
 
         def is_file(arg: str) -> bool:
@@ -39,16 +39,14 @@ class _PhotosCommand(click.Command):
 
 @click.command(cls=_PhotosCommand, epilog=EXAMPLES)
 @click.argument("photos", metavar="PHOTO...", nargs=-1, required=True, shell_complete=click.Path().shell_complete)
-@click.option(
-    "--recursive", is_flag=True, help="Take folders with all folders in them; videos keep the folders of their photos."
-)
+@click.option("--recursive", is_flag=True, help="Include subfolders; videos keep the folders of their photos.")
 @parameter_options
 @click.option(
     "--variations",
     metavar="N",
     type=click.IntRange(min=1),
     default=1,
-    help="Videos of each photo, with seeds that are drawn, or --seed and those after it.",
+    help="Videos per photo, with random seeds, or with --seed and the seeds after it.",
 )
 @click.option(
     "--sweep",
@@ -57,7 +55,7 @@ class _PhotosCommand(click.Command):
     multiple=True,
     help="A video for each value, such as motion_bucket_id=60,127,180; repeatable, for all combinations.",
 )
-@click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Which queue.")
+@click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Queue.")
 @click.option(
     "--at", metavar="TIME", help="Queue then: 22:00, +2h, or a date and time such as 2027-01-31T22:00; local time."
 )
@@ -65,13 +63,13 @@ class _PhotosCommand(click.Command):
 @click.option(
     "--name",
     metavar="TEMPLATE",
-    help="Name the files after it, such as '{stem}-{seed}'; also {index}, {variation} and the parameters.",
+    help="Pattern for file names, such as '{stem}-{seed}'; also {index}, {variation} and the parameters.",
 )
 @click.option(
-    "--output", "folder", metavar="DIR", default="", help="Folder for the files, under outputs/ of the storage."
+    "--output", "folder", metavar="DIR", default="", help="Folder for the files, below outputs/ of the storage."
 )
 @click.option(
-    "--like", type=click.Path(path_type=Path), metavar="FILE", help="Same parameters and seed as that video; flags win."
+    "--like", type=click.Path(path_type=Path), metavar="FILE", help="Use that video's parameters and seed; flags win."
 )
 @submission_options
 @storage_option
@@ -99,14 +97,14 @@ def submit(
 ) -> int:
     """Submit photos to be made into videos, one job each.
 
-    PHOTO is a file, a folder, a pattern in quotes such as 'holiday/*.jpg', or - for paths on standard input, one a line
-    or with null bytes between them. In folders and patterns, files count that are photos by their names.
+    PHOTO is a file, a folder, a pattern in quotes such as 'holiday/*.jpg', or - for paths on standard input, separated
+    by newlines or null bytes. Folders and patterns select files with the suffix of a photo.
 
-    All photos are checked before anything is done, and nothing is when one is bad, unless --skip-bad leaves it out. The
-    same photo with the same parameters is the same job: submitting it again returns the one that is there, so whatever
-    was interrupted can be submitted again. Another --name or --output makes it another job.
+    All photos are checked first. If one is bad, nothing is submitted, unless --skip-bad leaves it out. The same photo
+    with the same parameters is the same job: submitting it again returns the existing job, so an interrupted command
+    can be repeated. Another --name or --output makes it another job.
     """
-    # Imported here: `svdq submit --help` needs none of it.
+    # Imported here so that `svdq submit --help` stays fast.
     from dataclasses import replace
     from datetime import datetime
 
@@ -144,7 +142,7 @@ def submit(
         storage=Storage(settings.storage).folder,
     )
     if sources.num_others:
-        echo(f"Files left out, for by their names they are no photos: {sources.num_others:,}.", err=True)
+        echo(f"Files left out because they have no photo suffix: {sources.num_others:,}.", err=True)
     orders = {
         below: replace(order, folder=read_folder("/".join(filter(None, (order.folder, below)))))
         for below in {photo.folder for photo in sources.photos}

@@ -1,4 +1,4 @@
-"""`svdq wait`, and the waiting of `svdq submit --wait`: bars on a terminal, else a line for each job that ends."""
+"""`svdq wait`, and `--wait` of other commands: bars on a terminal, else a line for each job that ends."""
 
 import json
 import math
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from svdq.producer.status.status import JobView
 
 POLL_S = 0.3
-#: Rests are at least this many times as long as looking: with thousands of jobs that takes a while.
+#: The pause between polls is at least this many times as long as a poll, which takes a while with thousands of jobs.
 POLL_SHARE = 3
-#: Seconds that Redis may be away, for a restart, before waiting gives up.
+#: Seconds of a Redis outage, such as a restart, after which waiting fails.
 PATIENCE_S = 30.0
-#: Seconds without a worker before we say so.
+#: Seconds without a worker before a notice is printed.
 NO_WORKER_S = 2.0
 
 
@@ -39,13 +39,13 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--timeout", metavar="TIME", help="Give up after so long: 90s, 30m, 2h.")
+@click.option("--timeout", metavar="TIME", help="Give up after this time: 90s, 30m, 2h.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
 @redis_options
 def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url: str | None) -> int:
-    """Wait for jobs and print where their videos are.
+    """Wait for jobs and print the paths of their videos.
 
-    Exit code 0 when all are finished, 1 when any has failed or --timeout has passed.
+    The exit code is 0 when all jobs are finished, and 1 when a job has failed or --timeout has passed.
     """
     from svdq.producer.moments import parse_age
     from svdq.producer.queue import session
@@ -74,14 +74,14 @@ def wait_for(
     on_end: "Callable[[JobView], None] | None" = None,
     timeout_s: float | None = None,
 ) -> "tuple[list[JobView], int]":
-    """Wait until all jobs have ended; return them in the order asked for, and the exit code.
+    """Wait until all jobs have ended; return them in the order of `job_ids`, and the exit code.
 
     Args:
         settings: of this process.
-        job_ids: what to wait for.
+        job_ids: jobs to wait for.
         quiet: print nothing.
-        on_end: called with each job as it ends.
-        timeout_s: seconds after which jobs are returned that have not ended; None waits without end.
+        on_end: called with each job when it ends.
+        timeout_s: seconds after which the jobs are returned even if some have not ended; None waits without limit.
     """
     from svdq.producer.queue import session
     from svdq.producer.status.snapshot import estimate
@@ -106,7 +106,7 @@ def wait_for(
                             echo(describe(view))
                             sys.stdout.flush()
         pending = {view.id: view for view in view_many(connection, [each for each in job_ids if each not in ended])}
-    # Only now that the bars are gone: stdout may be the same terminal.
+    # Printed after the bars are cleared: stdout may be the same terminal.
     if live:
         for view in ended.values():
             echo(describe(view))
@@ -118,7 +118,7 @@ def wait_for(
 def _poll(
     connection: "redis.Redis", job_ids: Sequence[str], display: Display, give_up_at: float
 ) -> "Iterator[tuple[list[JobView], list[GroupStatus]]]":
-    """Yield the jobs that had not ended before, and the groups, again and again until all have ended or time is up."""
+    """Yield the jobs that had not ended before, and the groups, until all jobs have ended or the time is up."""
     from redis.exceptions import ConnectionError as LostError
     from redis.exceptions import TimeoutError as SlowError
 
@@ -130,7 +130,7 @@ def _poll(
 
     pending = list(job_ids)
     started = last_answer = time.monotonic()
-    # What keeps jobs waiting and was said.
+    # Reasons for waiting that have been printed.
     told: set[str] = set()
     is_worker_sought = False
     was_state = ""
@@ -138,7 +138,7 @@ def _poll(
         begin = time.monotonic()
         try:
             stand = dict(zip(pending, statuses(connection, pending), strict=True))
-            # What waits in a queue is not looked at, beyond what is shown: there may be ten thousand of it.
+            # Only the queued jobs that are shown are polled: there may be ten thousand more.
             waiting = [job_id for job_id in pending if stand[job_id] not in (*ENDED, "started", None)]
             unseen = set(waiting[MAX_BARS:])
             seen = [job_id for job_id in pending if job_id not in unseen]
@@ -172,7 +172,7 @@ def _poll(
 
 
 def _held_up(pauses: Sequence[str], groups: "Sequence[GroupStatus]") -> dict[str, str]:
-    """Say what keeps jobs waiting at present; the sentences by what makes them different."""
+    """Return the reasons why jobs wait at present, by a key that identifies each reason."""
     held_up = {sentence: sentence for sentence in pauses}
     for group in groups:
         for rank in group.ranks:

@@ -43,7 +43,7 @@ def _parse_duration(_context: click.Context, _option: click.Parameter, value: st
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--recursive", is_flag=True, help="Include subfolders; outputs have the same folders.")
 @click.option("--glob", "globs", multiple=True, metavar="PATTERN", help="Only these; repeatable [default: all photos].")
-@click.option("--existing", is_flag=True, help="Include photos from before the folder was first watched.")
+@click.option("--existing", is_flag=True, help="Include photos that were in the folder before it was first watched.")
 @click.option(
     "--stable-for",
     "stable_for_s",
@@ -58,12 +58,12 @@ def _parse_duration(_context: click.Context, _option: click.Parameter, value: st
     default="keep",
     show_default=True,
     metavar="keep|move:DIR|delete",
-    help="What to do with a photo that was submitted; a relative DIR is in FOLDER.",
+    help="What to do with a submitted photo; a relative DIR is in FOLDER.",
 )
-@click.option("--poll", is_flag=True, help="Scan regularly: for network shares, which have no notifications.")
-@click.option("--once", is_flag=True, help="Submit what is there, then exit; for cron. Implies --existing.")
+@click.option("--poll", is_flag=True, help="Scan regularly: for network shares, which send no notifications.")
+@click.option("--once", is_flag=True, help="Submit the photos in the folder, then exit; for cron. Implies --existing.")
 @parameter_options
-@click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Which queue.")
+@click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Queue.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event, one a line.")
 @storage_option
 @redis_options
@@ -86,14 +86,14 @@ def watch(
 ) -> int:
     """Submit photos as they are dropped into FOLDER, each once.
 
-    It remembers what it has submitted, so it can be stopped, killed and started again: photos that were dropped
-    meanwhile are submitted then. A file svdq.toml in a folder sets the parameters of the photos in it (frames = 25,
-    size = "576x320", …) and overrides the flags. Files that are no photos are reported once and, unless photos are
+    Submitted photos are recorded, so the watcher can be stopped, killed and started again: it then submits the photos
+    dropped meanwhile. A file svdq.toml in a folder sets the parameters of the photos in it (frames = 25,
+    size = "576x320", …) and overrides the flags. Files that are not photos are reported once and, unless photos are
     kept, moved to FOLDER/rejected. Symbolic links are not followed.
 
     Ctrl-C or SIGTERM finishes the current photo and exits.
     """
-    # Imported here: `svdq watch --help` needs none of it.
+    # Imported here so that `svdq watch --help` stays fast.
     from svdq.producer.settings import Settings
     from svdq.producer.submitting.options import SubmitOptions
     from svdq.producer.submitting.order import Order
@@ -130,7 +130,7 @@ def watch(
 
 
 def _print(event: "Event", *, as_json: bool) -> None:
-    """Print an event. Its text has names of files, which anybody may have chosen."""
+    """Print an event. Its text contains file names, which anybody may have chosen."""
     if as_json:
         echo(json.dumps(event.as_json()))
     else:
@@ -138,7 +138,7 @@ def _print(event: "Event", *, as_json: bool) -> None:
 
 
 def _notify_systemd() -> None:
-    """Report to systemd that the service is ready, by one datagram to the socket that it names."""
+    """Notify systemd that the service is ready, with a datagram to the socket in NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address.startswith(("/", "@")):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -147,7 +147,7 @@ def _notify_systemd() -> None:
 
 
 class StopSignals:
-    """A stop request by SIGINT or SIGTERM; the second signal ends the process at once."""
+    """A stop request by SIGINT or SIGTERM; a second signal ends the process at once."""
 
     def __init__(self) -> None:
         #: The signal, or 0.
@@ -157,7 +157,7 @@ class StopSignals:
     def __enter__(self) -> Self:
         """Install the handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            # A shell has its background jobs ignore Ctrl-C.
+            # A shell makes its background jobs ignore Ctrl-C.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -168,7 +168,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def is_set(self) -> bool:
-        """Return whether a signal has come."""
+        """Return whether a signal has arrived."""
         return self.number != 0
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

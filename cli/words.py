@@ -1,4 +1,4 @@
-"""Formats jobs, times and tables for a terminal, and prints lines that cannot control it."""
+"""Formats jobs, times and tables, and prints lines that cannot control the terminal."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def echo(line: object = "", *, err: bool = False) -> None:
-    """Print one line; whatever foreign text it contains cannot start another line or control the terminal."""
+    """Print one line, escaped so that foreign text cannot start another line or control the terminal."""
     click.echo(printable(str(line)), err=err)  # noqa: TID251 - escaped here
 
 
 def with_notice(text: str, view: "JobView") -> str:
-    """Add what made the video, where that was no trained model."""
+    """Append a notice if no trained model made the video."""
     return f"{text}, {view.notice}" if view.notice else text
 
 
 def describe(view: "JobView", estimate: "Estimate | None" = None) -> str:
-    """Describe a job in one line: status, files or why it failed and, if it is known, when it will be done."""
+    """Describe a job in one line: status, files or error and, where known, when it will be done."""
     state = view.status
     if state == "started" and (estimate is None or estimate.trouble is None):
         state = f"started, step {view.step} of {view.steps}"
@@ -41,7 +41,7 @@ def describe(view: "JobView", estimate: "Estimate | None" = None) -> str:
 
 
 def expected(estimate: "Estimate") -> str:
-    """Say when a job will be done, or why that is unknown, to follow its status."""
+    """Describe when a job will be done, or why that is unknown, as a continuation of its status."""
     if estimate.trouble is not None:
         return f", waiting for storage: {trouble_reason(estimate.trouble)}"
     text = ""
@@ -55,18 +55,18 @@ def expected(estimate: "Estimate") -> str:
 
 
 def trouble_sentence(rank: "RankStatus", trouble: "Trouble") -> str:
-    """Say which rank waits for the storage, and why."""
+    """Describe which rank waits for the storage, and why."""
     return f"WAITING FOR STORAGE on {rank.host}, rank {rank.rank}. {trouble.effect}: {trouble_reason(trouble)}"
 
 
 def trouble_reason(trouble: "Trouble") -> str:
-    """Say why something has to wait, since when, and how often it was tried."""
+    """Describe why something waits, since when, and how often it was tried."""
     times = "once" if trouble.attempts == 1 else f"{trouble.attempts} times"
     return f"{trouble.reason} (since {clock(trouble.since)}, tried {times})"
 
 
 def clock(at: float, now: datetime | None = None) -> str:
-    """Write seconds since the epoch as the time of day here, with the date when it is another day's."""
+    """Format seconds since the epoch as local time of day, with the date if it is not today."""
     moment = datetime.fromtimestamp(min(max(at, 0.0), MAX_SECONDS)).astimezone()
     today = (now or datetime.now().astimezone()).date()
     return f"{moment:%H:%M}" if moment.date() == today else f"{moment:%Y-%m-%d %H:%M}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the group; default: one a GPU, or 7 without GPUs.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the group [default: one per GPU, 7 without GPUs].")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
@@ -32,44 +32,42 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Hosts of one group; the same command runs on each, and --ranks are those of its own.",
+    help="Hosts of one group; run the same command on each, with the --ranks of that host.",
 )
 @click.option(
-    "--rdzv-endpoint", metavar="HOST[:PORT]", help="Where these hosts meet: one of them, and a port there (29400)."
+    "--rdzv-endpoint", metavar="HOST[:PORT]", help="Rendezvous of these hosts: one of them, and a port on it (29400)."
 )
-@click.option("--burst", is_flag=True, help="End when the queue is empty, and tell what it came to.")
-@click.option("--no-lock", is_flag=True, help="Start a burst although another one works on the same devices.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write the summary to a .json file as well.")
-@click.option("--until", metavar="HH:MM", help="Stop then: no video is begun that would not be done; the rest is kept.")
+@click.option("--burst", is_flag=True, help="Exit when the queue is empty, and print a summary.")
+@click.option("--no-lock", is_flag=True, help="Start a burst although another one uses the same devices.")
+@click.option("--report", type=click.Path(path_type=Path), help="Also write the summary to a .json file.")
+@click.option("--until", metavar="HH:MM", help="Stop then: start no video that would not be done; keep the rest.")
 @click.option(
     "--checkpoints",
     type=click.Choice(["local", "storage", "off"]),
     default="local",
     show_default=True,
-    help="Where half-done videos are kept, to go on with after a crash or a stop.",
+    help="Folder for checkpoints, from which unfinished videos resume after a crash or a stop.",
 )
-@click.option("--warm", multiple=True, metavar="WxHxF", help="Shape to be ready for at once, such as 1024x576x25.")
+@click.option("--warm", multiple=True, metavar="WxHxF", help="Shape to prepare for at the start, such as 1024x576x25.")
 @click.option(
     "--memory-limit",
     metavar="SIZE",
-    help="What a rank's weights and activations may take, such as 24GB; videos that need more are refused "
-    "(SVDQ_MEMORY_LIMIT). Default: what its GPU has.",
+    help="Memory for a rank's weights and activations, such as 24GB; videos that need more are refused "
+    "(SVDQ_MEMORY_LIMIT). Default: the memory of its GPU.",
 )
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
-    help="Serve metrics for Prometheus there, such as 9464; 0 takes a free port.",
+    help="Serve Prometheus metrics on this port, such as 9464; 0 takes a free port.",
 )
-@click.option(
-    "--metrics-address", default="127.0.0.1", show_default=True, help="Address of this machine to serve metrics at."
-)
+@click.option("--metrics-address", default="127.0.0.1", show_default=True, help="Local address to serve metrics on.")
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="How all that goes to stderr is written; json: an object a line.",
+    help="Format of all output on stderr; json prints an object a line.",
 )
 @compute_options
 @click.option("--model", help="preview, or a StableVideoDiffusionPipeline folder or hub id (SVDQ_MODEL).")
@@ -87,21 +85,21 @@ def worker(
 ) -> None:
     """Start a group of ranks that renders queued jobs.
 
-    Ctrl-C once takes no more jobs and finishes those in flight; twice stops now. A burst that finds another one at
-    work on its devices, as a crontab may start it, leaves the queue to it and exits with 0.
+    Ctrl-C once stops taking jobs and finishes those in flight; twice stops now. A burst exits with 0 and leaves the
+    queue alone if another burst uses the same devices, as may happen with a crontab.
 
     \b
     Examples:
-      svdq worker                          a rank for every GPU
-      svdq worker --ranks 7 --device cpu   seven ranks on the processor
-      svdq worker --groups 7 --ranks 1     seven workers of a whole video each
-      svdq worker --nnodes 2 --rdzv-endpoint render1   a part of a group over two hosts
-      svdq worker --burst                  render what is queued, then end
-      svdq worker --until 06:00            stop in the morning, keep what is half done
+      svdq worker                          one rank per GPU
+      svdq worker --ranks 7 --device cpu   seven ranks on the CPU
+      svdq worker --groups 7 --ranks 1     seven workers that render whole videos
+      svdq worker --nnodes 2 --rdzv-endpoint render1   one host of a group over two hosts
+      svdq worker --burst                  render the queued jobs, then exit
+      svdq worker --until 06:00            stop in the morning, keep unfinished videos
       svdq worker --burst --until 06:00 --report night.json
       svdq worker --metrics-port 9464 --log-format json
       svdq worker --dtype bf16 --compile blocks
-    """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
+    """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
     from svdq.producer.settings import Settings
     from svdq.worker.launcher.launch import LaunchOptions
 
@@ -114,7 +112,7 @@ def worker(
 
 @contextlib.contextmanager
 def _logging(log_format: str) -> Iterator[None]:
-    """Set up what this process itself writes to stderr for a block, and in JSON what its children do."""
+    """Configure what this process writes to stderr within a block and, for JSON, what its children write."""
     from svdq.pipeline.errors import SvdqError
     from svdq.worker.health.json_log import TextFormatter
     from svdq.worker.health.json_stderr import json_stderr
@@ -136,7 +134,7 @@ def _logging(log_format: str) -> Iterator[None]:
 
 
 def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:
-    """Check what can be checked before any rank starts, then run, if no other burst does."""
+    """Check what can be checked before any rank starts, then run unless another burst does."""
     from svdq.pipeline.ffmpeg import ffmpeg_version
     from svdq.pipeline.installed import require_torch
     from svdq.producer.queue import connect
@@ -181,7 +179,7 @@ def _check_storage(settings: "Settings") -> None:
 
 
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
-    """Run until the end, tell what a burst came to, and return the exit code."""
+    """Run until the end, print the summary of a burst, and return the exit code."""
     from svdq.producer.results.pages import write
     from svdq.worker.launcher.launch import launch
     from svdq.worker.launcher.run_end import report_of_run

@@ -1,1 +1,1 @@
-"""Units of systemd for this installation: `templates/`, and what fills them in."""
+"""systemd units for this installation, from `templates/`."""

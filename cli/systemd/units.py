@@ -1,7 +1,7 @@
-"""Units of systemd, made of `templates/` for one installation. Pure but for reading them; knows no settings.
+"""Renders the systemd units of one installation from `templates/`.
 
 A template is a unit with placeholders. A line that begins with the name of a condition and a colon, such as `system: `,
-is only for units of which that holds; the conditions are in `_make_unit`.
+is kept only where the condition holds; `_make_unit` defines the conditions.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from urllib.parse import quote
 Scope = Literal["system", "user"]
 
 SYSTEM_FOLDER = Path("/etc/systemd/system")
-#: systemd makes folders below this one, with the right owner, where a unit names them.
+#: systemd creates folders below this one with the right owner when a unit names them.
 STATE_FOLDER = Path("/var/lib")
 #: Folders that `ProtectHome=yes` hides.
 HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
@@ -26,37 +26,37 @@ NIGHT, NIGHT_TIMER = "svdq-night.service", "svdq-night.timer"
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """What the units are for."""
+    """The paths and settings that units are rendered for."""
 
-    #: Units of the machine, or of one person.
+    #: Units of the machine (system) or of one person (user).
     scope: Scope
-    #: The program.
+    #: Path of the svdq program.
     svdq: Path
-    #: SVDQ_HOME of all of them.
+    #: SVDQ_HOME of all units.
     home: Path
-    #: Who runs units of the machine.
+    #: User that runs units of the machine.
     user: str = "svdq"
-    #: Whether the embedded Redis server is theirs to run.
+    #: Whether the units run the embedded Redis server.
     embedded: bool = True
-    #: Folder whose photos become jobs; None for no such unit.
+    #: Folder to watch for photos; None for no such unit.
     inbox: Path | None = None
-    #: Folders besides home and inbox that they write to.
+    #: Folders besides home and inbox that the units write to.
     writable: tuple[Path, ...] = ()
-    #: Other settings, none of them secret.
+    #: Other settings; none is secret.
     environment: Mapping[str, str] = field(default_factory=dict)
-    #: Names of the settings that are secret: they stand in the environment file, which a person writes.
+    #: Names of the secret settings, which a person writes into the environment file.
     secrets: tuple[str, ...] = ()
     #: Options of `svdq worker`.
     worker_options: tuple[str, ...] = ()
-    #: NVIDIA's program that makes the device files of GPUs, where the machine has it.
+    #: NVIDIA's program that creates the device files of GPUs, where the machine has it.
     nvidia_modprobe: str | None = None
 
 
 def make_units(installation: Installation) -> dict[str, str]:
-    """Make all units of an installation.
+    """Render all units of an installation.
 
     Returns:
-        The text of each by its file name.
+        The text of each unit by its file name.
     """
     names = [REDIS] if installation.embedded else []
     names += [WORKER, NIGHT, NIGHT_TIMER]
@@ -65,12 +65,12 @@ def make_units(installation: Installation) -> dict[str, str]:
 
 
 def folders_to_make(installation: Installation) -> list[Path]:
-    """Name the folders that units of the machine write to and that systemd does not make itself."""
+    """List the folders that units of the machine write to and that systemd does not create itself."""
     return _writable(WATCH, installation) if installation.scope == "system" else []
 
 
 def word(text: object) -> str:
-    """Write one word of a unit's line, so that systemd reads it as it is: no specifiers, no splitting."""
+    """Quote one word of a unit's line, so that systemd neither expands specifiers nor splits it."""
     plain = str(text).replace("\\", "\\\\").replace("%", "%%")
     if plain and not any(character.isspace() or character in "\"';#" for character in plain):
         return plain
@@ -79,7 +79,7 @@ def word(text: object) -> str:
 
 
 def argument(text: object) -> str:
-    """Write one word of a command line, where systemd replaces variables as well."""
+    """Quote one word of a command line, where systemd also replaces variables."""
     return word(text).replace("$", "$$")
 
 
@@ -102,10 +102,10 @@ def _values(installation: Installation) -> dict[str, str]:
     home = installation.home
     environment = {"SVDQ_HOME": str(home), **installation.environment}
     if installation.scope == "system":
-        # Where torch, CUDA and the model hub keep what they have fetched and compiled.
+        # Caches of torch, CUDA and the model hub.
         environment["HOME"] = str(home)
     if installation.embedded:
-        # Named, so that no other unit starts a server of its own when this one is restarted.
+        # An explicit URL keeps other units from starting a server of their own while this one restarts.
         environment["SVDQ_REDIS_URL"] = f"unix://{quote(str(home / 'redis' / 'redis.sock'))}"
     lines = [f"Environment={word(f'{name}={value}')}" for name, value in environment.items()]
     lines += ["# Settings for this machine, secrets above all; with mode 600.", "EnvironmentFile=-%E/svdq/environment"]
@@ -128,13 +128,13 @@ def _values(installation: Installation) -> dict[str, str]:
 
 
 def _state_directory(installation: Installation) -> str:
-    """Give the home as seen from /var/lib, or "" where it is elsewhere."""
+    """Return the home relative to /var/lib, or "" if it is elsewhere."""
     is_state = installation.home != STATE_FOLDER and _is_below(installation.home, (STATE_FOLDER,))
     return str(installation.home.relative_to(STATE_FOLDER)) if is_state else ""
 
 
 def _writable(name: str, installation: Installation) -> list[Path]:
-    """Give the folders that a unit has to name as writable."""
+    """List the folders that a unit must declare as writable."""
     home = [] if _state_directory(installation) else [installation.home]
     others = [] if name == REDIS else [*installation.writable]
     if name == WATCH and installation.inbox is not None:

@@ -1,4 +1,4 @@
-"""The keys that are pressed while a live view is shown: q leaves, any other looks again at once."""
+"""Reads keys while a live view is shown: q quits, any other key refreshes at once."""
 
 import os
 import select
@@ -9,17 +9,17 @@ from typing import Any
 
 
 class Keys:
-    """Takes single keys from the terminal for the length of a block, without showing them.
+    """Reads single keys from the terminal within a `with` block, without echo.
 
-    Ctrl-C stays what it is. Ctrl-Z is a key like any other: the shell would be left on our screen.
+    Ctrl-C still interrupts. Ctrl-Z is read as a key: suspending would leave the shell on our screen.
     """
 
     def __init__(self) -> None:
-        #: The terminal and how it was set; None where stdin is none: then there are no keys.
+        #: The terminal and its settings; None if stdin is no terminal, and then no keys are read.
         self._terminal: tuple[int, list[Any]] | None = None
 
     def __enter__(self) -> "Keys":
-        """Take keys one by one from now on."""
+        """Read keys one by one from now on."""
         if sys.stdin is not None and sys.stdin.isatty():
             import termios
             import tty
@@ -35,7 +35,7 @@ class Keys:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._terminal is not None:
             import termios
 
@@ -43,7 +43,7 @@ class Keys:
             termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
     def leave_within(self, seconds: float) -> bool:
-        """Wait, at most until a key is pressed; return whether it says to leave."""
+        """Wait until a key is pressed or the time is over; return whether the key means quit."""
         if self._terminal is None:
             time.sleep(seconds)
             return False
@@ -52,6 +52,6 @@ class Keys:
             return False
         pressed = os.read(fd, 1024)
         if not pressed:
-            return True  # the terminal has gone
-        # Several may have come at once; what begins with an escape is one key, such as an arrow.
+            return True  # the terminal is gone
+        # Several keys may have arrived at once; a sequence that begins with an escape is one key, such as an arrow.
         return not pressed.startswith(b"\x1b") and b"q" in pressed.lower()

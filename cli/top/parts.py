@@ -1,4 +1,4 @@
-"""The parts of a look at everything: queues, ranks, and samples in flight on their way through the ranks."""
+"""Draws the parts of the live view: queues, ranks, and samples on their way through the ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 Cell = str | Text
 
-#: Colours of ranks, in turns: a rank has the same in both tables.
+#: Colors of ranks, in rotation; a rank has the same color in both tables.
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
-#: Columns of a rank's part of a track, at least and at most; a track that would be narrower is left out.
+#: Smallest and largest width of a rank's part of a track; narrower tracks are left out.
 _MIN_SEGMENT, _MAX_SEGMENT = 2, 8
-#: Columns of a name, at least and at most.
+#: Smallest and largest width of a name.
 _MIN_NAME, _MAX_NAME = 6, 40
-#: Columns between columns of a table.
+#: Width of the space between columns of a table.
 _GAP = 2
-#: From this width on there is room for devices, for memory, and for all states of a queue.
+#: From this width on, devices, memory and all states of a queue are shown.
 _DEVICE_WIDTH, _MEMORY_WIDTH, _STATES_WIDTH = 90, 56, 88
 _STATES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 _MAIN_STATES = ("queued", "started", "finished", "failed")
@@ -38,9 +38,9 @@ _MAIN_STATES = ("queued", "started", "finished", "failed")
 class Detail:
     """How much is drawn."""
 
-    #: Without blank lines and queues that are empty.
+    #: Leave out blank lines and empty queues.
     is_tight: bool = False
-    #: Samples in flight of one group at most; None for all.
+    #: Largest number of samples in flight per group; None for all.
     max_in_flight: int | None = None
     #: Whether ranks have rows.
     has_ranks: bool = True
@@ -58,7 +58,7 @@ def queue_table(queues: "Sequence[QueueView]", detail: Detail, width: int) -> Ta
 
 
 def group_title(group: "GroupStatus", jobs: "Sequence[JobView]") -> Text:
-    """Say where a group is, what makes its videos, and how it fares."""
+    """Describe a group: its host, its model, its pace and its results."""
     first = group.ranks[0]
     title = Text(overflow="ellipsis", no_wrap=True)
     title.append(printable(f"{first.host}:{first.pid}"), style="bold")
@@ -75,7 +75,7 @@ def group_title(group: "GroupStatus", jobs: "Sequence[JobView]") -> Text:
 
 
 def rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:
-    """Draw a row for each rank of a group, those too that have not spoken."""
+    """Draw a row for each rank of a group, including ranks without a recent report."""
     width = options.max_width
     spoken = {rank.rank: rank for rank in group.ranks}
     rows: list[dict[str, Cell]] = []
@@ -83,7 +83,7 @@ def rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleO
         row: dict[str, Cell] = {"rank": Text(str(number), style=_colour(number))}
         rank = spoken.get(number)
         if rank is None:
-            row["job"] = Text("has not spoken lately", style="dim")
+            row["job"] = Text("no recent report", style="dim")
         else:
             row["device"] = rank.device
             row["steps"] = _steps_of(rank)
@@ -108,7 +108,7 @@ def flight_table(
     detail: Detail,
     options: ConsoleOptions,
 ) -> list[RenderableType]:
-    """Draw the way of each sample in flight through the ranks."""
+    """Draw the progress of each sample in flight through the ranks."""
     shown = jobs if detail.max_in_flight is None else jobs[: detail.max_in_flight]
     if not shown:
         return []
@@ -121,7 +121,7 @@ def flight_table(
         for job, place, eta in zip(shown, places, eta_s, strict=True)
     ]
     headers: list[Cell] = ["in flight", "", ""]
-    # What names and words leave is for the tracks; names give way down to a quarter.
+    # Tracks get the width that names and states leave; names shrink to a quarter of it.
     name, *words = (max(map(_length, column)) for column in zip(*rows, strict=True))
     room = width - min(name, _MAX_NAME, width // 4) - sum(words) - len(headers) * _GAP
     segment = min(_MAX_SEGMENT, room // num_ranks - 1)
@@ -135,7 +135,7 @@ def flight_table(
 
 
 def _track(ranks_done: float, num_ranks: int, segment: int, options: ConsoleOptions) -> Text:
-    """Draw a stretch of `segment` cells for each rank, in its colour as far as the sample has come."""
+    """Draw `segment` cells for each rank, colored up to the position of the sample."""
     done, todo = ("=", "-") if options.ascii_only else ("━", "─")
     stretches = []
     for number in range(num_ranks):
@@ -151,7 +151,7 @@ def _doing(rank: "RankStatus", names: Mapping[str, str]) -> Text:
 
 
 def _steps_of(rank: "RankStatus") -> str:
-    """Name the steps that are a rank's: the first and the last."""
+    """Format the range of steps of a rank: the first and the last."""
     if rank.step_range is None:
         return ""
     first, end = rank.step_range
@@ -170,7 +170,7 @@ def _busy(rank: "RankStatus", options: ConsoleOptions) -> Text:
 
 
 def _memory(rank: "RankStatus") -> str:
-    """Write what a rank holds: of its GPU where it has one, else of the machine."""
+    """Format the memory of a rank: of its GPU if it has one, else of its process."""
     if rank.gpu_bytes is not None and rank.gpu_total_bytes:
         return f"{rank.gpu_bytes / 2**30:.1f} of {rank.gpu_total_bytes / 2**30:.0f} GiB"
     return f"{rank.rss_bytes / 2**20:.0f} MiB"
@@ -183,7 +183,7 @@ def _colour(rank: int) -> str:
 def _table(
     headers: Sequence[Cell], rows: Sequence[Sequence[Cell]], width: int, *, right: Sequence[str] = (), wide: str = ""
 ) -> Table:
-    """Make a table without lines; where the terminal is too narrow, the wide column gives way first."""
+    """Build a table without lines; on a narrow terminal the wide column shrinks first."""
     natural = [max(map(_length, column)) for column in zip(headers, *rows, strict=True)]
     excess = max(0, sum(natural) + _GAP * (len(natural) - 1) - width)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
@@ -196,7 +196,7 @@ def _table(
             max_width=max(_MIN_NAME, min(_MAX_NAME, length - excess)) if wide and header == wide else None,
         )
     for row in rows:
-        # As Text: a name in brackets is no markup.
+        # As Text, so that brackets in a name are not read as markup.
         table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return table
 

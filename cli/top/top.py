@@ -1,4 +1,4 @@
-"""`svdq top`: queues, ranks and samples in flight, live on a terminal, else as one look or one JSON object a look."""
+"""`svdq top`: show queues, ranks and samples in flight, live on a terminal, else once or as JSON."""
 
 import json
 import signal
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
     from svdq.producer.status.snapshot import Snapshot
 
-#: Seconds between two looks; ranks tell of themselves about once a second.
+#: Seconds between two refreshes; ranks report about once a second.
 INTERVAL_S = 1.0
-#: Columns of a look that does not go to a terminal.
+#: Width of the output when it does not go to a terminal.
 PLAIN_WIDTH = 120
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print how things stand now and end.")
-@click.option("--watch", is_flag=True, help="Go on where it would print once: with --json, or not on a terminal.")
+@click.option("--once", is_flag=True, help="Print the current state and exit.")
+@click.option("--watch", is_flag=True, help="Keep printing with --json or without a terminal.")
 @click.option(
     "--interval",
     "interval_s",
     metavar="SECONDS",
     type=Number(0.1, 3600),
-    help=f"Seconds between two looks, without end: includes --watch.  [default: {INTERVAL_S:g}]",
+    help=f"Seconds between two refreshes; implies --watch.  [default: {INTERVAL_S:g}]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, one a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each refresh, one a line.")
 @redis_options
 def top(once: bool, watch: bool, interval_s: float | None, as_json: bool, redis_url: str | None) -> None:
     """Watch the queues, every rank, and the videos in flight as they move through the ranks.
 
-    On a terminal it goes on until you press q or Ctrl-C. Anywhere else it prints once and ends.
+    On a terminal it runs until you press q or Ctrl-C. Without a terminal it prints the state once and exits.
 
     \b
     Examples:
-      svdq top                           watch
-      svdq top --once                    look once
+      svdq top                           live view
+      svdq top --once                    print once
       svdq top --json --interval 5       one JSON object a line, every five seconds
-    """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
+    """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
 
     watch = watch or interval_s is not None
     if once and watch:
-        raise click.UsageError("--once looks once and --watch or --interval goes on; give one of them.")
+        raise click.UsageError("--once prints once and --watch or --interval repeats; give one of them.")
     interval_s = INTERVAL_S if interval_s is None else interval_s
     with session(Settings.load(redis_url=redis_url)) as connection:
         if not (once or as_json) and _is_live_terminal():
@@ -71,13 +71,13 @@ def top(once: bool, watch: bool, interval_s: float | None, as_json: bool, redis_
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """What there is to show."""
+    """One state of everything to show."""
 
-    #: The newest there is.
+    #: The newest snapshot.
     snapshot: "Snapshot"
-    #: Why there is no newer one, as a sentence; "" when Redis answers.
+    #: Why there is no newer snapshot, as a sentence; "" when Redis answers.
     away: str = ""
-    #: Looks in a row that Redis has not answered.
+    #: Number of failed attempts in a row to reach Redis.
     away_for: int = 0
 
     @property
@@ -86,7 +86,7 @@ class _Look:
 
 
 def _looks(connection: "redis.Redis") -> Iterator[_Look]:
-    """Look again and again, also while Redis is away; only at first it has to be there."""
+    """Yield snapshots without end, also while Redis is unreachable; raise if it is unreachable at the start."""
     from redis.exceptions import ConnectionError as LostError
     from redis.exceptions import TimeoutError as SlowError
 
@@ -99,19 +99,19 @@ def _looks(connection: "redis.Redis") -> Iterator[_Look]:
             look = _Look(snapshot=take(connection))
         except (LostError, SlowError):
             since = clock(look.snapshot.at)
-            away = f"Redis has not answered since {since}; it is asked again and again."
+            away = f"Redis has not answered since {since}; retrying."
             look = _Look(snapshot=look.snapshot, away=away, away_for=look.away_for + 1)
 
 
 def _show(connection: "redis.Redis", interval_s: float) -> None:
-    """Draw on the terminal until the user leaves."""
+    """Draw on the terminal until the user quits."""
     from rich.console import Console
     from rich.live import Live
 
     from svdq.cli.top.keys import Keys
     from svdq.cli.top.view import View
 
-    # Like Ctrl-C, so that the terminal is given back as it was.
+    # Treated like Ctrl-C, so that the terminal is restored.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -122,7 +122,7 @@ def _show(connection: "redis.Redis", interval_s: float) -> None:
 
 
 def _print(snapshot: "Snapshot", as_json: bool) -> None:
-    """Print one look, without trailing blanks."""
+    """Print one snapshot, without trailing blanks."""
     if as_json:
         echo(json.dumps(snapshot.as_json()))
     else:
@@ -141,7 +141,7 @@ def _print(snapshot: "Snapshot", as_json: bool) -> None:
 
 
 def _is_live_terminal() -> bool:
-    """Whether a picture can be drawn anew in place."""
+    """Return whether the terminal can redraw in place."""
     from rich.console import Console
 
     return sys.stdout.isatty() and not Console().is_dumb_terminal

@@ -1,4 +1,4 @@
-"""Where a sample in flight is on its way through the ranks of its group. Pure: knows no terminal and no Redis."""
+"""Computes the position of a sample in flight in the ranks of its group. Pure code, without terminal or Redis."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A sample's place in the pipeline of its group."""
+    """Position of a sample in the pipeline of its group."""
 
-    #: Ranks that it has behind it, with a fraction of the one that has it: 0 to K.
+    #: Number of ranks that the sample has passed, including a fraction of the present one: 0 to K.
     ranks_done: float
-    #: What is done with it, in a few words.
+    #: What is being done with the sample, in a few words.
     doing: str
 
 
 def place_of(job: "JobView", group: "GroupStatus") -> Place:
-    """Tell where a sample is.
+    """Return the position of a sample.
 
-    A job's own note of its step is the freshest; a rank's record says which steps are that rank's.
+    The job's own record of its step is the most recent; the rank's record has the range of steps of that rank.
     """
     num_ranks = group.ranks[0].num_ranks
     if any(job.id in trouble.job_ids for trouble in group.troubles):
@@ -35,15 +35,15 @@ def place_of(job: "JobView", group: "GroupStatus") -> Place:
 
 
 def _so_far(job: "JobView", group: "GroupStatus") -> float:
-    """Count the ranks behind a sample, the part of the present one included."""
+    """Count the ranks that a sample has passed, including a fraction of the present one."""
     if job.rank is None:
         return 0.0
     rank = next((rank for rank in group.ranks if rank.rank == job.rank), None)
     first, end = (rank.step_range if rank else None) or (0, 0)
-    # The note names the step that is about to be done, so a rank's last one is the end less one.
+    # The job's record names the step about to run, so on a rank's last step it is the end less one.
     if rank is not None and rank.job_id != job.id and job.step >= end - 1:
-        return job.rank + 1.0  # through, and on its way to the next rank
-    # Where the record is older than the note, the range is that of the sample before: off by one at most.
+        return job.rank + 1.0  # all steps of the rank are done: on its way to the next rank
+    # If the rank's record is older than the job's, the range is that of the previous sample: off by one at most.
     return job.rank + (min(1.0, max(0.0, (job.step - first) / (end - first))) if end > first else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""How a look at everything is drawn: as much as fits the terminal, the ranks before the rest. Knows no Redis."""
+"""Lays out the live view: as much as fits the terminal, ranks first."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -16,7 +16,7 @@ from svdq.producer.text import printable
 if TYPE_CHECKING:
     from svdq.producer.status.snapshot import Snapshot
 
-#: From all there is to what fits a small terminal.
+#: Levels of detail, from everything to what fits a small terminal.
 _DETAILS = (
     Detail(),
     Detail(is_tight=True),
@@ -29,22 +29,22 @@ _DETAILS = (
 
 
 class View:
-    """A look at everything, drawn to fit; what does not fit at all is cut off, and said to be."""
+    """A snapshot drawn to fit the terminal; it says so when something is cut off."""
 
     def __init__(self, snapshot: "Snapshot", *, away: str = "", is_live: bool = False) -> None:
-        """Make a view.
+        """Create a view.
 
         Args:
-            snapshot: what there is to see.
+            snapshot: what to draw.
             away: why there is nothing newer, as a sentence.
-            is_live: whether it fills a screen, and a key leaves it.
+            is_live: whether the view fills the screen and a key quits it.
         """
         self._snapshot = snapshot
         self._away = away
         self._is_live = is_live
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw with as much detail as fits the screen; all of it where it does not fill one."""
+        """Draw with as much detail as fits the screen; in full if the view does not fill a screen."""
         height = console.height if self._is_live else None
         free = options.reset_height()
         lines: list[list[Segment]] = []
@@ -53,7 +53,7 @@ class View:
             if height is None or len(lines) <= height:
                 break
         if height is not None and len(lines) > height:
-            more = Text("There is more; a higher terminal shows it.", style="dim", no_wrap=True, overflow="crop")
+            more = Text("Not all of it fits; a taller terminal shows more.", style="dim", no_wrap=True, overflow="crop")
             lines[height - 1 :] = console.render_lines(more, free, pad=False)
         for line in lines:
             yield from line
@@ -84,7 +84,7 @@ class View:
             yield Text(STARTING if is_starting else "No worker is running; start one with `svdq worker`.")
         if strays := snapshot.strays:
             names = ", ".join(job.name for job in strays[:5]) + (", …" if len(strays) > 5 else "")
-            yield Text(printable(f"Begun by a group that has not spoken lately: {len(strays)} ({names})."), style="dim")
+            yield Text(printable(f"In flight in groups without recent reports: {len(strays)} ({names})."), style="dim")
 
     def _headline(self) -> Text:
         snapshot = self._snapshot
@@ -95,20 +95,20 @@ class View:
         return Text.assemble(("svdq", "bold"), f" {now:%H:%M:%S}  ", (pace, "bold"), ended)
 
     def _forecast(self) -> Text:
-        """Say when all will be done."""
+        """Describe when all jobs will be done."""
         snapshot = self._snapshot
         num_left = snapshot.num_queued + len(snapshot.jobs)
         if num_left == 0:
-            text = "Nothing waits and nothing is in flight."
+            text = "No job is waiting or in flight."
         elif (eta_s := snapshot.estimate.eta_s) is not None:
             text = f"{num_left} to do, done in about {duration(eta_s)}, at {clock(snapshot.at + eta_s)}."
         else:
-            text = f"{num_left} to do; it is unknown until when: {snapshot.estimate.reason}"
-        return Text.assemble(printable(text), ("  q leaves" if self._is_live else "", "dim"))
+            text = f"{num_left} to do; the end is unknown: {snapshot.estimate.reason}"
+        return Text.assemble(printable(text), ("  q quits" if self._is_live else "", "dim"))
 
     def _warnings(self) -> Iterator[str]:
         if self._away:
-            yield f"{self._away} This is how things stood then."
+            yield f"{self._away} This is the last known state."
         yield from self._snapshot.pauses
         for group in self._snapshot.groups:
             for rank in group.ranks:

@@ -36,7 +36,7 @@ def test_the_trace_of_a_group_that_decodes(home: Path, tmp_path: Path) -> None:
     assert found["idle"][0].startswith("Rank 0 idles")
     assert found["idle"][0].endswith("because the last rank is at its decode all the time.")
     text = CliRunner().invoke(cli, ["advise", str(trace)]).stdout
-    assert "What would help most: Use 2 replicas" in text
+    assert "This would help most: Use 2 replicas" in text
 
 
 def test_the_figures_of_a_bench(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_live_groups(connection: redis.Redis) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "No group is at work that has finished a video"),
+        ([], "No running group has finished a video"),
         (["none.trace"], "does not exist"),
         (["empty.trace"], "has no video that was decoded in it"),
         (["text"], "cannot be read (no JSON"),

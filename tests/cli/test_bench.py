@@ -41,7 +41,7 @@ def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--ranks", "0"], "list of numbers above 0"),
+        (["--ranks", "0"], "list of positive numbers"),
         (["--rank-speed", "1,2"], "one number for each"),
         (["--size", "100x100"], "multiples of 64"),
         (["--samples", "5"], "too few"),
@@ -70,9 +70,9 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["--model", "simulated:foo=1"], "cannot be simulated"),
         (["--step-ms", "nan"], "--step-ms"),
         (["--step-ms", "0"], "--step-ms"),
-        (["--ranks", "nan"], "list of numbers above 0"),
+        (["--ranks", "nan"], "list of positive numbers"),
         (["--ranks", "9999"], "more than 512 ranks"),
-        (["--rank-speed", "inf"], "list of numbers above 0"),
+        (["--rank-speed", "inf"], "list of positive numbers"),
         (["--steps", "5", "model"], "--steps before model has no effect"),
     ],
 )

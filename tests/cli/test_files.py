@@ -83,14 +83,14 @@ def test_fetch(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
 
     # What is there is not copied again; what is damaged, missing or rendered anew is.
     before = {name: (target / name).stat().st_mtime_ns for name in under(target)}
-    assert svdq("fetch", "--all", "-o", target).stdout.count("was there already") == 2
+    assert svdq("fetch", "--all", "-o", target).stdout.count("exists already") == 2
     assert {name: (target / name).stat().st_mtime_ns for name in under(target)} == before
     (target / f"holiday/day 1/photo-{two}.gif").write_bytes(b"cut")
     (target / f"ü & x-{one}/frame_0002.png").unlink()
-    assert "was there already" not in svdq("fetch", "--since", "1h", "-o", target).stdout
+    assert "exists already" not in svdq("fetch", "--since", "1h", "-o", target).stdout
     assert contents(target) == contents(root / "outputs")
     add_video(storage, 2, folder="holiday/day 1", formats=("gif",))
-    assert svdq("fetch", "--all", "-o", target).stdout.count("was there already") == 1
+    assert svdq("fetch", "--all", "-o", target).stdout.count("exists already") == 1
     assert contents(target) == contents(root / "outputs")
     assert [path.name for path in target.iterdir() if path.name.startswith(".")] == []
 

@@ -197,7 +197,7 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
     assert lines[0] == f"{first.id}  photo  started, step 2 of 4, done in about 25 s"
     assert lines[1] == f"{queued.id}  photo  queued, next, done in about 46 s"
     # 25 and 5 s of what is in flight on two ranks, then 46 s of what waits.
-    assert "Everything will be done in about 61 s." in svdq("status").stdout
+    assert "All jobs will be done in about 61 s." in svdq("status").stdout
     assert json.loads(svdq("status", "--json").stdout)["eta_s"] == 61.0
 
     put(connection, rank(1, troubles=(trouble,)))
@@ -212,7 +212,7 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
 
     shown = svdq("status").stdout
     assert "WAITING FOR STORAGE on here, rank 1. Videos wait to be written: No space left. (since " in shown
-    assert "It is unknown when everything will be done: The storage is unavailable.\n" in shown
+    assert "It is unknown when all jobs will be done: The storage is unavailable.\n" in shown
     assert f"{stuck.id}  photo  waits for storage" in shown
     document = json.loads(svdq("status", "--json").stdout)
     assert (document["eta_s"], document["eta_reason"]) == (None, "The storage is unavailable.")
@@ -222,7 +222,7 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
     connection.delete(rank(1).key)  # as when its time is over
     shown = svdq("status").stdout
     assert "WAITING" not in shown
-    assert "It is unknown when everything will be done: Not all ranks of the group on here" in shown
+    assert "It is unknown when all jobs will be done: Not all ranks of the group on here" in shown
     svdq("pause")
     assert svdq("status", queued.id).stdout == f"{queued.id}  photo  queued, next (jobs are not taken)\n"
 

@@ -65,7 +65,7 @@ def test_a_deadline_a_price_and_a_picture(tmp_path: Path) -> None:
     arguments += ["--gpu-hour-price", "2.5", "--watts", "700", "--plot", str(tmp_path / "plan.png")]
     result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
     assert "4 GPUs are enough for 500 videos in 60 min" in result.stdout
-    assert "One pipeline of 4 does it; replicas have to be 4." in result.stdout
+    assert "One pipeline of 4 is enough; replicas need 4." in result.stdout
     assert "A group is worth having up to 7 ranks: beyond it the last rank only decodes." in result.stdout
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 

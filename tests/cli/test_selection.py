@@ -28,7 +28,7 @@ def test_all_queued_jobs_are_canceled_however_many(svdq: Cli, connection: redis.
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 120)
     assert set(statuses(connection, ids)) == {"canceled"}
     done = svdq("cancel", "--all")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "There are no such jobs.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "No jobs match.\n")
     assert svdq("retry", "--all", "--since", "1h").returncode == 0
     assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == ids, "in their old order"
 
@@ -40,7 +40,7 @@ def test_by_status_name_and_age(svdq: Cli, connection: redis.Redis) -> None:
         fail(job)
     connection.hset(cups[0].key, "created_at", "2020-01-01T00:00:00.000000Z")
     assert svdq("retry", "--failed", "--name", "cup*", "--since", "1h").stdout == f"{cups[1].id}  queued\n"
-    assert svdq("retry", "--failed", "--name", "nobody").stderr == "There are no such jobs.\n"
+    assert svdq("retry", "--failed", "--name", "nobody").stderr == "No jobs match.\n"
     assert svdq("move", "--name", "cup2", "--priority", "high").stdout == f"{cups[1].id}  moved\n"
     cups[1].set_status(JobStatus.QUEUED)
     assert svdq("cancel", "--name", "cup?").stdout == f"{cups[1].id}  canceled\n"
@@ -51,7 +51,7 @@ def test_a_stopped_job_is_not_failed(svdq: Cli, connection: redis.Redis) -> None
     job = add(connection, 1)
     fail(job)
     job.set_status(JobStatus.STOPPED)
-    assert svdq("retry", "--failed").stderr == "There are no such jobs.\n"
+    assert svdq("retry", "--failed").stderr == "No jobs match.\n"
     assert svdq("retry", "--all").stdout == f"{job.id}  queued\n"
 
 
@@ -60,7 +60,7 @@ def test_ids_or_a_selection(svdq: Cli, connection: redis.Redis, command: list[st
     for arguments in ([], ["f" * 20, "--all"]):
         done = svdq(*command, *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert "Give either the ids" in done.stderr
+        assert "Give either IDs" in done.stderr
 
 
 def test_the_beginning_of_an_id_is_enough(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:

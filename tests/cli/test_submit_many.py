@@ -43,7 +43,7 @@ def objects(text: str) -> list[dict[str, object]]:
 
 def test_a_folder(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
     done = svdq("submit", folder, "--recursive", "--output", "trip/day 1/", "--name", "{stem}-{seed}", "--json")
-    assert (done.returncode, done.stderr) == (0, "Files left out, for by their names they are no photos: 1.\n")
+    assert (done.returncode, done.stderr) == (0, "Files left out because they have no photo suffix: 1.\n")
     made = objects(done.stdout)
     assert len(made) == 22
     assert [made[0]["name"], made[-1]["name"]] == [f"00-{made[0]['seed']}", f"21-{made[-1]['seed']}"]
@@ -189,7 +189,7 @@ def test_a_terminal_has_a_bar_and_a_summary(home: Path, connection: redis.Redis,
     last_of_bar = text.rindex("60/60")
     lines = text[last_of_bar:].splitlines()
     assert sum("svdq wait" in line for line in lines) == text.count("svdq wait") == 50
-    assert lines[-1] == "New jobs: 60; there before: 0. `svdq list` shows the newest."
+    assert lines[-1] == "New jobs: 60; existing jobs: 0. `svdq list` shows the newest."
 
 
 def _read(terminal: int) -> bytes:

@@ -196,7 +196,7 @@ def test_once_is_clean_in_a_pipe(group: dict[str, str]) -> None:
 def test_it_draws_on_a_terminal_and_q_leaves(group: dict[str, str]) -> None:
     with terminal("top", "--interval", "0.2", **group) as screen:
         before = termios.tcgetattr(screen.theirs)
-        screen.read_until("q leaves")
+        screen.read_until("q quits")
         screen.text = ""
         screen.read_until("a [photo]")  # drawn once more
         assert screen.process.poll() is None
@@ -210,7 +210,7 @@ def test_it_draws_on_a_terminal_and_q_leaves(group: dict[str, str]) -> None:
 def test_sigterm_and_ctrl_z_leave_the_terminal_as_it_was(group: dict[str, str]) -> None:
     with terminal("top", **group) as screen:
         before = termios.tcgetattr(screen.theirs)
-        screen.read_until("q leaves")
+        screen.read_until("q quits")
         os.write(screen.ours, b"\x1a")  # another look, not a stopped process
         time.sleep(0.2)
         assert psutil.Process(screen.process.pid).status() != psutil.STATUS_STOPPED
@@ -367,7 +367,7 @@ def test_a_usual_terminal_has_all_ranks_and_tracks(snapshot: Snapshot) -> None:
     text = "\n".join(drawn(snapshot, 80, 24))
     assert len(re.findall(r"^ +[0-3]  ", text, re.MULTILINE)) == 5
     assert len(re.findall(r"step . of 8", text)) == 4
-    assert "There is more" in "\n".join(drawn(snapshot, 80, 5))
+    assert "Not all of it fits" in "\n".join(drawn(snapshot, 80, 5))
 
 
 def test_what_keeps_jobs_waiting_is_said(connection: redis.Redis) -> None:
@@ -381,13 +381,13 @@ def test_what_keeps_jobs_waiting_is_said(connection: redis.Redis) -> None:
     assert "Paused: no jobs are taken" in text
     assert "rank 1. Videos wait: Disk full. (since" in text
     assert "it is unknown until when: The storage is unavailable." in lines[1]
-    assert re.search(r"^ +0 +has not spoken lately", text, re.MULTILINE)
-    assert "Begun by a group that has not spoken lately: 1 (stuck)" in text
+    assert re.search(r"^ +0 +no recent report", text, re.MULTILINE)
+    assert "In flight in groups without recent reports: 1 (stuck)" in text
 
 
 def test_nothing_at_all(connection: redis.Redis) -> None:
     text = "\n".join(drawn(take(connection)))
-    assert "Nothing waits and nothing is in flight." in text
+    assert "No job is waiting or in flight." in text
     assert "svdq worker" in text
 
 

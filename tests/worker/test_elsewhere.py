@@ -106,7 +106,7 @@ def test_a_laptop_a_box_and_a_bucket(
     run("svdq", "fetch", job_id, "--output", videos, **laptop)
     for entry in storage.entries("outputs"):
         assert (videos / entry.key.removeprefix("outputs/")).read_bytes() == storage.read(entry.key)
-    assert "was there already" in run("svdq", "fetch", job_id, "--output", videos, **laptop)
+    assert "exists already" in run("svdq", "fetch", job_id, "--output", videos, **laptop)
     assert "1 video" in run("svdq", "gallery", "--embed", "--output", tmp_path / "all.html", **laptop)
     assert "1 video" in run("svdq", "gallery", videos, "--output", videos / "index.html", **laptop)
     assert run("svdq", "report", "--since", "1h", **laptop).startswith("1 finished, 0 failed, 0 stopped, 0 canceled")
