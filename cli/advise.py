@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.main import redis_options
+from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.advice import Remedy
@@ -41,14 +42,14 @@ def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None
         advice = advise_on(profile)
         if as_json:
             ranks = [asdict(rank) for rank in profile.ranks]
-            click.echo(json.dumps({"source": profile.source, "ranks": ranks, **asdict(advice)}))
+            echo(json.dumps({"source": profile.source, "ranks": ranks, **asdict(advice)}))
             continue
-        click.echo(f"{profile.source}:")
+        echo(f"{profile.source}:")
         for line in (*_table(profile), advice.time, *advice.idle):
-            click.echo(line)
-        click.echo(f"What would help most: {_remedy(advice.best)}")
+            echo(line)
+        echo(f"What would help most: {_remedy(advice.best)}")
         for other in advice.others:
-            click.echo(f"Then: {_remedy(other)}")
+            echo(f"Then: {_remedy(other)}")
 
 
 def _remedy(remedy: "Remedy") -> str:

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-import click
-
-from svdq.cli.words import expected, with_notice
+from svdq.cli.words import echo, expected, with_notice
+from svdq.producer.text import printable
 
 if TYPE_CHECKING:
-    from svdq.producer.status.outlook import Outlook
+    from svdq.producer.status.estimates import Estimate
     from svdq.producer.status.status import JobView
 
 #: More bars than this do not fit a terminal; further jobs show as they start.
@@ -25,8 +24,8 @@ class Display(Protocol):
         """Leave the terminal as it was."""
         ...
 
-    def show(self, view: "JobView", outlook: "Outlook | None") -> None:
-        """Show how a job stands, and what is to be expected of it."""
+    def show(self, view: "JobView", estimate: "Estimate | None") -> None:
+        """Show how a job stands, and when it will be done."""
         ...
 
     def say(self, sentence: str) -> None:
@@ -43,12 +42,12 @@ class Lines:
     def __exit__(self, *error: object) -> None:
         """Nothing to end."""
 
-    def show(self, view: "JobView", outlook: "Outlook | None") -> None:
+    def show(self, view: "JobView", estimate: "Estimate | None") -> None:
         """Nothing to show before a job has ended."""
 
     def say(self, sentence: str) -> None:
         """Print it on stderr."""
-        click.echo(sentence, err=True)
+        echo(sentence, err=True)
 
 
 class Bars:
@@ -79,7 +78,7 @@ class Bars:
         """Clear the bars."""
         self._progress.stop()
 
-    def show(self, view: "JobView", outlook: "Outlook | None") -> None:
+    def show(self, view: "JobView", estimate: "Estimate | None") -> None:
         """Move the bar of a job; take it away when the job has ended."""
         if view.ended:
             self._ended.add(view.id)
@@ -92,10 +91,10 @@ class Bars:
             if len(self._tasks) >= MAX_BARS:
                 return
             self._tasks[view.id] = self._progress.add_task("", total=view.steps or None)
-        state = view.status if outlook is None else f"{view.status}{expected(outlook)}"
+        state = view.status if estimate is None else f"{view.status}{expected(estimate)}"
         text = f"{view.name}  {with_notice(state, view)}"
-        self._progress.update(self._tasks[view.id], completed=view.step, description=text)
+        self._progress.update(self._tasks[view.id], completed=view.step, description=printable(text))
 
     def say(self, sentence: str) -> None:
         """Print it above the bars."""
-        self._progress.console.print(sentence, markup=False, highlight=False)
+        self._progress.console.print(printable(sentence), markup=False, highlight=False)

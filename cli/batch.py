@@ -16,14 +16,9 @@ Examples:
     photos/cup.jpg,25,127,,,
     photos/dog.jpg,14,60,dog-{seed},animals,22:00
 \b
-  the same as tonight.yaml:
-    - {photo: photos/cup.jpg, frames: 25, motion_bucket_id: 127}
-    - photo: photos/dog.jpg
-      frames: 14
-      motion_bucket_id: 60
-      name: dog-{seed}
-      output: animals
-      at: 22:00
+  the same as tonight.jsonl:
+    {"photo": "photos/cup.jpg", "frames": 25, "motion_bucket_id": 127}
+    {"photo": "photos/dog.jpg", "frames": 14, "name": "dog-{seed}", "output": "animals", "at": "22:00"}
 """
 
 
@@ -43,26 +38,22 @@ def batch(
 ) -> int:
     """Submit the photos of a list, each with parameters of its own.
 
-    FILE is a .csv file whose first line names the columns, a .jsonl file with an object on each line, or a .yaml file
-    with a list of mappings. Columns are photo (a path, from where the list lies), those that the parameters of `svdq
-    submit` have (frames, steps, size or width and height, fps, seed, motion_bucket_id, noise_aug_strength,
-    min_guidance_scale, max_guidance_scale, decode_chunk_size, format, fit), and priority, at, name and output. What a
-    row leaves out is at its default.
+    FILE is a .csv file whose first line names the columns, or a .jsonl file with an object on each line. Columns are
+    photo (a path, relative to the list), the parameters of `svdq submit` (frames, steps, size or width and height, fps,
+    seed, motion_bucket_id, noise_aug_strength, min_guidance_scale, max_guidance_scale, decode_chunk_size, format, fit),
+    and priority, at, name and output. What a row leaves out has its default.
 
-    All rows are checked before anything is done; a row that is wrong is told of with its line. Rows that are there
-    already are recognised, so a list may grow and be submitted again.
+    All rows and all photos are checked before anything is submitted; each error names the line. If one is bad, nothing
+    is submitted, unless --skip-bad leaves bad rows out. Rows that were submitted before are recognized, so a list may
+    grow and be submitted again.
     """
     # Imported here: `svdq batch --help` needs none of it.
     from datetime import datetime
 
-    from svdq.cli.submissions import print_reasons, submit_and_tell
+    from svdq.cli.submissions import submit_and_tell
     from svdq.producer.settings import Settings
-    from svdq.producer.submitting.batch import BadRowsError, read_batch
+    from svdq.producer.submitting.batch import read_batch
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
-    try:
-        requests = read_batch(file, datetime.now().astimezone(), force=force)
-    except BadRowsError as error:
-        print_reasons(error.reasons)
-        raise
+    requests = read_batch(file, datetime.now().astimezone(), force=force)
     return submit_and_tell(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.bench_ends import bench_ends
-from svdq.cli.bench_precision import bench_precision
-from svdq.cli.bench_unet import bench_unet
+from svdq.cli.bench_model import bench_model
 from svdq.cli.option_types import MILLISECONDS, Number, OutputFile
-from svdq.worker.launching.compute_options import transport_option
+from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from svdq.pipeline.bench.figures import Run
@@ -51,7 +49,6 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
 )
-@transport_option
 @click.option(
     "--through",
     type=click.Choice(["loop", "daemon"]),
@@ -86,9 +83,7 @@ def bench(
       svdq bench --ranks 1,2,4,7 --json out.json
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --compare replicas               against a whole video a rank
-      svdq bench unet --size 1024x576 --frames 25 one step of the real UNet, with each option
-      svdq bench ends                             its encode and decode, against a step
-      svdq bench precision                        all three in each type and size, against a second GPU
+      svdq bench model --size 1024x576            step, encode and decode of the real model
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     if context.invoked_subcommand is not None:
         _refuse_options(context, context.invoked_subcommand)
@@ -103,9 +98,9 @@ def bench(
         headless_pyplot()  # so that matplotlib is missed before minutes are spent
     report = run_bench(BenchOptions(model=model, ranks=ranks, compare_replicas=compare == "replicas", **options))
     for line in _table(report.runs):
-        click.echo(line)
+        echo(line)
     for line in _comparisons(report.runs):
-        click.echo(line)
+        echo(line)
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
 
 
@@ -120,9 +115,7 @@ def _refuse_options(context: click.Context, command: str) -> None:
             raise click.UsageError(f"{option.opts[0]} before {command} has no effect; write it after {command}.")
 
 
-bench.add_command(bench_unet)
-bench.add_command(bench_ends)
-bench.add_command(bench_precision)
+bench.add_command(bench_model)
 
 
 def _table(runs: "Sequence[Run]") -> list[str]:

@@ -5,7 +5,7 @@ import json
 import click
 
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.words import table
+from svdq.cli.words import echo, table
 
 EXAMPLES = """\b
 Examples:
@@ -34,14 +34,14 @@ def config(as_json: bool, **flags: str | None) -> None:
             values[name] = without_secrets(values[name])
     sources = origins(**flags)
     if as_json:
-        click.echo(json.dumps({name: {"value": value, "source": sources[name]} for name, value in values.items()}))
+        echo(json.dumps({name: {"value": value, "source": sources[name]} for name, value in values.items()}))
         return
     if values["redis_url"] is None:
         values["redis_url"] = "the embedded server"
     for line in table(
         [("setting", "value", "from")] + [(name, _words(values[name]), sources[name]) for name in values]
     ):
-        click.echo(line)
+        echo(line)
 
 
 def _words(value: object) -> str:

@@ -1,50 +1,97 @@
-"""`svdq cancel`, `retry`, `requeue`, `move`, `pause` and `resume`: what a user can have done to jobs and queues."""
+"""`svdq cancel`, `retry`, `move`, `pause` and `resume`: changes to jobs and queues."""
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+from svdq.cli.main import EXIT_FAILED, Command, redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES
+from svdq.cli.words import echo
 from svdq.pipeline.errors import InputError
 
+if TYPE_CHECKING:
+    import redis
 
-def _each_once(_context: click.Context, _argument: click.Parameter, job_ids: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(job_ids))
+    from svdq.producer.control import Action
 
 
-job_ids_argument = click.argument("job_ids", metavar="ID...", nargs=-1, required=True, callback=_each_once)
+def selection_options(*flags: str) -> Callable[[Command], Command]:
+    """Add what selects jobs: ids, those of the flags `all`, `queued` and `failed` that make sense, name and age."""
+    help_texts = {"all": "All jobs that it can be done to.", "queued": "All queued jobs.", "failed": "All failed jobs."}
+
+    def add(command: Command) -> Command:
+        command = click.option("--since", metavar="TIME", help="Jobs submitted since 22:00, 2027-01-31, 12h.")(command)
+        command = click.option("--name", metavar="PATTERN", help="Jobs of that name, such as 'cup*'.")(command)
+        for flag in reversed(flags):
+            command = click.option(f"--{flag}", f"take_{flag}", is_flag=True, help=help_texts[flag])(command)
+        return click.argument("job_ids", metavar="[ID]...", nargs=-1)(command)
+
+    return add
+
+
+def _selected(
+    connection: "redis.Redis",
+    action: "Action",
+    job_ids: tuple[str, ...],
+    *,
+    name: str | None,
+    since: str | None,
+    **flags: bool,
+) -> list[str]:
+    """Find the jobs that are meant; those that were named one by one are all checked before the first is touched."""
+    from datetime import datetime
+
+    from svdq.producer import control
+    from svdq.producer.moments import parse_past
+    from svdq.producer.selection import Selection, select
+
+    chosen = [flag.removeprefix("take_") for flag, is_set in flags.items() if is_set]
+    if bool(job_ids) == bool(chosen or name or since):
+        raise InputError("Give either the ids of jobs or options that select some, such as --all; see --help.")
+    statuses = tuple(flag for flag in chosen if flag != "all")
+    moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
+    selection = Selection(
+        job_ids=job_ids, statuses=statuses or control.STATUSES_FOR[action], name=name or "", since=moment
+    )
+    ids = select(connection, selection)
+    if job_ids:
+        control.check(connection, action, ids)
+    elif not ids:
+        echo("There are no such jobs.", err=True)
+    return ids
 
 
 def _do(act: Callable[[str], str], job_ids: Iterable[str]) -> int:
-    """Do something to jobs that were checked, say what, and return the exit code.
+    """Do something to jobs, print what was done to each, and return the exit code.
 
-    One that somebody else has changed since then is told of, and the others are done all the same.
+    A job that somebody else has changed meanwhile is reported, and the others are done all the same.
     """
     exit_code = 0
     for job_id in job_ids:
         try:
-            click.echo(f"{job_id}  {act(job_id)}")
+            echo(f"{job_id}  {act(job_id)}")
         except InputError as error:
-            click.echo(f"Error: {error}", err=True)
+            echo(f"Error: {error}", err=True)
             exit_code = EXIT_FAILED
     return exit_code
 
 
 CANCEL_EXAMPLES = """\b
 Examples:
-  svdq cancel 1f0c… 2a7d…
-  svdq list --status queued --json | jq -r .id | xargs svdq cancel
+  svdq cancel 1f0c 2a7d
+  svdq cancel --queued
+  svdq cancel --all --name 'cup*' --since 22:00
 """
 
 
 @click.command(epilog=CANCEL_EXAMPLES)
-@job_ids_argument
+@selection_options("all", "queued")
 @redis_options
-def cancel(job_ids: tuple[str, ...], redis_url: str | None) -> int:
-    """Cancel jobs: queued ones at once, those in flight at their next step.
+def cancel(job_ids: tuple[str, ...], redis_url: str | None, **selection: Any) -> int:
+    """Cancel jobs: those that wait become canceled at once, those in flight are stopped at their next step.
 
-    All ids are looked up first: when one cannot be cancelled, none is.
+    IDs may be shortened to their first characters. When one of them cannot be canceled, none is.
     """
     from svdq.producer import control
     from svdq.producer.queue import session
@@ -53,59 +100,29 @@ def cancel(job_ids: tuple[str, ...], redis_url: str | None) -> int:
     with session(Settings.load(redis_url=redis_url)) as connection:
 
         def act(job_id: str) -> str:
-            return "cancelled" if control.cancel(connection, job_id) == "canceled" else "stops at its next step"
+            return "canceled" if control.cancel(connection, job_id) == "canceled" else "stops at its next step"
 
-        control.check(connection, "cancel", job_ids)
-        return _do(act, job_ids)
+        return _do(act, _selected(connection, "cancel", job_ids, **selection))
 
 
 RETRY_EXAMPLES = """\b
 Examples:
-  svdq retry 1f0c…
+  svdq retry 1f0c
   svdq retry --failed
+  svdq retry --failed --since 12h
+  svdq retry 1f0c --force
 """
 
 
 @click.command(epilog=RETRY_EXAMPLES)
-@click.argument("job_ids", metavar="[ID]...", nargs=-1, callback=_each_once)
-@click.option("--failed", is_flag=True, help="All failed jobs.")
-@redis_options
-def retry(job_ids: tuple[str, ...], failed: bool, redis_url: str | None) -> int:
-    """Queue failed, stopped or cancelled jobs again, with the same id and seed, at the end of their queue.
-
-    All ids are looked up first: when one cannot be queued, none is.
-    """
-    from svdq.producer import control
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
-
-    if bool(job_ids) == failed:
-        raise InputError("Give the ids of jobs, or --failed for all failed ones.")
-    with session(Settings.load(redis_url=redis_url)) as connection:
-
-        def act(job_id: str) -> str:
-            control.retry(connection, job_id)
-            return "queued"
-
-        control.check(connection, "retry", job_ids)
-        return _do(act, job_ids or control.failed_ids(connection))
-
-
-REQUEUE_EXAMPLES = """\b
-Examples:
-  svdq requeue 1f0c…
-"""
-
-
-@click.command(epilog=REQUEUE_EXAMPLES)
-@job_ids_argument
+@selection_options("all", "failed")
+@click.option("--force", is_flag=True, help="Also finished jobs; their files stay until new ones are made.")
 @storage_option
 @redis_options
-def requeue(job_ids: tuple[str, ...], storage: str | None, redis_url: str | None) -> int:
-    """Render ended jobs again with the same id and seed, finished ones too.
+def retry(job_ids: tuple[str, ...], force: bool, storage: str | None, redis_url: str | None, **selection: Any) -> int:
+    """Queue failed, stopped or canceled jobs again, with the same id and seed, at the end of their queue.
 
-    The files of before stay until new ones replace them. All ids are looked up first: when one cannot be queued, none
-    is.
+    IDs may be shortened to their first characters. When one of them cannot be queued, none is.
     """
     from svdq.producer import control
     from svdq.producer.queue import session
@@ -113,33 +130,33 @@ def requeue(job_ids: tuple[str, ...], storage: str | None, redis_url: str | None
     from svdq.producer.storage.storage import Storage
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
-    place = Storage(settings.storage)
+    place = Storage(settings.storage) if force else None
     with session(settings) as connection:
 
         def act(job_id: str) -> str:
-            control.requeue(connection, place, job_id)
+            control.retry(connection, job_id, storage=place)
             return "queued"
 
-        control.check(connection, "requeue", job_ids)
-        return _do(act, job_ids)
+        return _do(act, _selected(connection, "retry --force" if force else "retry", job_ids, **selection))
 
 
 MOVE_EXAMPLES = """\b
 Examples:
-  svdq move 1f0c… --front
-  svdq move 1f0c… 2a7d… --priority high
+  svdq move 1f0c --front
+  svdq move 1f0c 2a7d --priority high
+  svdq move --name 'cup*' --priority low
 """
 
 
 @click.command(epilog=MOVE_EXAMPLES)
-@job_ids_argument
-@click.option("--front", is_flag=True, help="To the front of the queue, in the order given.")
+@selection_options("all")
+@click.option("--front", is_flag=True, help="To the front of the queue, in the order given, else the oldest first.")
 @click.option("--priority", type=click.Choice(PRIORITIES), help="To the queue of this priority.")
 @redis_options
-def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url: str | None) -> int:
+def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url: str | None, **selection: Any) -> int:
     """Move queued jobs to the front of their queue, or to another priority.
 
-    All ids are looked up first: when one cannot be moved, none is.
+    IDs may be shortened to their first characters. When one of them cannot be moved, none is.
     """
     from svdq.producer import control
     from svdq.producer.queue import session
@@ -153,9 +170,9 @@ def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url:
             control.move(connection, job_id, front=front, priority=priority)
             return "moved"
 
-        control.check(connection, "move", job_ids)
-        # The last first, so that in the end the first stands in front.
-        return _do(act, reversed(job_ids) if front else job_ids)
+        ids = _selected(connection, "move", job_ids, **selection)
+        # The last first, so that in the end the first is in front.
+        return _do(act, reversed(ids) if front else ids)
 
 
 PAUSE_EXAMPLES = """\b
@@ -174,7 +191,7 @@ def pause(redis_url: str | None) -> None:
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         control.pause(connection)
-    click.echo("Paused; `svdq resume` goes on.")
+    echo("Paused until `svdq resume`.")
 
 
 RESUME_EXAMPLES = """\b
@@ -193,6 +210,6 @@ def resume(redis_url: str | None) -> None:
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         for sentence in control.pauses(connection):
-            click.echo(sentence)
+            echo(sentence)
         control.resume(connection)
-    click.echo("Jobs are taken again.")
+    echo("Jobs are taken again.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.words import echo
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ def systemd(
     folder = folder or (SYSTEM_FOLDER if scope == "system" else _config_folder() / "systemd" / "user")
     if only_print:
         for name, text in units.items():
-            click.echo(f"# {folder / name}\n{text}")
+            for line in (f"# {folder / name}", *text.splitlines(), ""):
+                echo(line)
         return
     _install(units, folder, force=force)
     for line in _next_steps(found):
-        click.echo(line)
+        echo(line)
 
 
 def _config_folder() -> Path:
@@ -155,10 +157,10 @@ def _install(units: dict[str, str], folder: Path, *, force: bool) -> None:
         )
     for name, text in units.items():
         if there.get(name) == text:
-            click.echo(f"{folder / name}: as it should be")
+            echo(f"{folder / name}: as it should be")
         else:
             write(folder / name, [text])
-            click.echo(f"{folder / name}: written")
+            echo(f"{folder / name}: written")
 
 
 def _next_steps(found: "Installation") -> list[str]:

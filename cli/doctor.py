@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from svdq.producer.doctor import Finding
@@ -30,7 +31,7 @@ Examples:
 @storage_option
 @redis_options
 def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, redis_url: str | None) -> int:
-    """Look at Redis, storage, model, GPUs, NCCL, ffmpeg and versions, and say what to do about what is amiss.
+    """Look at Redis, storage, model, GPUs, ffmpeg and versions, and say what to do about what is amiss.
 
     Exit code 0 when nothing fails, 1 when anything does; a warning does not count.
     """
@@ -41,10 +42,10 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
     for finding in _findings(settings, quick=quick):
         failed = failed or finding.level == "fail"
         if as_json:
-            click.echo(json.dumps(asdict(finding)))
+            echo(json.dumps(asdict(finding)))
         else:
             advice = f"; {finding.advice}" if finding.advice else ""
-            click.echo(f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}")
+            echo(f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}")
     return EXIT_FAILED if failed else 0
 
 

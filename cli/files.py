@@ -1,54 +1,26 @@
-"""`svdq open`, `svdq fetch` and `svdq prune`: the files of finished videos, wherever they are."""
+"""`svdq fetch` and `svdq prune`: the files of finished videos, wherever they are."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+from svdq.cli.main import redis_options, storage_option
+from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from svdq.producer.results.prune import Removal
 
-
-OPEN_EXAMPLES = """\b
-Examples:
-  svdq open 1f0c…
-  svdq open $(svdq list --status finished --limit 1 --json | jq -r .id)
-"""
-
-
-@click.command("open", epilog=OPEN_EXAMPLES)
-@click.argument("job_id", metavar="ID")
-@storage_option
-@redis_options
-def open_video(job_id: str, storage: str | None, redis_url: str | None) -> int:
-    """Open a finished video in the program that the desktop has for it; without a desktop, print where it is."""
-    from svdq.producer.results.desktop import has_desktop, show
-    from svdq.producer.results.fetch import fetch_to_look_at, results_of
-    from svdq.producer.settings import Settings
-    from svdq.producer.storage.storage import Storage
-
-    settings = Settings.load(redis_url=redis_url, storage=storage)
-    place = Storage(settings.storage)
-    [result] = results_of(settings, place, [job_id])
-    if not has_desktop():
-        click.echo(place.location(result.outputs[0]))
-        return 0
-    path = place.folder / result.outputs[0] if place.folder else fetch_to_look_at(place, result)
-    click.echo(path)
-    if show(path):
-        return 0
-    click.echo("The desktop has no program that opens it.", err=True)
-    return EXIT_FAILED
-
+warn = partial(echo, err=True)
 
 FETCH_EXAMPLES = """\b
 Examples:
-  svdq fetch 1f0c… --output videos
+  svdq fetch 1f0c --output videos
+  svdq fetch --name 'cup*' --output videos
   svdq fetch --since 22:00 --output videos
   svdq fetch --all --output videos --storage s3://bucket/prefix
 """
@@ -58,6 +30,7 @@ Examples:
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @click.option("--output", "-o", "folder", required=True, type=click.Path(path_type=Path), help="Folder to fill.")
 @click.option("--all", "fetch_all_videos", is_flag=True, help="Every finished video there is.")
+@click.option("--name", metavar="PATTERN", help="Those of jobs of that name, such as 'cup*'.")
 @click.option("--since", metavar="TIME", help="Those finished since then: 22:00, 2027-01-31, 12h.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each video, one a line.")
 @storage_option
@@ -66,6 +39,7 @@ def fetch(
     job_ids: tuple[str, ...],
     folder: Path,
     fetch_all_videos: bool,
+    name: str | None,
     since: str | None,
     as_json: bool,
     storage: str | None,
@@ -74,9 +48,10 @@ def fetch(
     """Bring finished videos, and the JSON beside them, from the storage into a folder.
 
     What is there already is not fetched again, so the same line may run every morning. A file has its name only when
-    it has arrived whole.
+    it has arrived whole. IDs may be shortened to their first characters.
     """
     from datetime import datetime
+    from fnmatch import fnmatchcase
 
     from svdq.pipeline.errors import InputError
     from svdq.producer.moments import parse_past
@@ -85,21 +60,25 @@ def fetch(
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
 
-    if bool(job_ids) == (fetch_all_videos or since is not None):
-        raise InputError("Give the ids of jobs, or --all, or --since TIME for all that were finished since then.")
+    if bool(job_ids) == bool(fetch_all_videos or name or since):
+        raise InputError("Give either the ids of jobs or options that select some: --all, --name, --since.")
     moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage)
-    results = results_of(settings, place, job_ids) if job_ids else list(find_results(place, since=moment))
+    if job_ids:
+        results = results_of(settings, place, job_ids, warn)
+    else:
+        found = find_results(place, since=moment, on_bad=warn)
+        results = [result for result in found if not name or fnmatchcase(result.name, name)]
     for fetched in fetch_all(place, results, folder):
         paths = [str(path) for path in fetched.paths]
         if as_json:
-            click.echo(json.dumps({"id": fetched.job_id, "paths": paths, "copied": fetched.copied}))
+            echo(json.dumps({"id": fetched.job_id, "paths": paths, "copied": fetched.copied}))
         else:
             note = "" if fetched.copied else "  (was there already)"
-            click.echo(f"{fetched.job_id}  {'  '.join(paths)}{note}")
+            echo(f"{fetched.job_id}  {'  '.join(paths)}{note}")
     if not results and not as_json:
-        click.echo("There are no finished videos to fetch.", err=True)
+        echo("There are no finished videos to fetch.", err=True)
 
 
 PRUNE_EXAMPLES = """\b
@@ -137,22 +116,22 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place, home = Storage(settings.storage), Storage(str(settings.home))
     with session(settings) as connection:
-        removals = find_removals(connection, place, home, age, datetime.now().astimezone())
+        removals = find_removals(connection, place, home, age, datetime.now().astimezone(), warn)
         if not removals:
-            click.echo("There is nothing to remove.")
+            echo("There is nothing to remove.")
             return
         if dry_run:
             for removal in removals:
-                click.echo(f"{_size(removal.size):>10}  {'  '.join(map(removal.storage.location, removal.keys))}")
-            click.echo(f"Would remove {_sum(removals)}.")
+                echo(f"{_size(removal.size):>10}  {'  '.join(map(removal.storage.location, removal.keys))}")
+            echo(f"Would remove {_sum(removals)}.")
             return
         if not yes:
             click.confirm(f"Remove {_sum(removals)}?", abort=True)
         removed = remove_all(connection, removals)
     place.sweep()
-    click.echo(f"Removed {_sum(removed)}.")
+    echo(f"Removed {_sum(removed)}.")
     if len(removed) < len(removals):
-        click.echo(f"Kept {len(removals) - len(removed)} that had come into use.")
+        echo(f"Kept {len(removals) - len(removed)} that had come into use.")
 
 
 def _size(num_bytes: int) -> str:

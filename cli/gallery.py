@@ -1,10 +1,12 @@
 """`svdq gallery`: the contact sheet."""
 
+from functools import partial
 from pathlib import Path
 
 import click
 
 from svdq.cli.main import redis_options, storage_option
+from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
@@ -68,7 +70,9 @@ def gallery(
             failures = list_jobs(connection, MAX_FAILURES, ("failed",))
         failures = [view for view in failures if moment is None or view.created_at >= moment]
     results = sorted(
-        find_results(place, since=moment, folder=under), key=lambda result: result.finished_at, reverse=True
+        find_results(place, since=moment, folder=under, on_bad=partial(echo, err=True)),
+        key=lambda result: result.finished_at,
+        reverse=True,
     )[:limit]
     write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}", embed=embed)
-    click.echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")
+    echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")

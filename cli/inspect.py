@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from svdq.cli.words import table
+from svdq.cli.words import echo, table
 
 EXAMPLES = """\b
 Examples:
@@ -24,11 +24,12 @@ def inspect(file: Path, as_json: bool) -> None:
 
     record = read_provenance(file)
     if as_json:
-        click.echo(json.dumps(record))
+        echo(json.dumps(record))
         return
     for line in table(_rows(record, notice_of(record))):
-        click.echo(line)
-    click.echo(f"\nsvdq submit --like {file} PHOTO   makes another with the same parameters and seed")
+        echo(line)
+    echo()
+    echo(f"svdq submit --like {file} PHOTO   makes another with the same parameters and seed")
 
 
 def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:

@@ -1,61 +1,55 @@
-"""`svdq status`, `svdq list` and `svdq info`: what is known of jobs, queues and workers."""
+"""`svdq status` and `svdq list`: jobs, queues and workers."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from svdq.cli.main import redis_options
-from svdq.cli.words import describe, table, trouble_reason
-from svdq.producer.moments import duration
+from svdq.cli.words import describe, echo, table, trouble_sentence
 
 if TYPE_CHECKING:
-    from svdq.producer.status.ranks import GroupStatus
-    from svdq.producer.status.status import QueueView
+    from svdq.producer.status.snapshot import Snapshot
 
-STATUSES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "canceled")
-#: Jobs in flight that `svdq info` shows at most.
-MAX_IN_FLIGHT = 1000
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
+STATUSES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 
 STATUS_EXAMPLES = """\b
 Examples:
-  svdq status                 how many jobs wait, run, are finished
-  svdq status 1f0c…           one job
-  svdq status 1f0c… --json    every parameter as used
+  svdq status                 queues, workers and jobs in flight
+  svdq status 1f0c            one job, by the first characters of its id
+  svdq status 1f0c --json     every parameter as used
 """
 
 
 @click.command(epilog=STATUS_EXAMPLES)
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or one for each ID, one a line.")
 @redis_options
 def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     """Show jobs: status, step, when they will be done, files and, as JSON, every parameter as used.
 
-    Without an ID: how many jobs each queue has in each state.
+    Without an ID: the number of jobs by queue and status, the workers, the jobs in flight, and when all will be done.
     """
-    from svdq.producer.control import pauses
     from svdq.producer.queue import session
+    from svdq.producer.selection import complete_ids
     from svdq.producer.settings import Settings
-    from svdq.producer.status.outlook import Outlook, outlooks
-    from svdq.producer.status.ranks import read_groups
-    from svdq.producer.status.status import view, view_queues
+    from svdq.producer.status.estimates import Estimate
+    from svdq.producer.status.snapshot import estimate, take
+    from svdq.producer.status.status import view
 
     with session(Settings.load(redis_url=redis_url)) as connection:
-        groups = read_groups(connection)
         if not job_ids:
-            _print_queues(view_queues(connection), pauses(connection), groups, as_json)
+            snapshot = take(connection)
+            if as_json:
+                echo(json.dumps(snapshot.as_json()))
+            else:
+                _print(snapshot)
             return
-        jobs = [view(connection, job_id) for job_id in job_ids]
-        expected = outlooks(connection, jobs, groups)
+        jobs = [view(connection, job_id) for job_id in complete_ids(connection, job_ids)]
+        estimates = estimate(connection, jobs)
     for job in jobs:
-        outlook = expected.get(job.id, Outlook())
-        click.echo(json.dumps(job.as_json() | outlook.as_json()) if as_json else describe(job, outlook))
+        expected = estimates.get(job.id, Estimate())
+        echo(json.dumps(job.as_json() | expected.as_json()) if as_json else describe(job, expected))
 
 
 LIST_EXAMPLES = """\b
@@ -82,115 +76,44 @@ def list_jobs(limit: int, skip: int, statuses: tuple[str, ...], as_json: bool, r
     with session(Settings.load(redis_url=redis_url)) as connection:
         jobs = newest_jobs(connection, limit, statuses, skip=skip)
     for job in jobs:
-        click.echo(json.dumps(job.as_json()) if as_json else describe(job))
+        echo(json.dumps(job.as_json()) if as_json else describe(job))
     if not jobs and not as_json:
         some = "such " if statuses else "more " if skip else ""
-        click.echo(f"There are no {some}jobs; put one in with `svdq submit PHOTO`.", err=True)
+        echo(f"There are no {some}jobs; put one in with `svdq submit PHOTO`.", err=True)
 
 
-INFO_EXAMPLES = """\b
-Examples:
-  svdq info
-  svdq info --json
-"""
+def _print(snapshot: "Snapshot") -> None:
+    """Print what keeps jobs waiting, the queues, the workers, the jobs in flight, and when all will be done."""
+    from svdq.producer.moments import duration
+    from svdq.producer.status.estimates import Estimate
 
-
-@click.command(epilog=INFO_EXAMPLES)
-@json_option
-@redis_options
-def info(as_json: bool, redis_url: str | None) -> None:
-    """Show the queues, the worker groups, what they wait for, and every job in flight with its step."""
-    from svdq.producer.control import pauses
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
-    from svdq.producer.status.outlook import Outlook, outlooks
-    from svdq.producer.status.ranks import read_groups
-    from svdq.producer.status.status import list_jobs as newest_jobs
-    from svdq.producer.status.status import view_queues
-    from svdq.producer.status.workers import view_workers
-
-    with session(Settings.load(redis_url=redis_url)) as connection:
-        queues = view_queues(connection)
-        workers = view_workers(connection)
-        groups = read_groups(connection)
-        reasons = pauses(connection)
-        jobs = newest_jobs(connection, MAX_IN_FLIGHT, ("started",))
-        expected = outlooks(connection, jobs, groups)
-    if as_json:
-        document = {
-            "queues": [{"name": queue.name, **queue.counts} for queue in queues],
-            "eta_s": _eta_s(queues, groups),
-            "workers": [asdict(worker) for worker in workers],
-            "ranks": [rank.model_dump(mode="json") for group in groups for rank in group.ranks],
-            "jobs": [job.as_json() | expected.get(job.id, Outlook()).as_json() for job in jobs],
-            "pauses": list(reasons),
-            "troubles": _troubles_json(groups),
-        }
-        click.echo(json.dumps(document))
-        return
-    _print_queues(queues, reasons, groups, as_json=False)
-    click.echo()
-    for worker in workers:
-        click.echo(f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  {worker.finished} finished")
-    if not workers:
-        click.echo("No worker is running; start one with `svdq worker`.")
-    if jobs:
-        click.echo()
-    rows = []
-    for job in jobs:
-        outlook = expected.get(job.id, Outlook())
-        soon = "" if outlook.eta_s is None else f"about {duration(outlook.eta_s)}"
+    for sentence in snapshot.pauses:
+        echo(sentence)
+    for group in snapshot.groups:
+        for rank in group.ranks:
+            for trouble in rank.troubles:
+                echo(trouble_sentence(rank, trouble))
+    rows = [(queue.name, *(queue.counts[name] for name in STATUSES)) for queue in snapshot.queues]
+    for line in table([("queue", *STATUSES), *rows]):
+        echo(line)
+    echo()
+    for worker in snapshot.workers:
+        echo(f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  {worker.finished} finished")
+    if not snapshot.workers:
+        echo("No worker is running; start one with `svdq worker`.")
+    if snapshot.jobs:
+        echo()
+    in_flight = []
+    for job in snapshot.jobs:
+        expected = snapshot.estimates.get(job.id, Estimate())
+        step = "waits for storage" if expected.trouble else f"step {job.step}/{job.steps}"
         place = "" if job.rank is None else f"rank {job.rank}"
-        step = "waits for storage" if outlook.trouble else f"step {job.step}/{job.steps}"
-        rows.append((job.id, job.name, step, place, job.notice, soon))
-    for line in table(rows):
-        click.echo(line)
-
-
-def _troubles(groups: "Sequence[GroupStatus]") -> list[str]:
-    """Say what groups wait for, a sentence each."""
-    return [
-        f"WAITING FOR STORAGE on {rank.host}, rank {rank.rank}. {trouble.effect}: {trouble_reason(trouble)}"
-        for group in groups
-        for rank in group.ranks
-        for trouble in rank.troubles
-    ]
-
-
-def _troubles_json(groups: "Sequence[GroupStatus]") -> list[dict[str, Any]]:
-    return [
-        {"host": rank.host, "rank": rank.rank, **trouble.model_dump(mode="json")}
-        for group in groups
-        for rank in group.ranks
-        for trouble in rank.troubles
-    ]
-
-
-def _eta_s(queues: "Sequence[QueueView]", groups: "Sequence[GroupStatus]") -> float | None:
-    from svdq.producer.status.eta import queue_eta_s
-
-    eta_s = queue_eta_s(sum(queue.counts["queued"] for queue in queues), groups)
-    return None if eta_s is None else round(eta_s, 1)
-
-
-def _print_queues(
-    queues: "Sequence[QueueView]", pauses: Sequence[str], groups: "Sequence[GroupStatus]", as_json: bool
-) -> None:
-    """Print the number of jobs by queue and state, what keeps them waiting, and when all will be done."""
-    eta_s = _eta_s(queues, groups)
-    if as_json:
-        document = {
-            "queues": [{"name": queue.name, **queue.counts} for queue in queues],
-            "eta_s": eta_s,
-            "pauses": list(pauses),
-            "troubles": _troubles_json(groups),
-        }
-        click.echo(json.dumps(document))
-        return
-    for sentence in [*pauses, *_troubles(groups)]:
-        click.echo(sentence)
-    rows = [("queue", *STATUSES), *((queue.name, *(queue.counts[name] for name in STATUSES)) for queue in queues)]
-    for line in table(rows):
-        click.echo(line)
-    if eta_s:
-        click.echo(f"All that waits will be done in about {duration(eta_s)}.")
+        remark = job.notice if job.is_readable else job.error or ""
+        soon = "" if expected.eta_s is None else f"about {duration(expected.eta_s)}"
+        in_flight.append((job.id, job.name, step, place, remark, soon))
+    for line in table(in_flight):
+        echo(line)
+    if snapshot.estimate.eta_s is not None:
+        echo(f"Everything will be done in about {duration(snapshot.estimate.eta_s)}.")
+    elif snapshot.estimate.reason:
+        echo(f"It is unknown when everything will be done: {snapshot.estimate.reason}")

@@ -1,5 +1,6 @@
 """`svdq logs`: what workers have logged about a job, wherever they run."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.main import redis_options
+from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     import redis
@@ -38,18 +40,24 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
 
     It is kept as long as the job is; of very much the newest part.
     """
-    from svdq.producer.queue import fetch, session
+    from svdq.producer.moments import rfc3339
+    from svdq.producer.queue import session
+    from svdq.producer.selection import complete_ids
     from svdq.producer.settings import Settings
 
     with session(Settings.load(redis_url=redis_url)) as connection:
-        fetch(connection, job_id)  # tells that there is no such job
+        [job_id] = complete_ids(connection, [job_id])
         is_empty = True
         for entry in _entries(connection, job_id, follow):
             is_empty = False
-            click.echo(entry.model_dump_json() if as_json else _line(entry))
+            if as_json:
+                echo(json.dumps(entry.model_dump(mode="json") | {"at": rfc3339(entry.at)}))
+            else:
+                for line in _lines(entry):
+                    echo(line)
             sys.stdout.flush()
     if is_empty and not as_json:
-        click.echo(f"No worker has logged anything about job {job_id} yet.", err=True)
+        echo(f"No worker has logged anything about job {job_id} yet.", err=True)
 
 
 def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[LogEntry]":
@@ -71,7 +79,7 @@ def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[
         time.sleep(POLL_S)
 
 
-def _line(entry: "LogEntry") -> str:
+def _lines(entry: "LogEntry") -> list[str]:
     first, *more = entry.text.splitlines() or [""]
     head = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}  {entry.host} rank {entry.rank}  {entry.level}  {first}"
-    return "\n".join([head, *(f"    {line}" for line in more)])
+    return [head, *(f"    {line}" for line in more)]

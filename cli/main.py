@@ -20,21 +20,18 @@ COMMANDS = {
     "submit": ("svdq.cli.submit:submit", "Submit photos to be made into videos."),
     "batch": ("svdq.cli.batch:batch", "Submit the photos of a list, each with parameters of its own."),
     "watch": ("svdq.cli.watch:watch", "Submit photos as they are dropped into a folder."),
-    "status": ("svdq.cli.jobs:status", "Show jobs, or a summary of the queues."),
+    "status": ("svdq.cli.jobs:status", "Show queues, workers and jobs in flight, or single jobs."),
     "list": ("svdq.cli.jobs:list_jobs", "List the newest jobs."),
     "wait": ("svdq.cli.wait:wait", "Wait for jobs and print where their videos are."),
-    "info": ("svdq.cli.jobs:info", "Show queues, workers and jobs in flight."),
     "top": ("svdq.cli.top.top:top", "Watch queues, ranks and videos in flight."),
     "logs": ("svdq.cli.logs:logs", "Show what workers logged about a job."),
     "report": ("svdq.cli.report:report", "Tell what a night's work came to."),
     "gallery": ("svdq.cli.gallery:gallery", "Write a page of the finished videos."),
-    "open": ("svdq.cli.files:open_video", "Open a finished video."),
     "fetch": ("svdq.cli.files:fetch", "Bring finished videos into a folder."),
     "prune": ("svdq.cli.files:prune", "Remove old videos, photos and checkpoints."),
     "inspect": ("svdq.cli.inspect:inspect", "Show how a video was made."),
     "cancel": ("svdq.cli.control:cancel", "Cancel jobs, queued or in flight."),
-    "retry": ("svdq.cli.control:retry", "Queue failed or cancelled jobs again."),
-    "requeue": ("svdq.cli.control:requeue", "Render ended jobs again, finished ones too."),
+    "retry": ("svdq.cli.control:retry", "Queue failed, stopped or canceled jobs again."),
     "move": ("svdq.cli.control:move", "Move queued jobs to the front, or to another priority."),
     "pause": ("svdq.cli.control:pause", "Take no more jobs off the queues."),
     "resume": ("svdq.cli.control:resume", "Take jobs again."),
@@ -48,6 +45,16 @@ COMMANDS = {
     "doctor": ("svdq.cli.doctor:doctor", "Look whether everything is there, and say what to do."),
     "config": ("svdq.cli.config:config", "Show the settings and where they come from."),
     "completion": ("svdq.cli.completion:completion", "Print the script that completes commands in a shell."),
+}
+
+#: Headings of `svdq --help`, and the commands below each.
+SECTIONS = {
+    "Make videos": ("submit", "batch", "watch", "worker"),
+    "Follow jobs": ("status", "list", "wait", "top", "logs", "report"),
+    "Use videos": ("gallery", "fetch", "inspect", "prune"),
+    "Change jobs": ("cancel", "retry", "move", "pause", "resume"),
+    "Set up": ("model", "doctor", "config", "redis", "deploy", "completion"),
+    "Measure and plan": ("bench", "plan", "advise"),
 }
 
 EXIT_FAILED = 1
@@ -80,8 +87,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table into `--help`; click's own way would import every command."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for heading, names in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<{width}}", COMMANDS[name][1]) for name in names])
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -118,7 +127,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.Abort:
         return EXIT_INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)
+        click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)  # noqa: TID251 - many lines
         return EXIT_BAD_INPUT
     except click.ClickException as error:
         return _complain(error.format_message(), error.exit_code)
@@ -138,5 +147,8 @@ def main() -> None:
 
 
 def _complain(sentence: str, exit_code: int) -> int:
-    click.echo(f"Error: {' '.join(sentence.split())}", err=True)
+    # Imported here: the table of commands imports nothing but click.
+    from svdq.cli.words import echo
+
+    echo(f"Error: {' '.join(sentence.split())}", err=True)
     return exit_code

@@ -5,6 +5,8 @@ from typing import Literal
 
 import click
 
+from svdq.cli.words import echo
+
 
 @click.group()
 def model() -> None:
@@ -41,16 +43,17 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     plan = hub.make_plan(f"{name}@{revision}" if revision else name, wanted)
     free = hub.check_space(plan)
     note = " (it has no fp16 weights)" if wanted != plan.variant else ""
-    click.echo(
+    echo(
         f"{plan.name}: {len(plan.files)} files, {plan.variant} weights{note}; "
         f"{len(plan.missing)} to fetch, {size_text(plan.bytes_missing)} of {size_text(free)} free."
     )
     numbers = {file.path: number for number, file in enumerate(plan.missing, 1)}
     folder = hub.pull(
         plan,
-        lambda file: click.echo(f"{numbers[file.path]}/{len(numbers)}  {file.path}  {size_text(file.size)}", err=True),
+        lambda file: echo(f"{numbers[file.path]}/{len(numbers)}  {file.path}  {size_text(file.size)}", err=True),
     )
-    click.echo(f"{folder}\nUse it with SVDQ_MODEL={plan.name}")
+    echo(folder)
+    echo(f"Use it with SVDQ_MODEL={plan.name}")
 
 
 TINY_EXAMPLES = """\b
@@ -74,4 +77,4 @@ def tiny(folder: Path) -> None:
     from svdq.pipeline.models.tiny import write_tiny_model
 
     write_tiny_model(folder)
-    click.echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")
+    echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")

@@ -1,14 +1,18 @@
-"""The options that commands which submit have in common: how videos are made, and what is told. Knows no queue."""
+"""The options that several commands share: how videos are made, derived from `Job`, and how photos are submitted."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
+import annotated_types
 import click
+from pydantic.fields import FieldInfo
 
-#: The choices of `svdq.producer.job`, here so that `--help` needs no pydantic; a test holds them equal.
-FORMATS = ("mp4", "gif", "webp", "png")
-FITS = ("crop", "pad", "stretch")
-PRIORITIES = ("high", "default", "low")
+from svdq.pipeline.parameters import SIZE_MULTIPLE, Format, VideoParameters
+from svdq.producer import keys
+from svdq.producer.job import Job
+
+#: Most urgent first.
+PRIORITIES = tuple(name.removeprefix("svdq-") for name in keys.QUEUE_NAMES)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -23,26 +27,52 @@ def read_size(_context: click.Context, _option: click.Parameter, value: str | No
     return size["width"], size["height"]
 
 
-_OPTIONS = (
-    click.option("--frames", type=int, help="Number of frames [default: the model's own]."),
-    click.option("--steps", type=int, help="Denoising steps [default: 25]."),
-    click.option("--size", metavar="WxH", callback=read_size, help="Pixels, multiples of 64 [default: 1024x576]."),
-    click.option("--fps", type=int, help="Frames a second [default: 7]."),
-    click.option("--seed", type=int, help="Seed of the noise [default: drawn, and recorded]."),
-    click.option("--motion-bucket-id", type=int, help="How much motion, 1 to 255 [default: 127]."),
-    click.option("--noise-aug-strength", type=float, help="Noise added to the photo [default: 0.02]."),
-    click.option("--min-guidance-scale", type=float, help="Guidance of the first frame [default: 1.0]."),
-    click.option("--max-guidance-scale", type=float, help="Guidance of the last frame [default: 3.0]."),
-    click.option("--decode-chunk-size", type=int, help="Frames decoded at a time [default: as many as memory takes]."),
-    click.option(
+#: What a parameter is when it is left open.
+_OPEN_DEFAULTS = {
+    "frames": "the model's own",
+    "seed": "drawn, and recorded",
+    "decode_chunk_size": "as many as fit into memory",
+}
+#: Larger limits say nothing to a person.
+_MAX_SHOWN = 1_000_000
+
+
+def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
+    """Make the option of a parameter; whether a value is in its range is for the job to say, with one sentence."""
+    bounds = {type(bound): bound for bound in field.metadata}
+    low, high = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
+    limits = f"{low.ge:g} to {high.le:g}; " if low and high and high.le < _MAX_SHOWN else ""
+    default = _OPEN_DEFAULTS.get(name, field.default)
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)] or [field.annotation]
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        type=click.Choice(choices) if choices else kinds[0],
+        help=f"{field.description} [{limits}default: {default}].",
+    )
+
+
+def _options() -> list[Callable[[Command], Command]]:
+    width, height = (VideoParameters.model_fields[side].default for side in ("width", "height"))
+    size = click.option(
+        "--size",
+        metavar="WxH",
+        callback=read_size,
+        help=f"Pixels, multiples of {SIZE_MULTIPLE} [default: {width}x{height}].",
+    )
+    formats = Job.model_fields["formats"]
+    fit = _option("fit", Job.model_fields["fit"])
+    file_format = click.option(
         "--format",
         "formats",
         multiple=True,
-        type=click.Choice(FORMATS),
-        help="File to write; repeatable [default: mp4].",
-    ),
-    click.option("--fit", type=click.Choice(FITS), help="For photos of another shape [default: crop]."),
-)
+        type=click.Choice(get_args(Format)),
+        help=f"{formats.description}; repeatable [default: {' '.join(formats.default)}].",
+    )
+    plain = {name: field for name, field in VideoParameters.model_fields.items() if name not in ("width", "height")}
+    return [size, *(_option(name, field) for name, field in plain.items()), file_format, fit]
+
+
 _SUBMISSION_OPTIONS = (
     click.option("--force", is_flag=True, help="Render anew although the same job exists."),
     click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is 1 then."),
@@ -53,7 +83,7 @@ _SUBMISSION_OPTIONS = (
 
 def parameter_options(command: Command) -> Command:
     """Add the options that say how a video is made; `given` reads what they give."""
-    return _with(command, _OPTIONS)
+    return _with(command, _options())
 
 
 def submission_options(command: Command) -> Command:

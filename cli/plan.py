@@ -10,7 +10,7 @@ import click
 
 from svdq.cli.main import redis_options
 from svdq.cli.option_types import MILLISECONDS, Number
-from svdq.cli.words import clock, table
+from svdq.cli.words import clock, echo, table
 from svdq.producer.moments import duration
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ def plan(
     )
     found = make_plan(model, question)
     if as_json:
-        click.echo(json.dumps({"source": source, **asdict(found)}))
+        echo(json.dumps({"source": source, **asdict(found)}))
     else:
-        click.echo(source)
+        echo(source)
         for line in (*table(_rows(found)), "", *table(_runs(found)), ""):
-            click.echo(line)
+            echo(line)
         for line in _sentences(found, now.timestamp()):
-            click.echo(line)
+            echo(line)
     if plot_path is not None:
         from svdq.pipeline.planning.chart import draw_plan
 

@@ -2,6 +2,8 @@
 
 import click
 
+from svdq.cli.words import echo
+
 
 @click.group()
 def redis() -> None:
@@ -23,7 +25,7 @@ def start() -> None:
     from svdq.producer.embedded_redis.server import ensure_server
     from svdq.producer.settings import Settings
 
-    click.echo(ensure_server(Settings.load().home))
+    echo(ensure_server(Settings.load().home))
 
 
 STOP_EXAMPLES = """\b
@@ -38,7 +40,7 @@ def stop() -> None:
     from svdq.producer.embedded_redis.server import stop_server
     from svdq.producer.settings import Settings
 
-    click.echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "It was not running.")
+    echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "It was not running.")
 
 
 URL_EXAMPLES = """\b
@@ -56,5 +58,5 @@ def url() -> int:
     from svdq.producer.settings import Settings
 
     found = running_url(Settings.load().home)
-    click.echo(found or "It is not running; start it with `svdq redis start`.", err=not found)
+    echo(found or "It is not running; start it with `svdq redis start`.", err=not found)
     return 0 if found else 1

@@ -1,16 +1,17 @@
-"""`svdq report`: what a night's work came to."""
+"""`svdq report`: the summary of a night's work."""
 
 import json
-from pathlib import Path
+from functools import partial
 
 import click
 
 from svdq.cli.main import redis_options, storage_option
+from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
   svdq report --since 22:00
-  svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00 --html night.html
+  svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00
   svdq report --since 7d --json
 """
 
@@ -19,13 +20,10 @@ Examples:
 @click.option("--since", metavar="TIME", default="24h", show_default=True, help="22:00, 2027-01-31, 12h.")
 @click.option("--until", metavar="TIME", help="The same [default: now].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page as well.")
 @storage_option
 @redis_options
-def report(
-    since: str, until: str | None, as_json: bool, page: Path | None, storage: str | None, redis_url: str | None
-) -> None:
-    """Tell how many videos were finished in a stretch of time, how fast, what failed and why, and what is left.
+def report(since: str, until: str | None, as_json: bool, storage: str | None, redis_url: str | None) -> None:
+    """Show how many videos were finished in a stretch of time, how fast, what failed and why, and what is left.
 
     Counted from Redis and from the JSON beside the videos, which stays when Redis has forgotten a job.
     """
@@ -34,8 +32,6 @@ def report(
     from svdq.pipeline.errors import InputError
     from svdq.producer.moments import parse_past
     from svdq.producer.queue import session
-    from svdq.producer.results.pages import check_target, write
-    from svdq.producer.results.report_page import report_page
     from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage
     from svdq.producer.results.run_report import summarise
     from svdq.producer.settings import Settings
@@ -46,20 +42,17 @@ def report(
     last = parse_past(until, "--until", now) if until else now
     if last <= first:
         raise InputError(f"--until {until!r} is not after --since {since!r}; give a later time.")
-    if page is not None:
-        check_target(page)
     settings = Settings.load(redis_url=redis_url, storage=storage)
+    warn = partial(echo, err=True)
     with session(settings) as connection:
         records = [
-            *records_from_redis(connection, first, last),
-            *records_from_storage(Storage(settings.storage), first),
+            *records_from_redis(connection, first, last, warn),
+            *records_from_storage(Storage(settings.storage), first, warn),
         ]
         left = jobs_left(connection)
     found = summarise(records, left, since=first, until=last)
-    if page is not None:
-        write(page, [report_page(found)])
     if as_json:
-        click.echo(json.dumps(found.as_json()))
+        echo(json.dumps(found.as_json()))
     else:
         for line in found.lines():
-            click.echo(line)
+            echo(line)

@@ -7,10 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import click
-
 from svdq.cli.main import EXIT_FAILED
-from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, Submission, submit_all
+from svdq.cli.words import echo
+from svdq.producer.moments import rfc3339
+from svdq.producer.submitting.submit import (
+    BadPhotosError,
+    BadRequest,
+    Observer,
+    Request,
+    Submission,
+    submit_all,
+)
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -96,22 +103,27 @@ class Teller:
         self.num_old += not submission.is_new
         if self._as_json:
             if not self._do_wait:
-                click.echo(json.dumps(_object(submission)))
+                echo(json.dumps(_object(submission)))
         elif self.num_new + self.num_old <= self._max_lines:
             line = _line(submission, do_wait=self._do_wait)
-            click.echo(line) if self._held is None else self._held.append(line)
+            echo(line) if self._held is None else self._held.append(line)
 
     def release(self) -> None:
         """Print what was held, and how many there are, if not all were told of."""
         for line in self._held or ():
-            click.echo(line)
+            echo(line)
         if not self._as_json and self.num_new + self.num_old > MAX_LINES:
             counts = f"New jobs: {self.num_new:,}; there before: {self.num_old:,}"
-            click.echo(f"{counts}. `svdq list` shows the newest.", err=True)
+            echo(f"{counts}. `svdq list` shows the newest.", err=True)
 
 
 def submit_and_tell(
-    settings: "Settings", requests: Sequence[Request], *, skip_bad: bool = False, do_wait: bool, as_json: bool
+    settings: "Settings",
+    requests: Sequence[Request | BadRequest],
+    *,
+    skip_bad: bool = False,
+    do_wait: bool,
+    as_json: bool,
 ) -> int:
     """Submit photos, print what became of them, and return the exit code.
 
@@ -134,7 +146,7 @@ def submit_and_tell(
     teller.release()
     if bar.reasons:
         print_reasons(bar.reasons)
-        click.echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
+        echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
     exit_code = EXIT_FAILED if bar.reasons else 0
     return max(exit_code, _wait(settings, submitted, as_json)) if do_wait else exit_code
 
@@ -142,9 +154,9 @@ def submit_and_tell(
 def print_reasons(reasons: Sequence[str]) -> None:
     """Say what is wrong, a line each, with as much as anyone reads."""
     for reason in reasons[:MAX_REASONS]:
-        click.echo(reason, err=True)
+        echo(reason, err=True)
     if len(reasons) > MAX_REASONS:
-        click.echo(f"… and {len(reasons) - MAX_REASONS:,} more.", err=True)
+        echo(f"… and {len(reasons) - MAX_REASONS:,} more.", err=True)
 
 
 @contextlib.contextmanager
@@ -163,19 +175,22 @@ def _wait(settings: "Settings", submitted: dict[str, Submission], as_json: bool)
 
     def tell(view: "JobView") -> None:
         if as_json:
-            ended = {"status": view.status, "outputs": list(view.outputs), "error": view.error}
-            click.echo(json.dumps(_object(submitted[view.id]) | ended))
+            names = ("status", "outputs", "error", "notice", "started_at", "ended_at", "duration_s")
+            ended = view.as_json()
+            echo(json.dumps(_object(submitted[view.id]) | {name: ended[name] for name in names}))
 
     return wait_for(settings, list(submitted), quiet=as_json, on_end=tell)[1]
 
 
 def _object(submission: Submission) -> dict[str, Any]:
-    described = {name: getattr(submission, name) for name in ("id", "image", "seed", "status", "name")}
-    return described | ({"at": submission.at.isoformat()} if submission.at else {})
+    described = {name: getattr(submission, name) for name in ("id", "photo", "image", "seed", "status", "name")}
+    return described | ({"at": rfc3339(submission.at)} if submission.at else {})
 
 
 def _line(submission: Submission, *, do_wait: bool) -> str:
-    if not submission.is_new:
+    if submission.replaced_model:
+        note = f" (replaces the video that {submission.replaced_model} made)"
+    elif not submission.is_new:
         note = f" (exists already, {submission.status}; --force renders anew)"
     elif submission.at:
         note = f" (waits until {submission.at.astimezone():%a %Y-%m-%d %H:%M:%S %Z})"

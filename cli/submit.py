@@ -1,5 +1,6 @@
 """`svdq submit`: photos into the queue."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES, given, parameter_options, submission_options
+from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
@@ -22,9 +24,24 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+class _PhotosCommand(click.Command):
+    """Takes a file for a photo although its name begins with a dash, as a shell's `*.jpg` may give it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ./ in front of arguments that are files and no options."""
+        options = {opt for parameter in self.get_params(ctx) for opt in parameter.opts}
+
+        def is_file(arg: str) -> bool:
+            return arg.startswith("-") and arg.partition("=")[0] not in options and os.path.isfile(arg)
+
+        return super().parse_args(ctx, [f"./{arg}" if is_file(arg) else arg for arg in args])
+
+
+@click.command(cls=_PhotosCommand, epilog=EXAMPLES)
 @click.argument("photos", metavar="PHOTO...", nargs=-1, required=True, shell_complete=click.Path().shell_complete)
-@click.option("--recursive", is_flag=True, help="Take folders with all folders in them.")
+@click.option(
+    "--recursive", is_flag=True, help="Take folders with all folders in them; videos keep the folders of their photos."
+)
 @parameter_options
 @click.option(
     "--variations",
@@ -90,6 +107,7 @@ def submit(
     was interrupted can be submitted again. Another --name or --output makes it another job.
     """
     # Imported here: `svdq submit --help` needs none of it.
+    from dataclasses import replace
     from datetime import datetime
 
     from svdq.cli.submissions import submit_and_tell
@@ -126,6 +144,10 @@ def submit(
         storage=Storage(settings.storage).folder,
     )
     if sources.num_others:
-        click.echo(f"Files left out, for by their names they are no photos: {sources.num_others:,}.", err=True)
-    requests = [Request(path=path, order=order) for path in sources.paths]
+        echo(f"Files left out, for by their names they are no photos: {sources.num_others:,}.", err=True)
+    orders = {
+        below: replace(order, folder=read_folder("/".join(filter(None, (order.folder, below)))))
+        for below in {photo.folder for photo in sources.photos}
+    }
+    requests = [Request(path=photo.path, order=orders[photo.folder]) for photo in sources.photos]
     return submit_and_tell(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

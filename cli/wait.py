@@ -1,6 +1,7 @@
 """`svdq wait`, and the waiting of `svdq submit --wait`: bars on a terminal, else a line for each job that ends."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ import click
 
 from svdq.cli.bars import MAX_BARS, Bars, Display, Lines
 from svdq.cli.main import EXIT_FAILED, redis_options
-from svdq.cli.words import describe, trouble_reason
+from svdq.cli.words import describe, echo, trouble_reason
 
 if TYPE_CHECKING:
     import redis
@@ -30,26 +31,38 @@ NO_WORKER_S = 2.0
 
 EXAMPLES = """\b
 Examples:
-  svdq wait 1f0c…
-  svdq wait 1f0c… 2a7d… --json
+  svdq wait 1f0c
+  svdq wait 1f0c 2a7d --json
+  svdq wait 1f0c --timeout 2h
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--timeout", metavar="TIME", help="Give up after so long: 90s, 30m, 2h.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
 @redis_options
-def wait(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> int:
+def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url: str | None) -> int:
     """Wait for jobs and print where their videos are.
 
-    Exit code 0 when all are finished, 1 when any has failed.
+    Exit code 0 when all are finished, 1 when any has failed or --timeout has passed.
     """
+    from svdq.producer.moments import parse_age
+    from svdq.producer.queue import session
+    from svdq.producer.selection import complete_ids
     from svdq.producer.settings import Settings
 
-    views, exit_code = wait_for(Settings.load(redis_url=redis_url), job_ids, quiet=as_json)
+    timeout_s = parse_age(timeout, "--timeout").total_seconds() if timeout else None
+    settings = Settings.load(redis_url=redis_url)
+    with session(settings) as connection:
+        ids = complete_ids(connection, job_ids)
+    views, exit_code = wait_for(settings, ids, quiet=as_json, timeout_s=timeout_s)
     if as_json:
         for view in views:
-            click.echo(json.dumps(view.as_json()))
+            echo(json.dumps(view.as_json()))
+    num_left = sum(not view.ended for view in views)
+    if num_left:
+        echo(f"Error: {num_left} of {len(views)} jobs had not ended after {timeout}.", err=True)
     return exit_code
 
 
@@ -59,26 +72,30 @@ def wait_for(
     *,
     quiet: bool,
     on_end: "Callable[[JobView], None] | None" = None,
+    timeout_s: float | None = None,
 ) -> "tuple[list[JobView], int]":
-    """Wait until all jobs have ended; return them in the order asked for, and the exit code that tells how.
+    """Wait until all jobs have ended; return them in the order asked for, and the exit code.
 
     Args:
         settings: of this process.
         job_ids: what to wait for.
         quiet: print nothing.
         on_end: called with each job as it ends.
+        timeout_s: seconds after which jobs are returned that have not ended; None waits without end.
     """
     from svdq.producer.queue import session
-    from svdq.producer.status.outlook import outlooks
+    from svdq.producer.status.snapshot import estimate
+    from svdq.producer.status.status import view_many
 
     job_ids = list(dict.fromkeys(job_ids))
     live = sys.stderr.isatty() and not quiet
+    give_up_at = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
     with session(settings) as connection:
         display: Display = Bars(len(job_ids)) if live else Lines()
         ended: dict[str, JobView] = {}
         with display:
-            for views, groups in _poll(connection, job_ids, display):
-                expected = outlooks(connection, views, groups) if live else {}
+            for views, groups in _poll(connection, job_ids, display, give_up_at):
+                expected = estimate(connection, views, groups) if live else {}
                 for view in views:
                     display.show(view, expected.get(view.id))
                     if view.ended:
@@ -86,20 +103,22 @@ def wait_for(
                         if on_end:
                             on_end(view)
                         if not live and not quiet:
-                            click.echo(describe(view))
+                            echo(describe(view))
                             sys.stdout.flush()
+        pending = {view.id: view for view in view_many(connection, [each for each in job_ids if each not in ended])}
     # Only now that the bars are gone: stdout may be the same terminal.
     if live:
         for view in ended.values():
-            click.echo(describe(view))
-    exit_code = 0 if all(view.status == "finished" for view in ended.values()) else EXIT_FAILED
-    return [ended[job_id] for job_id in job_ids], exit_code
+            echo(describe(view))
+    known = ended | pending
+    found = [known[job_id] for job_id in job_ids if job_id in known]
+    return found, 0 if all(view.status == "finished" and view.is_readable for view in found) else EXIT_FAILED
 
 
 def _poll(
-    connection: "redis.Redis", job_ids: Sequence[str], display: Display
+    connection: "redis.Redis", job_ids: Sequence[str], display: Display, give_up_at: float
 ) -> "Iterator[tuple[list[JobView], list[GroupStatus]]]":
-    """Yield how the jobs stand that have not ended before, and the groups, again and again until all have ended."""
+    """Yield the jobs that had not ended before, and the groups, again and again until all have ended or time is up."""
     from redis.exceptions import ConnectionError as LostError
     from redis.exceptions import TimeoutError as SlowError
 
@@ -107,7 +126,7 @@ def _poll(
     from svdq.producer.queue import fetch, statuses
     from svdq.producer.status.ranks import read_groups
     from svdq.producer.status.status import ENDED, view_many
-    from svdq.producer.status.workers import view_workers
+    from svdq.producer.status.workers import worker_state
 
     pending = list(job_ids)
     started = last_answer = time.monotonic()
@@ -124,10 +143,11 @@ def _poll(
             seen = [job_id for job_id in pending if job_id not in unseen]
             views = view_many(connection, seen)
             for gone in set(seen) - {view.id for view in views}:
-                fetch(connection, gone)  # tells that there is no such job
+                fetch(connection, gone)  # raises
             if not is_worker_sought and time.monotonic() - started > NO_WORKER_S:
-                is_worker_sought = True
-                if not view_workers(connection):
+                state = worker_state(connection)
+                is_worker_sought = state != "starting"
+                if state == "none":
                     display.say("No worker is running; start one with `svdq worker`.")
             groups = read_groups(connection)
             held_up = _held_up(pauses(connection), groups)
@@ -135,16 +155,17 @@ def _poll(
                 display.say(held_up[what])
             told = set(held_up)
         except (LostError, SlowError):
-            if time.monotonic() - last_answer > PATIENCE_S:
+            if time.monotonic() - last_answer > PATIENCE_S or time.monotonic() >= give_up_at:
                 raise
         else:
             last_answer = time.monotonic()
             yield views, groups
             over = {view.id for view in views if view.ended}
             pending = [job_id for job_id in pending if job_id not in over]
-            if not pending:
+            if not pending or time.monotonic() >= give_up_at:
                 return
-        time.sleep(max(POLL_S, POLL_SHARE * (time.monotonic() - begin)))
+        rest_s = max(POLL_S, POLL_SHARE * (time.monotonic() - begin))
+        time.sleep(max(0.0, min(rest_s, give_up_at - time.monotonic())))
 
 
 def _held_up(pauses: Sequence[str], groups: "Sequence[GroupStatus]") -> dict[str, str]:

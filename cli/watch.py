@@ -1,8 +1,11 @@
-"""`svdq watch`: photos that are dropped into a folder, into the queue."""
+"""`svdq watch`: submit photos that are dropped into a folder."""
 
+import contextlib
 import json
+import os
 import re
 import signal
+import socket
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,6 +14,7 @@ import click
 
 from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES, given, parameter_options
+from svdq.cli.words import echo
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,44 +24,44 @@ EXAMPLES = """\b
 Examples:
   svdq watch ~/inbox
   svdq watch ~/inbox --recursive --existing --frames 25
-  svdq watch /srv/drop --then move:done --glob '*.jpg' --glob '*.png'
-  svdq watch /mnt/nas/photos --poll --settle 10s
-  svdq watch ~/inbox --once --then move:done
+  svdq watch /srv/drop --on-success move:done --glob '*.jpg' --glob '*.png'
+  svdq watch /mnt/nas/photos --poll --stable-for 10s
+  svdq watch ~/inbox --once --on-success move:done
 """
 
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0}
 
 
-def _read_seconds(_context: click.Context, _option: click.Parameter, value: str) -> float:
+def _parse_duration(_context: click.Context, _option: click.Parameter, value: str) -> float:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m|)", value.strip())
     if match is None or float(match[1]) == 0:
-        raise InputError(f"--settle {value} is not a length of time; write it as 2s, 500ms or 1m.")
+        raise InputError(f"--stable-for {value} is not a duration; write it as 2s, 500ms or 1m.")
     return float(match[1]) * _UNITS[match[2]]
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--recursive", is_flag=True, help="Take photos in its folders, too; outputs have the same folders.")
-@click.option("--glob", "globs", multiple=True, metavar="PATTERN", help="Take these; repeatable [default: all photos].")
-@click.option("--existing", is_flag=True, help="Take what lay there before the folder was first watched, too.")
+@click.option("--recursive", is_flag=True, help="Include subfolders; outputs have the same folders.")
+@click.option("--glob", "globs", multiple=True, metavar="PATTERN", help="Only these; repeatable [default: all photos].")
+@click.option("--existing", is_flag=True, help="Include photos from before the folder was first watched.")
 @click.option(
-    "--settle",
-    "settle_s",
+    "--stable-for",
+    "stable_for_s",
     default="2s",
     show_default=True,
     metavar="TIME",
-    callback=_read_seconds,
-    help="Take a file that has not changed for so long.",
+    callback=_parse_duration,
+    help="Submit a file when it has not changed for this long.",
 )
 @click.option(
-    "--then",
+    "--on-success",
     default="keep",
     show_default=True,
     metavar="keep|move:DIR|delete",
-    help="What is done with a photo that was submitted; a relative DIR is in FOLDER.",
+    help="What to do with a photo that was submitted; a relative DIR is in FOLDER.",
 )
-@click.option("--poll", is_flag=True, help="Look again and again: for network shares, which tell of no changes.")
-@click.option("--once", is_flag=True, help="Take what is there, then end; for cron. Implies --existing.")
+@click.option("--poll", is_flag=True, help="Scan regularly: for network shares, which have no notifications.")
+@click.option("--once", is_flag=True, help="Submit what is there, then exit; for cron. Implies --existing.")
 @parameter_options
 @click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Which queue.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event, one a line.")
@@ -68,8 +72,8 @@ def watch(
     recursive: bool,
     globs: tuple[str, ...],
     existing: bool,
-    settle_s: float,
-    then: str,
+    stable_for_s: float,
+    on_success: str,
     poll: bool,
     once: bool,
     size: tuple[int, int] | None,
@@ -82,31 +86,27 @@ def watch(
 ) -> int:
     """Submit photos as they are dropped into FOLDER, each once.
 
-    It remembers what it has taken, so it can be stopped, killed and started again: what was dropped meanwhile is taken
-    then. A file svdq.toml in a folder says what is wanted of the photos in it (frames = 25, size = "576x320", …) and
-    wins over the flags. Files that are no photos are told once and, unless photos are kept, moved to FOLDER/rejected.
+    It remembers what it has submitted, so it can be stopped, killed and started again: photos that were dropped
+    meanwhile are submitted then. A file svdq.toml in a folder sets the parameters of the photos in it (frames = 25,
+    size = "576x320", …) and overrides the flags. Files that are no photos are reported once and, unless photos are
+    kept, moved to FOLDER/rejected. Symbolic links are not followed.
 
-    Ctrl-C or SIGTERM finishes the photo at hand and ends.
+    Ctrl-C or SIGTERM finishes the current photo and exits.
     """
     # Imported here: `svdq watch --help` needs none of it.
     from svdq.producer.settings import Settings
     from svdq.producer.submitting.options import SubmitOptions
     from svdq.producer.submitting.order import Order
-    from svdq.producer.watching.selection import PHOTO_GLOBS, Selection
-    from svdq.producer.watching.service import notify_ready
-    from svdq.producer.watching.watch import WatchOptions
+    from svdq.producer.watching.options import PHOTO_GLOBS, Selection, WatchOptions
     from svdq.producer.watching.watch import watch as watch_folder
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     options = SubmitOptions(**given(size=size, formats=formats, **parameters))
 
-    def tell(event: "Event") -> None:
-        if as_json:
-            click.echo(json.dumps(event.as_json()))
-        else:
-            click.echo(click.format_filename(event.text), err=event.kind in ("trouble", "mended"))
+    def report(event: "Event") -> None:
+        _print(event, as_json=as_json)
         if event.kind == "watching":
-            notify_ready()
+            _notify_systemd()
 
     with StopSignals() as stop:
         summary = watch_folder(
@@ -116,12 +116,12 @@ def watch(
             WatchOptions(
                 selection=Selection(recursive=recursive, globs=globs or PHOTO_GLOBS),
                 existing=existing,
-                settle_s=settle_s,
-                then=then,
+                stable_for_s=stable_for_s,
+                on_success=on_success,
                 poll=poll,
                 once=once,
             ),
-            tell,
+            report,
             stop,
         )
     if stop.number == signal.SIGINT:
@@ -129,8 +129,25 @@ def watch(
     return EXIT_FAILED if once and (summary.rejected or summary.waiting) else 0
 
 
+def _print(event: "Event", *, as_json: bool) -> None:
+    """Print an event. Its text has names of files, which anybody may have chosen."""
+    if as_json:
+        echo(json.dumps(event.as_json()))
+    else:
+        echo(event.text, err=event.kind in ("problem", "resolved"))
+
+
+def _notify_systemd() -> None:
+    """Report to systemd that the service is ready, by one datagram to the socket that it names."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address.startswith(("/", "@")):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
+            manager.send(b"READY=1")
+
+
 class StopSignals:
-    """Whether SIGINT or SIGTERM has come; the second one ends the process at once."""
+    """A stop request by SIGINT or SIGTERM; the second signal ends the process at once."""
 
     def __init__(self) -> None:
         #: The signal, or 0.
@@ -138,23 +155,23 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Begin to listen."""
+        """Install the handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
             # A shell has its background jobs ignore Ctrl-C.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._heard)
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Listen no longer."""
+        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def is_set(self) -> bool:
-        """Whether one has come."""
+        """Return whether a signal has come."""
         return self.number != 0
 
-    def _heard(self, number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.number:
             raise KeyboardInterrupt
         self.number = number

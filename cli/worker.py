@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.main import redis_options, storage_option
-from svdq.pipeline.models.compute import DEFAULTS
-from svdq.worker.launching.compute_options import compute_options, read_said, transport_option
+from svdq.cli.words import echo
+from svdq.worker.launching.compute_options import compute_options, read
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 )
 @click.option("--burst", is_flag=True, help="End when the queue is empty, and tell what it came to.")
 @click.option("--no-lock", is_flag=True, help="Start a burst although another one works on the same devices.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write what it came to as .json or .html as well.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write the summary to a .json file as well.")
 @click.option("--until", metavar="HH:MM", help="Stop then: no video is begun that would not be done; the rest is kept.")
 @click.option(
     "--checkpoints",
@@ -54,12 +54,6 @@ if TYPE_CHECKING:
     help="What a rank's weights and activations may take, such as 24GB; videos that need more are refused "
     "(SVDQ_MEMORY_LIMIT). Default: what its GPU has.",
 )
-@click.option(
-    "--fit-memory",
-    is_flag=True,
-    help="Change videos that need more in place of refusing them: a smaller decode_chunk_size, then fewer frames.",
-)
-@transport_option
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",
@@ -103,15 +97,15 @@ def worker(
       svdq worker --nnodes 2 --rdzv-endpoint render1   a part of a group over two hosts
       svdq worker --burst                  render what is queued, then end
       svdq worker --until 06:00            stop in the morning, keep what is half done
-      svdq worker --burst --until 06:00 --report night.html
+      svdq worker --burst --until 06:00 --report night.json
       svdq worker --metrics-port 9464 --log-format json
-      svdq worker --dtype bf16 --fused-qkv --channels-last --compile blocks
+      svdq worker --dtype bf16 --compile blocks
     """  # noqa: D301 - \b is click's mark for a paragraph to be left as it is
     from svdq.producer.settings import Settings
     from svdq.worker.launching.launch import LaunchOptions
 
     settings = Settings.load(model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit)
-    launch_options = LaunchOptions(compute=read_said(options), **options, log_format=log_format)
+    launch_options = LaunchOptions(compute=read(options), **options, log_format=log_format)
     with _logging(log_format):
         code = _start(settings, launch_options, report, no_lock=no_lock)
     sys.exit(code)
@@ -121,12 +115,15 @@ def worker(
 def _logging(log_format: str) -> Iterator[None]:
     """Set up what this process itself writes to stderr for a block, and in JSON what its children do."""
     from svdq.pipeline.errors import SvdqError
+    from svdq.worker.health.json_log import TextFormatter
     from svdq.worker.health.json_stderr import json_stderr
 
     for name in ("metrics", "launching"):
         logging.getLogger(f"svdq.worker.{name}").setLevel(logging.INFO)
     if log_format == "text":
-        logging.basicConfig(format="%(message)s", stream=sys.stderr)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(TextFormatter("%(message)s"))
+        logging.basicConfig(handlers=[handler])
         yield
         return
     with json_stderr():
@@ -149,18 +146,18 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
 
     require_torch("a worker")
     if report is not None:
-        check_target(report, (".json", ".html"))
+        check_target(report, (".json",))
     if options.trace is not None:
         check_target(options.trace, ())
-    dtype = (options.compute or DEFAULTS).dtype
-    check_model(settings.model, on_gpus=options.device != "cpu" and num_gpus() > 0, dtype=dtype)
+    on_gpus = options.device != "cpu" and num_gpus() > 0
+    check_model(settings.model, on_gpus=on_gpus, dtype=options.compute.dtype)
     ffmpeg_version()
     connect(settings).close()
     if not options.burst or no_lock:
         return _run(settings, options, report)
     with burst_lock(settings.home, devices_of(options)) as holder:
         if holder is not None:
-            click.echo(holder, err=True)
+            echo(holder, err=True)
             return 0
         return _run(settings, options, report)
 
@@ -168,7 +165,6 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, tell what a burst came to, and return the exit code."""
     from svdq.producer.results.pages import write
-    from svdq.producer.results.report_page import report_page
     from svdq.worker.launching.launch import launch
     from svdq.worker.launching.run_end import report_of_run
 
@@ -177,8 +173,7 @@ def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) ->
     if options.burst or report is not None:
         found = report_of_run(settings, ending, started_at, until=options.until)
         for line in found.lines():
-            click.echo(line)
+            echo(line)
         if report is not None:
-            as_json = report.suffix.lower() == ".json"
-            write(report, [json.dumps(found.as_json(), indent=2) + "\n" if as_json else report_page(found)])
+            write(report, [json.dumps(found.as_json(), indent=2) + "\n"])
     return ending.code

@@ -70,7 +70,7 @@ class Demo:
         with self.group() as group:
             say("Starting seven ranks on the processor; each of them loads torch.")
             started = time.monotonic()
-            while not self.ask("info")["workers"]:
+            while not self.ask("status")["workers"]:
                 self.check(group)
                 if time.monotonic() - started > START_S:
                     raise DemoError(f"The ranks did not start; see {shown(LOG)}.")

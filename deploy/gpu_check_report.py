@@ -1,6 +1,7 @@
-"""The file that `gpu_check.py` writes: what was run and said, and each figure beside what is wanted of it.
+"""The file that `gpu_check.py` writes: what was run and printed, and each figure beside the wanted one.
 
-Beside it lies the same as JSON, from which a later run of other sections takes up what is there.
+It is written line by line as commands print, so a run that is killed loses nothing. The same as JSON is beside it, from
+which a later run of other sections keeps what is there.
 """
 
 import contextlib
@@ -9,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,22 +43,23 @@ class Section:
 
 
 class Report:
-    """The Markdown file, written as sections go on, so that one which hangs loses no other."""
+    """The Markdown file, written as sections go on, each within its time limit."""
 
     def __init__(
-        self, path: Path, *, timeout_s: float = 3600, where: str = "", trial: bool = False, keep: bool = False
+        self, path: Path, *, section_s: float = 570, where: str = "", trial: bool = False, keep: bool = False
     ) -> None:
         """Begin it.
 
         Args:
             path: of the Markdown.
-            timeout_s: seconds that one command may take.
+            section_s: seconds that the commands of a section may take.
             where: on what all is measured; stands under each heading.
             trial: whether there is no GPU, so that nothing says anything about GPUs.
             keep: take up the sections of earlier runs.
         """
         self.path = path
-        self.timeout_s = timeout_s
+        self._section_s = section_s
+        self._deadline = time.monotonic() + section_s
         self._where = where
         self._trial = trial
         #: By their titles, and what sections measured for those after them.
@@ -73,15 +77,20 @@ class Report:
     def section(self, title: str, check: Callable[[], None]) -> None:
         """Do a check under a heading of its own, in place of an earlier one; whatever it raises is its failure."""
         self._section = self.sections[title] = Section()
+        self._deadline = time.monotonic() + self._section_s
         print(f"## {title}\n", flush=True)  # noqa: T201
         if self._where:
             self.add(self._where)
         try:
             check()
         except Exception as error:  # noqa: BLE001 - the other sections go on, whatever it was
-            self._section.failed = True
-            self.add(f"**This section failed**: {type(error).__name__}: {error}")
+            self.fail(f"{type(error).__name__}: {error}")
         self._write()
+
+    def fail(self, reason: str) -> None:
+        """Note that the section failed; what it has measured stays."""
+        self._section.failed = True
+        self.add(f"**This section failed**: {reason}")
 
     def add(self, text: str) -> None:
         """Add a paragraph to the section, also on the terminal."""
@@ -89,33 +98,50 @@ class Report:
         self._section.text.append(text)
         self._write()
 
-    def run(self, *arguments: object, environment: Mapping[str, str] | None = None) -> None:
-        """Run a module of svdq's, in this process's environment or another one, and add what it printed.
+    def run(self, *arguments: object, environment: Mapping[str, str] | None = None) -> str:
+        """Run a module of svdq's and add each line that it prints; give all of them.
 
         Raises:
-            RuntimeError: it did not end with 0, or not in time.
+            RuntimeError: it did not exit with 0, or not within the section's time.
         """
         command = [sys.executable, "-m", *map(str, arguments)]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env=environment,
+            env={**(environment or os.environ), "PYTHONUNBUFFERED": "1"},
         )
-        try:
-            output, complaints = process.communicate(timeout=self.timeout_s)
-        except subprocess.TimeoutExpired:
+        assert process.stdout is not None
+        seconds = max(0.0, self._deadline - time.monotonic())
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its ranks, too
-            output, complaints = process.communicate()
-            complaints += f"\nIt was ended after {self.timeout_s:.0f} s."
-        shown = " ".join(["python", *command[1:]])
-        said = "\n".join(part for part in (complaints.strip()[-6000:], output.rstrip()) if part)
-        self.add(f"    {shown}\n\n```\n{said}\n```")
+
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        shown, said = " ".join(["python", *command[1:]]), ""
+        print(f"    {shown}\n", flush=True)  # noqa: T201
+        self._section.text.append("")
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)  # noqa: T201
+                said += line
+                self._section.text[-1] = f"    {shown}\n\n```\n{said.rstrip()}\n```"
+                self._write()
+            process.wait()
+        finally:
+            timer.cancel()
+            process.stdout.close()
+        if late.is_set():
+            raise RuntimeError(f"it was ended after {self._section_s:.0f} s, the time of a section")
         if process.returncode != 0:
             raise RuntimeError(f"exit code {process.returncode}")
+        return said
 
     def judge(self, what: str, measured: str, wanted: str, good: bool | None) -> None:
         """Put a figure beside what is wanted."""

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from svdq.pipeline import photo
+from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.group import Links, Place, build_stage, choose_device
+from svdq.pipeline.group import Links, Place, build_stage
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
@@ -35,6 +36,9 @@ class QuietMonitor:
     """A monitor that nobody watches."""
 
     def step(self, sample: Sample, index: int) -> None:
+        """Say nothing."""
+
+    def warm_up(self, sample: Sample) -> None:
         """Say nothing."""
 
     def idle(self) -> None:
@@ -100,7 +104,7 @@ def render(
 def _rank_main(
     place: Place, links: Links, model_name: str, folder: str, documents: str, wanted: str, options: ComputeOptions
 ) -> None:
-    device = choose_device(wanted, place)
+    device = choose_device(wanted, place.local_rank)
     parts = Part.of_rank(place.rank, place.num_ranks)
     model = open_model(model_name, parts, device, dtype_of(options, device), options)
     image = Image.open(Path(folder, "photo.png"))
@@ -193,7 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     largest = 0
     for parameters, frames in zip(videos, ours, strict=True):
-        theirs = render_with_diffusers(str(options.model), image, parameters, device=device)
+        if options.alone:
+            [theirs] = render(str(options.model), image, [parameters], num_ranks=1, device=device)
+        else:
+            theirs = render_with_diffusers(str(options.model), image, parameters, device=device)
         difference = int(np.abs(frames.astype(np.int16) - theirs.astype(np.int16)).max())
         largest = max(largest, difference)
         print(  # noqa: T201
@@ -210,6 +217,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="folder of a StableVideoDiffusionPipeline")
     parser.add_argument("--image", type=Path, required=True, help="a photo")
     parser.add_argument("--ranks", type=int, default=7)
+    parser.add_argument("--alone", action="store_true", help="compare with one rank in place of diffusers")
     parser.add_argument("--videos", type=int, default=2, help="videos in flight at once, with seeds from --seed on")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--tolerance", type=int, default=0, help="largest pixel difference that counts as equal")

@@ -5,7 +5,6 @@ process) only ever makes it longer, so an estimate is the lower quartile of the 
 speeds are nearly equal count as equal, since shares that follow noise cost more than they gain.
 """
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,16 +60,14 @@ class _Measured:
 class CostBook:
     """What is known of the costs of a group of ranks."""
 
-    def __init__(self, num_ranks: int, guess: Guess, stride: int = 1) -> None:
+    def __init__(self, num_ranks: int, guess: Guess) -> None:
         """Know nothing yet.
 
         Args:
             num_ranks: K.
             guess: of encode and decode, until they are measured.
-            stride: steps that belong together, of which the first costs most: some of them count as all.
         """
         self._num_ranks = num_ranks
-        self._stride = stride
         self._guess = guess
         self._measured: dict[Shape, _Measured] = defaultdict(_Measured)
 
@@ -90,7 +87,7 @@ class CostBook:
         measured = self._measured[shape]
         for rank, num_steps, denoise_s in stages:
             if num_steps and 0 <= rank < self._num_ranks:
-                measured.step_s[rank].append(denoise_s / (self._stride * math.ceil(num_steps / self._stride)))
+                measured.step_s[rank].append(denoise_s / num_steps)
         if "encode" in seconds:
             measured.encode_s.append(seconds["encode"])
         if "decode" in seconds:

@@ -1,51 +1,65 @@
-"""From latents to frames on the last rank, with fewer frames at a time when memory runs out. Knows no ranks."""
+"""From latents to frames on the last rank, with fewer frames at a time when memory runs out."""
 
 import logging
 import time
 from dataclasses import replace
 
-import torch
-
-from svdq.pipeline.failures import give_back, say_why
+from svdq.pipeline.failures import say_why
+from svdq.pipeline.models.device_memory import is_out_of_memory, release_memory
+from svdq.pipeline.models.memory import ChunkLimits, chunk_of
 from svdq.pipeline.models.model import Frames, VideoModel
+from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 
 logger = logging.getLogger(__name__)
 
 
-def decode(model: VideoModel, sample: Sample) -> tuple[Sample, Frames | None]:
-    """Decode a sample whose steps are done.
+class Decoder:
+    """Decodes samples, and remembers the chunk sizes that ran out of memory."""
 
-    Returns:
-        The sample without its tensors and with the `decode_chunk_size` that was used, and its frames; or the sample
-        with the reason for which it failed, and None.
-    """
-    parameters = sample.parameters
-    chunk_size = min(parameters.decode_chunk_size or parameters.num_frames, parameters.num_frames)
-    started = time.perf_counter()
-    while True:
-        try:
-            frames = model.decode(sample.tensors, parameters, chunk_size)
-            break
-        except torch.OutOfMemoryError as error:
-            if chunk_size == 1:
-                return sample.failed(say_why(error, "while one frame at a time was decoded")), None
-            # The latents are still here: nothing is denoised twice.
-            chunk_size = (chunk_size + 1) // 2
-            logger.warning(
-                "Out of memory in the decode of %s; trying again with decode_chunk_size %d.",
-                sample.job_id,
-                chunk_size,
-            )
-            give_back(error)
-        except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
-            return sample.failed(say_why(error, "while its frames were decoded")), None
-    return (
-        replace(
-            sample,
-            parameters=parameters.model_copy(update={"decode_chunk_size": chunk_size}),
-            tensors={},
-            seconds={**sample.seconds, "decode": time.perf_counter() - started},
-        ),
-        frames,
-    )
+    def __init__(self, model: VideoModel) -> None:
+        self._model = model
+        self._limits = ChunkLimits()
+
+    def decode(self, sample: Sample) -> tuple[Sample, Frames | None]:
+        """Decode a sample whose steps are done.
+
+        A decode_chunk_size that the job names is tried as it is, since chunks change pixels; one that the worker has
+        chosen is not tried where it ran out of memory before.
+
+        Returns:
+            The sample without its tensors and with the decode_chunk_size that was used, and its frames; or the sample
+            with the reason for which it failed, and None.
+        """
+        asked_for = sample.parameters
+        is_open = sample.chunk_chosen or asked_for.decode_chunk_size is None
+        chunk = self._limits.largest(asked_for) if is_open else chunk_of(asked_for)
+        started = time.perf_counter()
+        while True:
+            parameters = _in_chunks(asked_for, chunk)
+            try:
+                frames = self._model.decode(sample.tensors, parameters, chunk)
+                break
+            except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
+                if not is_out_of_memory(error):
+                    return sample.failed(say_why(error, "while its frames were decoded")), None
+                # The latents are still here: nothing is denoised twice.
+                smaller = (chunk + 1) // 2
+                self._limits.ran_out(asked_for, smaller)
+                sample = replace(sample, ran_out=True, parameters=_in_chunks(asked_for, smaller))
+                if chunk == 1:
+                    return sample.failed(say_why(error, "while one frame at a time was decoded")), None
+                logger.warning(
+                    "Out of memory in the decode of %s; trying again with decode_chunk_size %d.",
+                    sample.job_id,
+                    smaller,
+                )
+                release_memory(error)
+                chunk = smaller
+        self._limits.fits(asked_for, chunk)
+        seconds = {**sample.seconds, "decode": time.perf_counter() - started}
+        return replace(sample, parameters=parameters, tensors={}, seconds=seconds), frames
+
+
+def _in_chunks(parameters: VideoParameters, chunk: int) -> VideoParameters:
+    return parameters.model_copy(update={"decode_chunk_size": chunk})

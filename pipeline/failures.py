@@ -2,12 +2,12 @@
 
 import logging
 import math
-import traceback
 
 import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError, SvdqError
+from svdq.pipeline.models.device_memory import is_host_memory, is_out_of_memory, release_memory
 from svdq.pipeline.models.finite_weights import blame
 from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.sample import Sample
@@ -26,24 +26,19 @@ def say_why(error: Exception, where: str) -> str:
         return str(error)
     if isinstance(error, SvdqError):
         return f"{error} ({where})"
-    if isinstance(error, torch.OutOfMemoryError):
-        give_back(error)
+    if is_out_of_memory(error):
+        release_memory(error)
+        what, other = ("memory", "machine") if is_host_memory(error) else ("GPU memory", "GPU")
+        said = str(error).partition("\n")[0][:300] or type(error).__name__
         return (
-            f"Out of GPU memory {where}; try fewer frames, a smaller size or a smaller decode_chunk_size, "
-            f"or a GPU with more memory. ({str(error).splitlines()[0][:300]})"
+            f"Out of {what} {where}; try fewer frames, a smaller size or a smaller decode_chunk_size, "
+            f"or a {other} with more memory. ({said})"
         )
     logger.exception("A sample failed %s", where, exc_info=error)
     if torch.cuda.is_initialized():
         # An error that sticks to the process, such as an illegal access, comes up again here.
         torch.cuda.synchronize()
     return f"{type(error).__name__} {where}: {str(error)[:1000]}"
-
-
-def give_back(error: torch.OutOfMemoryError) -> None:
-    """Let go of the memory of a computation that ran out of it, also to other processes on the same GPU."""
-    # What it had made so far is still held by the frames that the error came through.
-    traceback.clear_frames(error.__traceback__)
-    torch.cuda.empty_cache()
 
 
 def all_finite(latents: Tensor) -> bool:

@@ -5,21 +5,18 @@ Samples go from rank to rank down a chain; reports go back from the last rank to
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
-from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.address_book import AddressBook, FolderBook, address_among_hosts
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.device_link import connect
-from svdq.pipeline.transport.meeting import address_among_hosts, meet
 from svdq.pipeline.transport.ports import Keeper, Monitor, Sink, Source
+from svdq.pipeline.transport.rendezvous import close_ring
 from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 
 
@@ -57,30 +54,6 @@ class Place:
         return self.rank == self.num_ranks - 1
 
 
-def check_device(wanted: str) -> None:
-    """Check that there is such a device.
-
-    Raises:
-        InputError: a GPU is wanted, and there is none.
-    """
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
-
-
-def choose_device(wanted: str, place: Place) -> torch.device:
-    """Turn auto, cpu or cuda into this rank's device; ranks take turns when there are more of them than GPUs.
-
-    Raises:
-        InputError: a GPU is wanted, and there is none.
-    """
-    check_device(wanted)
-    if wanted == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
 @dataclass(frozen=True, kw_only=True)
 class Links:
     """A rank's channels to its neighbours, None where it has no such neighbour; a rank alone has none at all."""
@@ -98,84 +71,38 @@ class Links:
 
 
 def join(
-    place: Place,
-    device: torch.device,
-    *,
-    facts: str = "",
-    transport: str = "host",
-    init_method: str = "env://",
+    place: Place, device: torch.device, *, folder: Path, book: AddressBook | None = None, facts: str = ""
 ) -> Links:
-    """Meet the other ranks and connect to the neighbours.
+    """Connect to the neighbours; waits while the other ranks load their models.
 
     Args:
         place: which rank this is.
         device: this rank's.
+        folder: of this group's ranks on this host, which only this user can enter: for Unix sockets and their names.
+        book: where ranks of several hosts find each other; not needed on one host.
         facts: what rank 0 is to know of this one.
-        transport: what tensors go through, the same on all ranks: host (sockets), or nccl; gloo does what nccl does,
-            on processors.
-        init_method: how the store is found, in torch's words.
 
     Raises:
-        OSError: the other ranks have ended, or the host that keeps their addresses has.
-        InputError: NCCL is wanted and does not work between these ranks.
+        OSError: the other ranks have ended.
     """
     if place.num_ranks == 1:
         return Links(facts=(facts,))
-    try:
-        store, _, _ = next(iter(rendezvous(init_method, place.rank, place.num_ranks)))
-        met = meet(store, place.rank, place.num_ranks, _address(place, store))
-        # The store outlives a restart of the group: what stands there must be of this life alone.
-        own_store = PrefixStore(f"svdq/{met.word}", store)
-        told = _tell(own_store, place, facts)
-        _check_transport(own_store, place, device, transport)
-    except dist.DistError as error:
-        raise ConnectionError(f"torchrun's store does not answer: {str(error).partition(chr(10))[0]}") from error
-    upstream, downstream = (None, None)
-    if transport != "host":
-        upstream, downstream = connect(transport, own_store, place.rank, place.num_ranks, device)
-    outgoing = Channel(met.following, device, downstream)
-    incoming = Channel(met.preceding, device, upstream)
+    if place.local_num_ranks == place.num_ranks:
+        book, address = FolderBook(folder), str(folder / f"rank{place.rank}.sock")
+    else:
+        assert book is not None
+        elsewhere = (place.rank - place.local_rank + place.local_num_ranks) % place.num_ranks
+        master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        address = address_among_hosts(book, place.rank, elsewhere, *master)
+    ring = close_ring(book, place.rank, place.num_ranks, address, facts)
+    outgoing, incoming = Channel(ring.following, device), Channel(ring.preceding, device)
     return Links(
         upstream=None if place.first else incoming,
         downstream=None if place.last else outgoing,
         returns=outgoing if place.last else None,
         reports=incoming if place.first else None,
-        facts=told,
+        facts=ring.facts if place.first else (),
     )
-
-
-def _tell(store: Store, place: Place, facts: str) -> tuple[str, ...]:
-    """Tell rank 0 about this rank; rank 0 waits for what all have told."""
-    store.set(f"facts{place.rank}", facts)
-    ranks = range(place.num_ranks) if place.first else ()
-    return tuple(store.get(f"facts{rank}").decode() for rank in ranks)
-
-
-def _check_transport(store: Store, place: Place, device: torch.device, transport: str) -> None:
-    """Check that every rank, on every host, can use NCCL where it is wanted, and was told to."""
-    apart = device.type == "cuda" and place.local_num_ranks <= torch.cuda.device_count()
-    store.set(f"transport{place.rank}", transport if apart or transport != "nccl" else "shared")
-    for rank in range(place.num_ranks) if transport == "nccl" else ():
-        found = store.get(f"transport{rank}").decode()
-        if found == "shared":
-            raise InputError(
-                f"--transport nccl needs a GPU for every rank, and rank {rank} has none of its own; "
-                "use --transport host."
-            )
-        if found != transport:
-            raise InputError(
-                f"Rank {place.rank} was started with --transport {transport} and rank {rank} with {found}; "
-                "give every host the same."
-            )
-
-
-def _address(place: Place, store: Store) -> str:
-    """Find the address of this host that the other ranks reach: the loopback when none is on another host."""
-    if place.local_num_ranks == place.num_ranks:
-        return "127.0.0.1"
-    elsewhere = (place.rank - place.local_rank + place.local_num_ranks) % place.num_ranks
-    master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    return address_among_hosts(store, place.rank, elsewhere, *master)
 
 
 def build_stage(

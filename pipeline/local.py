@@ -1,6 +1,6 @@
 """Ranks as processes of this machine, without torchrun: for `svdq bench`, comparisons and tests.
 
-They meet through a file and talk over the loopback interface; one process that fails ends the others.
+They connect through Unix sockets in a private folder; one process that fails ends the others.
 """
 
 import multiprocessing
@@ -17,8 +17,9 @@ import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from svdq.pipeline import errors
+from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.group import Place, choose_device, join
+from svdq.pipeline.group import Place, join
 
 #: What a rank does: its place, its links, and whatever else was passed to `spawn_ranks`.
 RankMain = Callable[..., None]
@@ -29,7 +30,6 @@ def spawn_ranks(
     main: RankMain,
     *args: Any,
     device: str = "cpu",
-    transport: str = "host",
     replicas: bool = False,
 ) -> None:
     """Run `main(place, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
@@ -39,7 +39,6 @@ def spawn_ranks(
         main: a module-level function, since it is looked up by name in the new processes.
         args: passed on.
         device: cpu, cuda or auto.
-        transport: what tensors go through between them: see `group.join`.
         replicas: each process is a group of one, without links; its `local_rank` tells which.
 
     Raises:
@@ -47,13 +46,12 @@ def spawn_ranks(
         torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text holds its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
-        meeting = f"file://{folder}/rendezvous"
         # A fork server imports torch once for all ranks; it never touches CUDA, so that its children may.
         multiprocessing.set_forkserver_preload([__name__, main.__module__])
         try:
             torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
                 _enter,
-                (num_ranks, meeting, device, transport, replicas, main, args),
+                (num_ranks, Path(folder), device, replicas, main, args),
                 nprocs=num_ranks,
                 start_method="forkserver",
             )
@@ -67,9 +65,8 @@ def spawn_ranks(
 def _enter(
     rank: int,
     num_ranks: int,
-    meeting: str,
+    folder: Path,
     device: str,
-    transport: str,
     replicas: bool,
     main: RankMain,
     args: tuple[Any, ...],
@@ -79,10 +76,10 @@ def _enter(
     if replicas:
         place = replace(place, rank=0, num_ranks=1)
     try:
-        links = join(place, choose_device(device, place), transport=transport, init_method=meeting)
+        links = join(place, choose_device(device, place.local_rank), folder=folder)
         main(place, links, *args)
     except SvdqError as error:
-        told = Path(meeting.removeprefix("file://")).with_name(f"rank{rank}.{type(error).__name__}.error")
+        told = folder / f"rank{rank}.{type(error).__name__}.error"
         told.write_text(str(error), encoding="utf-8")
         sys.exit(1)
 

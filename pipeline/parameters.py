@@ -29,28 +29,28 @@ class VideoParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    #: Number of frames; None means the model's own (14 or 25), filled in when a worker takes the job.
-    frames: int | None = Field(default=None, ge=1, le=1024)
-    #: Denoising steps (diffusers: num_inference_steps).
-    steps: int = Field(default=25, ge=1, le=1000)
+    #: None means the model's own (14 or 25), filled in when a worker takes the job.
+    frames: int | None = Field(default=None, ge=1, le=1024, description="Number of frames")
+    #: diffusers: num_inference_steps.
+    steps: int = Field(default=25, ge=1, le=1000, description="Denoising steps")
     #: Pixels.
     width: Side = 1024
     #: Pixels.
     height: Side = 576
-    #: Frames a second, of the file and of the model's conditioning.
-    fps: int = Field(default=7, ge=1, le=120)
-    #: How much motion; the model was trained with 1 to 255.
-    motion_bucket_id: int = Field(default=127, ge=0, le=1023)
+    #: Of the file and of the model's conditioning.
+    fps: int = Field(default=7, ge=1, le=120, description="Frames a second")
+    motion_bucket_id: int = Field(
+        default=127, ge=0, le=1023, description="How much motion; the model was trained with 1 to 255"
+    )
     #: Standard deviation of the noise added to the photo before it is encoded.
-    noise_aug_strength: float = Field(default=0.02, ge=0.0, le=10.0)
-    #: Guidance scale of the first frame.
-    min_guidance_scale: float = Field(default=1.0, ge=0.0, le=100.0)
-    #: Guidance scale of the last frame; guidance is off when it is 1 or less.
-    max_guidance_scale: float = Field(default=3.0, ge=0.0, le=100.0)
-    #: Frames decoded at a time; None means as many as fit into memory. Changes pixels, so it is recorded.
-    decode_chunk_size: int | None = Field(default=None, ge=1, le=1024)
-    #: Seed of the one random generator of this video.
-    seed: int = Field(ge=0, le=2**63 - 1)
+    noise_aug_strength: float = Field(default=0.02, ge=0.0, le=10.0, description="Noise added to the photo")
+    min_guidance_scale: float = Field(default=1.0, ge=0.0, le=100.0, description="Guidance of the first frame")
+    #: Guidance is off when it is 1 or less.
+    max_guidance_scale: float = Field(default=3.0, ge=0.0, le=100.0, description="Guidance of the last frame")
+    #: None means as many as fit into memory. Changes pixels, so it is recorded.
+    decode_chunk_size: int | None = Field(default=None, ge=1, le=1024, description="Frames decoded at a time")
+    #: Of the one random generator of this video.
+    seed: int = Field(ge=0, le=2**63 - 1, description="Seed of the noise")
 
     @model_validator(mode="after")
     def _guidance_in_order(self) -> Self:

@@ -8,7 +8,7 @@ over a run every rank carries its share.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 #: Shares within this of a whole number count as whole: float noise must not hand out a step.
 _EPSILON = 1e-9
@@ -71,22 +71,17 @@ class Partitioner:
         #: since the estimate of a step's seconds changes while it settles.
         self._owed = [0.0] * num_ranks
 
-    def split(self, first_step: int, num_steps: int, costs: Costs, stride: int = 1) -> tuple[int, ...]:
+    def split(self, first_step: int, num_steps: int, costs: Costs) -> tuple[int, ...]:
         """Split the steps first_step..num_steps of the next sample.
 
         Args:
-            first_step: a multiple of `stride`, or num_steps.
+            first_step: 0, or the step at which a video is resumed.
             num_steps: T.
             costs: of the sample.
-            stride: cut only at multiples of it; costs of steps are the mean of so many.
 
         Returns:
             K+1 step indices from first_step to num_steps; rank r does boundaries[r] up to boundaries[r+1].
         """
-        if stride > 1:
-            first, last = math.ceil(first_step / stride), math.ceil(num_steps / stride)
-            costs = replace(costs, step_s=tuple(stride * step_s for step_s in costs.step_s))
-            return tuple(min(stride * boundary, num_steps) for boundary in self.split(first, last, costs))
         shares = fair_shares(num_steps - first_step, costs)
         steps = [math.floor(share + _EPSILON) for share in shares]
         fractions = [max(0.0, share - whole) for share, whole in zip(shares, steps, strict=True)]

@@ -15,14 +15,13 @@ Resizing is Pillow's LANCZOS. A photo that already has the video's size keeps it
 """
 
 import struct
-import warnings
-from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.parameters import Fit
+from svdq.pipeline.photo_file import open_photo, pillow_without_limits
 
 #: Pixels a photo may have before it is decoded: 3 bytes each, so half a gigabyte of memory.
 MAX_PIXELS = 178_000_000
@@ -37,7 +36,6 @@ _DECODING_ERRORS = (
     EOFError,
     OverflowError,
     struct.error,
-    Image.DecompressionBombError,
 )
 
 
@@ -45,24 +43,22 @@ def load(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode the first frame of an image file.
 
     Args:
-        data: the bytes of the file, in any format that Pillow reads.
+        data: the bytes of the file, in one of the formats of `photo_file`.
         max_pixels: the largest width times height; checked before anything is decoded.
 
     Raises:
         SampleError: the bytes are not a whole image, or it has too many pixels.
     """
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of large images; `max_pixels` is our limit.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(BytesIO(data))
+        image = open_photo(data)
         width, height = image.size
         if width * height > max_pixels:
             raise SampleError(
                 f"The photo has {width} x {height} pixels, more than the {max_pixels:,} that are allowed; "
                 "make it smaller."
             )
-        image.load()
+        with pillow_without_limits():
+            image.load()
     except _DECODING_ERRORS as error:
         raise SampleError(f"The photo cannot be decoded ({error}); give a whole image file.") from error
     return image

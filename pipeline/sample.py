@@ -55,6 +55,10 @@ class Sample:
     seconds: Mapping[str, float] = field(default_factory=dict)
     #: Bytes that encode, step and decode took besides weights, on the rank where it was the most; GPUs only.
     memory: Mapping[str, int] = field(default_factory=dict)
+    #: Whether the worker chose `decode_chunk_size`, because the job leaves it open.
+    chunk_chosen: bool = False
+    #: Whether a decode ran out of memory; `decode_chunk_size` is what was left.
+    ran_out: bool = False
     #: Each time it was taken up again, in order.
     resumed: tuple[Resumption, ...] = ()
 

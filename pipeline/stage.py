@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.costs import CostBook, Shape
-from svdq.pipeline.decoding import decode
+from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
 from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.parameters import VideoParameters
@@ -57,6 +57,7 @@ class Stage:
         assert (sink is None) == (downstream is not None)
         self.rank = rank
         self._model = model
+        self._decoder = Decoder(model)
         self._monitor = monitor
         self._tracer = tracer
         self._source = source
@@ -68,8 +69,7 @@ class Stage:
         self._keeper = keeper or NoKeeper()
         self._keep_every_s = keep_every_s
         self._partitioner = Partitioner(num_ranks)
-        self._stride = model.info.stride
-        self.costs = CostBook(num_ranks, model.info.guess, self._stride)
+        self.costs = CostBook(num_ranks, model.info.guess)
         self._warm: set[Shape] = set()
         self._stopping = threading.Event()
 
@@ -92,7 +92,8 @@ class Stage:
     def stop(self) -> None:
         """Have `run` return after the step that is being computed, keeping what is in flight; from any thread."""
         self._stopping.set()
-        for link in (self._upstream, self._downstream):
+        # All of them: rank 0 may wait for reports, or any rank for its last message to be sent, after the last sample.
+        for link in (self._upstream, self._downstream, self._returns, self._reports):
             if link is not None:
                 link.release()
         if self._sink is not None:
@@ -119,6 +120,21 @@ class Stage:
                 shape_text = f"{shape.width}x{shape.height}x{shape.frames}"
                 logger.warning("%s", say_why(error, f"while this rank warmed up for {shape_text}"))
 
+    def warm_up_group(self, parameters: VideoParameters) -> None:
+        """Warm up on all ranks at the same time; on rank 0, before `run`.
+
+        Args:
+            parameters: of the shape, with the decode_chunk_size that is planned for it.
+        """
+        self._announce(parameters)
+        self.warm_up(parameters)
+
+    def _announce(self, parameters: VideoParameters, job_id: str = "") -> None:
+        """Have the ranks that follow warm up for a shape; `job_id` is the job that brings it, if one does."""
+        if self._downstream is not None:
+            body = {"job_id": job_id, "parameters": parameters.model_dump(mode="json")}
+            self._downstream.send(Message(kind=Kind.WARM, body=body))
+
     # Receiving: from the source on rank 0, from the neighbour elsewhere.
 
     def _receive(self) -> Sample | None:
@@ -138,25 +154,35 @@ class Stage:
                 # Passed on first, so that all ranks warm up at the same time.
                 if self._downstream is not None:
                     self._downstream.send(message)
-                self.warm_up(VideoParameters.model_validate(message.body))
+                parameters = VideoParameters.model_validate(message.body["parameters"])
+                if job_id := message.body["job_id"]:
+                    # If the warm-up kills ranks, this job is the one to set aside.
+                    self._monitor.warm_up(Sample(job_id=job_id, parameters=parameters, boundaries=(), step=0))
+                self.warm_up(parameters)
+                self._monitor.idle()
 
     def _admit(self, request: Request) -> Sample:
         parameters = request.parameters
         shape = Shape.of(parameters)
-        if shape not in self._warm and self._downstream is not None:
-            self._downstream.send(Message(kind=Kind.WARM, body=parameters.model_dump(mode="json")))
+        if shape not in self._warm:
+            self._announce(parameters, request.job_id)
         self._warm.add(shape)
         resume = request.resume
         first_step = resume.step if resume is not None else 0
         # What is left is spread over all ranks, a whole video or the rest of one.
-        boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape), self._stride)
+        boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape))
         if resume is not None:
             # What it took before may have been on another kind of GPU.
-            sample = replace(resume, boundaries=boundaries, ticket=request.ticket, memory={})
+            sample = replace(resume, boundaries=boundaries, ticket=request.ticket, memory={}, ran_out=False)
             self._monitor.step(sample, first_step)
             return sample
         sample = Sample(
-            job_id=request.job_id, parameters=parameters, boundaries=boundaries, step=0, ticket=request.ticket
+            job_id=request.job_id,
+            parameters=parameters,
+            boundaries=boundaries,
+            step=0,
+            ticket=request.ticket,
+            chunk_chosen=request.chunk_chosen,
         )
         self._monitor.step(sample, 0)
         started = time.perf_counter()
@@ -177,29 +203,21 @@ class Stage:
         started = time.perf_counter()
         keep_at = started + self._keep_every_s
         index = first = sample.step
-        #: The last step before which the sample can be taken up again, its latents, and the seconds until there.
-        resting = (first, sample.tensors["latents"], 0.0)
         try:
             with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
                 latents = sample.tensors["latents"]
                 for index in range(first, stop):
-                    if index % self._stride == 0:
-                        # A step may compute in place in what the one before gave.
-                        resting = (
-                            index,
-                            latents if self._stride == 1 else latents.clone(),
-                            time.perf_counter() - started,
-                        )
                     if self.stopped:
-                        self._keeper.keep(self._advanced(sample, *resting))
+                        self._keeper.keep(self._advanced(sample, index, latents, time.perf_counter() - started))
                         return sample
                     if self._monitor.cancelled(sample.job_id):
                         return replace(sample, step=index, cancelled=True, tensors={})
-                    if time.perf_counter() >= keep_at and resting[0] == index:
+                    if time.perf_counter() >= keep_at:
                         keep_at += self._keep_every_s
                         # A copy: the next step may compute in place.
-                        self._keeper.keep(self._advanced(sample, index, latents.clone(), resting[2]))
+                        seconds = time.perf_counter() - started
+                        self._keeper.keep(self._advanced(sample, index, latents.clone(), seconds))
                     self._monitor.step(sample, index)
                     if index == stop - 1:
                         self._nearly_free()
@@ -241,7 +259,7 @@ class Stage:
         if not sample.ended:
             self._monitor.step(sample, sample.parameters.steps)
             with self._tracer.span("decode", sample.job_id):
-                sample, frames = decode(self._model, sample)
+                sample, frames = self._decoder.decode(sample)
             sample = sample.taking(self._model.memory(sample.parameters))
             self._monitor.idle()
             if frames is not None:

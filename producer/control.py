@@ -1,19 +1,20 @@
-"""What a user can have done to jobs after they were submitted, and to the queues. Knows no terminal.
+"""Cancels, retries and moves jobs, and pauses the queues.
 
-States are RQ's: a queued job that is cancelled becomes `canceled`, one in flight `stopped`.
+Statuses are RQ's: a job that is canceled before a group has begun it becomes `canceled`, one in flight `stopped`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import redis
 import rq
 from redis.client import Pipeline
+from rq.exceptions import InvalidJobOperation
+from rq.executions import ExecutionRegistry
 from rq.job import JobStatus
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
 from rq.suspension import resume as rq_resume
 from rq.suspension import suspend as rq_suspend
-from rq.utils import as_text
 from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
@@ -23,14 +24,22 @@ from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 
 #: What can be done to a job.
-Action = Literal["cancel", "retry", "requeue", "move"]
-#: States from which `retry` queues a job again.
-RETRIED = frozenset({"failed", "stopped", "canceled"})
+Action = Literal["cancel", "retry", "retry --force", "move"]
+#: Statuses of the jobs to which each can be done.
+STATUSES_FOR: Mapping[Action, Sequence[str]] = {
+    "cancel": ("queued", "started", "scheduled", "deferred"),
+    "retry": ("failed", "stopped", "canceled"),
+    "retry --force": ("finished", "failed", "stopped", "canceled"),
+    "move": ("queued",),
+}
 
-#: Marks a job that a group has; one that has just ended, or is queued, is left alone. KEYS: job, marks. ARGV: job id.
+#: Marks a job that a group has. KEYS: job, marks, the job's executions. ARGV: job id.
+#: Returns 1 when it is marked, 0 when it is not started any more, -1 when it has no execution: no group has it.
 _MARK = """
 if redis.call('hget', KEYS[1], 'status') ~= 'started' then
   return 0
+elseif redis.call('zcard', KEYS[3]) == 0 then
+  return -1
 end
 redis.call('sadd', KEYS[2], ARGV[1])
 return 1
@@ -50,10 +59,10 @@ return 0
 
 
 def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> None:
-    """See whether something can be done to all of these jobs, before it is done to the first.
+    """Check that something can be done to all of these jobs, before it is done to the first.
 
     Raises:
-        InputError: there is no such job, or it is in a state from which it cannot.
+        InputError: there is no such job, or it has a status for which it cannot.
     """
     for job_id in job_ids:
         _find(connection, action, job_id)
@@ -66,12 +75,12 @@ def _find(connection: redis.Redis, action: Action, job_id: str) -> rq.job.Job:
     match action:
         case "cancel" if status in ENDED:
             raise InputError(f"Job {job_id!r} has ended already: it is {status}.")
-        case "retry" if status not in RETRIED:
-            hint = "; `svdq requeue` renders it again" if status == "finished" else ""
-            raise InputError(f"Job {job_id!r} is {status}: only failed, stopped and cancelled ones are retried{hint}.")
-        case "requeue" if status not in ENDED:
+        case "retry" if status not in STATUSES_FOR[action]:
+            hint = "; --force renders it again" if status == "finished" else ""
+            raise InputError(f"Job {job_id!r} is {status}: only failed, stopped and canceled jobs are retried{hint}.")
+        case "retry --force" if status not in STATUSES_FOR[action]:
             raise InputError(f"Job {job_id!r} has not ended: it is {status}.")
-        case "move" if status != JobStatus.QUEUED.value:
+        case "move" if status not in STATUSES_FOR[action]:
             raise InputError(f"Job {job_id!r} is {status}: only queued jobs can be moved.")
     return job
 
@@ -85,52 +94,62 @@ def cancel(connection: redis.Redis, job_id: str) -> str:
     while True:
         job = _find(connection, "cancel", job_id)
         if job.get_status(refresh=False) is JobStatus.STARTED:
-            if connection.eval(_MARK, 2, job.key, keys.CANCELLED, job_id):
+            names = (job.key, keys.CANCELLED, ExecutionRegistry(job_id, connection).key)
+            marked = connection.eval(_MARK, len(names), *names, job_id)
+            if marked == 1:
                 return "stopping"
-            continue  # it ended or went back to the queue just now
-        if _in_transaction(connection, job, lambda pipeline, job: job.cancel(pipeline=pipeline)):
+            if marked == 0:
+                continue  # it ended or went back to the queue just now
+        if _in_transaction(connection, job, _cancel):
+            connection.hdel(keys.CRASHES, job_id)
             return "canceled"
 
 
+def _cancel(pipeline: Pipeline, job: rq.job.Job) -> None:
+    """Cancel a job that no group has begun, and take it from a group that has popped it."""
+    for queue in queues(job.connection):
+        pipeline.lrem(queue.key, 1, job.id)
+        pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
+    pipeline.hdel(keys.POPPED, job.id)
+    job.cancel(pipeline=pipeline)
+
+
 def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[Pipeline, rq.job.Job], object]) -> bool:
-    """Change a job in one step, if nobody else takes or changes it meanwhile; return whether that came true."""
-    queue = SvdqQueue(job.origin, connection=connection)
+    """Change a job in one step; return False when someone else has changed it since it was read.
+
+    Raises:
+        InputError: it was deleted since, or its record cannot be read any more.
+    """
+    status = job.get_status(refresh=False)
     with connection.pipeline() as pipeline:
-        pipeline.watch(job.key, queue.key)  # type: ignore[no-untyped-call]
-        job.refresh()  # type: ignore[no-untyped-call]
-        status = job.get_status(refresh=False)
-        if status is JobStatus.QUEUED and connection.lpos(queue.key, job.id) is None:
-            return False  # a group is just taking it
-        if status is JobStatus.STARTED:
+        pipeline.watch(job.key)  # type: ignore[no-untyped-call]
+        job = fetch(connection, job.id)
+        if job.get_status(refresh=False) is not status:
             return False
         pipeline.multi()
-        change(pipeline, job)
         try:
+            change(pipeline, job)
             pipeline.execute()
-        except redis.WatchError:
+        except (redis.WatchError, InvalidJobOperation):
             return False
     return True
 
 
-def retry(connection: redis.Redis, job_id: str) -> None:
-    """Queue a failed, stopped or cancelled job again: same id, same seed, at the end of its queue.
+def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = None) -> None:
+    """Queue a failed, stopped or canceled job again: same id, same seed, at the end of its queue.
+
+    Args:
+        connection: to Redis.
+        job_id: the job.
+        storage: queue a finished job, too; the files in this storage stay until new ones replace them.
 
     Raises:
-        InputError: there is no such job, or it is in another state.
-    """
-    _queue_again(connection, _find(connection, "retry", job_id))
-
-
-def requeue(connection: redis.Redis, storage: Storage, job_id: str) -> None:
-    """Queue any ended job again: same id, same seed; its files stay until new ones replace them.
-
-    Raises:
-        InputError: there is no such job, or it has not ended.
+        InputError: there is no such job, or it has another status.
         UnavailableError: the storage cannot be reached.
     """
-    rq_job = _find(connection, "requeue", job_id)
+    rq_job = _find(connection, "retry" if storage is None else "retry --force", job_id)
     job = read_job(rq_job)
-    if job is not None:
+    if storage is not None and job is not None:
         # With it beside the files a worker would find that there is nothing left to do.
         storage.remove(f"{job.output_stem(job_id)}.json")
     _queue_again(connection, rq_job)
@@ -152,16 +171,6 @@ def _queue_again(connection: redis.Redis, job: rq.job.Job) -> None:
 
     if not _in_transaction(connection, job, change):
         raise InputError(f"Job {job.id!r} was changed by someone else just now; look at it and try again.")
-
-
-def failed_ids(connection: redis.Redis) -> list[str]:
-    """List all failed jobs, those that failed first first; stopped ones are none."""
-    ids = []
-    for queue in queues(connection):
-        for job_id in FailedJobRegistry(queue=queue).get_job_ids(cleanup=False):
-            if connection.hget(rq.job.Job.key_for(job_id), "status") == b"failed":
-                ids.append(job_id)
-    return ids
 
 
 def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:
@@ -194,9 +203,11 @@ def pauses(connection: redis.Redis) -> Sequence[str]:
     """Say why jobs are not taken, a sentence each; none when they are."""
     sentences = []
     if connection.exists(keys.SUSPENDED):
-        sentences.append("Paused: no jobs are taken; `svdq resume` goes on.")
-    for worker, reason in sorted(connection.hgetall(keys.PAUSES).items()):
+        sentences.append("Paused: no jobs are taken until `svdq resume`.")
+    found: Any = connection.hgetall(keys.PAUSES)
+    for worker, reason in sorted(found.items()):
         # One that died takes its reason along; the next group tries anew.
-        if connection.exists(f"{Worker.redis_worker_namespace_prefix}{as_text(worker)}"):
-            sentences.append(f"PAUSED {as_text(worker)}: {as_text(reason)} Mend it; `svdq resume` goes on.")
+        if connection.exists(Worker.redis_worker_namespace_prefix.encode() + worker):
+            name, text = (part.decode(errors="backslashreplace") for part in (worker, reason))
+            sentences.append(f"PAUSED {name}: {text} Fix the cause, then run `svdq resume`.")
     return sentences

@@ -1,14 +1,17 @@
 """Whether a model can be rendered with, looked at without torch and without the network."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.folder_check import WEIGHTS, find_problems, variants
+from svdq.pipeline.models.folder_check import WEIGHTS, find_problems, stored, variants
 from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.model_index import is_svd, is_untrained
+from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, estimate, shape_for
+from svdq.pipeline.models.model_index import UNET_DEFAULTS, is_svd, is_untrained, read_json
 from svdq.pipeline.models.simulated_timings import timings_of
 from svdq.pipeline.models.size_text import size_text
+from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.doctor import Finding, failure
 
 SUBJECT = "model"
@@ -52,3 +55,21 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
     yield Finding(
         subject=SUBJECT, level="ok", text=f"{name}, a whole StableVideoDiffusionPipeline, {size_text(size)}{notice}"
     )
+    if not notice:
+        yield Finding(subject="memory", level="ok", text=_memory(folder, name))
+
+
+def _memory(folder: Path, name: str) -> str:
+    """Say what the default video needs of a GPU, as a worker estimates it, on a rank that holds all components."""
+    tensors = [
+        tensor
+        for component in WEIGHTS
+        for tensor in stored(folder, component, half=True in variants(folder, component)).values()
+    ]
+    weights = 2 * sum(math.prod(tensor.shape) for tensor in tensors)
+    frames = (UNET_DEFAULTS | read_json(folder / "unet" / "config.json", name))["num_frames"]
+    video = VideoParameters(seed=0, frames=frames, decode_chunk_size=1)
+    activities: tuple[Activity, ...] = ("encode", "step", "decode")
+    peak = max(estimate(each, shape_for(each, video), "float16", has_decoder=True) for each in activities)
+    need = size_text(weights + peak + WORKSPACE_BYTES)
+    return f"{video.width}x{video.height} with {frames} frames needs at most about {need} of a GPU in float16"

@@ -32,10 +32,9 @@ class Job(VideoParameters):
     image: str
     #: Stem of the original file's name; outputs are named after it.
     name: str = Field(min_length=1, max_length=200)
-    #: Files to write, at least one.
-    formats: Annotated[tuple[Format, ...], Field(min_length=1, strict=False)] = ("mp4",)
-    #: What is done to a photo of another shape.
-    fit: Fit = "crop"
+    #: At least one.
+    formats: Annotated[tuple[Format, ...], Field(min_length=1, strict=False, description="File to write")] = ("mp4",)
+    fit: Fit = Field(default="crop", description="What is done to a photo of another shape")
     #: Folder under outputs/ for its files, such as `holiday/day 1`; "" is outputs/ itself.
     folder: str = Field(default="", max_length=MAX_FOLDER_LENGTH)
 

@@ -37,6 +37,16 @@ RANK: Final = "svdq:rank:"
 RANKS: Final = "svdq:ranks"
 #: Seconds that a rank's record outlives the last word of its rank.
 RANK_TTL_S: Final = 15
+#: Sorted set of launchers (`<host>:<pid>`) whose groups are not ready yet, by the second of Redis' clock at which the
+#: entry expires.
+STARTING: Final = "svdq:starting"
+#: Seconds that an entry outlives the last word of its launcher.
+STARTING_TTL_S: Final = 15
+#: String, JSON: where a rank of a group over several hosts listens, and the secret of its next connection; one for each
+#: rank, under this prefix and `<group>:<rank>`.
+RENDEZVOUS: Final = "svdq:rendezvous:"
+#: Seconds that it lasts; a rank that waits for its neighbour writes it again and again.
+RENDEZVOUS_TTL_S: Final = 60 * 60
 #: Field of a job's own hash, so that it ends with the job: what workers logged about it, a JSON object a line.
 LOG_FIELD: Final = "svdq_log"
 #: Bytes of it that are kept, the newest.

@@ -8,6 +8,9 @@ from datetime import UTC, datetime, time, timedelta
 
 from svdq.pipeline.errors import InputError
 
+#: Seconds since the epoch that every time zone can show: the year 9000 begins.
+MAX_SECONDS = 221_845_392_000
+
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _FROM_NOW = re.compile(
     r"\+(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m)?(?:(?P<seconds>\d{1,7})s)?"
@@ -91,6 +94,16 @@ def duration(seconds: float) -> str:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 and minutes else f"{hours} h"
+
+
+def rfc3339(moment: datetime) -> str:
+    """Write a time for JSON, in UTC and to the second: 2026-11-22T05:52:36Z."""
+    return as_utc(moment).astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def iso_of(seconds: float) -> str:
+    """Write seconds since the epoch as `rfc3339` does."""
+    return rfc3339(datetime.fromtimestamp(seconds, UTC))
 
 
 def as_utc(moment: datetime) -> datetime:

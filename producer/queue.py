@@ -8,19 +8,20 @@ from typing import Any, Literal, get_args
 import redis
 import rq
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
 from rq.exceptions import NoSuchJobError
 from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
-from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
+from svdq.producer.records import key_of
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
+from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob
 
 Priority = Literal["high", "default", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
@@ -41,6 +42,8 @@ class SvdqQueue(rq.Queue):
 
     For `rq info --queue-class svdq.producer.queue.SvdqQueue`: the plain class rewrites what it finds as pickle.
     """
+
+    job_class = UntrustedJob
 
     def __init__(self, name: str = "svdq-default", connection: redis.Redis | None = None, **options: Any) -> None:
         options["serializer"] = options.get("serializer") or JSONSerializer
@@ -107,11 +110,19 @@ def plain_errors(settings: Settings) -> Iterator[None]:
         yield
     except RedisError as error:
         where = without_secrets(settings.redis_url) if settings.redis_url else "embedded in " + str(settings.home)
-        raise UnavailableError(
-            # Servers never repeat passwords in what they answer.
-            f"The Redis server {where} cannot be used ({reason_of(error)}); "
-            "check that it runs and that SVDQ_REDIS_URL or --redis-url is right."
-        ) from error
+        raise UnavailableError(f"The Redis server {where} {_complaint(error)}") from error
+
+
+def _complaint(error: RedisError) -> str:
+    """Say what a server did not do and what helps; servers never repeat passwords in what they answer."""
+    reason = reason_of(error)
+    if "HELLO must be called" in reason or "Authentication required" in reason:
+        return "needs a password; set SVDQ_REDIS_URL with it, such as redis://:PASSWORD@host:6379/0."
+    if isinstance(error, redis.AuthenticationError):
+        return "refuses the user or the password; correct them in SVDQ_REDIS_URL."
+    if isinstance(error, NoPermissionError) or "NOPERM" in reason:
+        return f"does not allow its user to do this ({reason}); give that user the rights listed in docs/redis.md."
+    return f"cannot be used ({reason}); check that it runs and that SVDQ_REDIS_URL or --redis-url is right."
 
 
 @contextlib.contextmanager
@@ -131,7 +142,7 @@ def queue_of(connection: redis.Redis, priority: str) -> SvdqQueue:
 
 
 def new_rq_job(
-    queue: SvdqQueue, job: Job, job_id: str, *, is_scheduled: bool = False, after: Sequence[str] = ()
+    queue: SvdqQueue, job: Job, job_id: str, *, photo: str = "", is_scheduled: bool = False, after: Sequence[str] = ()
 ) -> rq.job.Job:
     """Make the RQ job of a job; nothing is written.
 
@@ -139,12 +150,13 @@ def new_rq_job(
         queue: where it is to go.
         job: what is to be made.
         job_id: its id.
+        photo: the path of its photo, for people; a worker never looks there.
         is_scheduled: whether it waits for a set time.
         after: ids of jobs that are to have finished or failed first.
     """
     return queue.create_job(
         RENDER,
-        kwargs={"job": job.model_dump(mode="json")},
+        kwargs={"job": job.model_dump(mode="json"), **({"photo": photo} if photo else {})},
         job_id=job_id,
         status=JobStatus.SCHEDULED if is_scheduled else JobStatus.QUEUED,
         depends_on=Dependency(jobs=list(after), allow_failure=True) if after else None,
@@ -160,23 +172,39 @@ def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
     """Find a job by its id.
 
     Raises:
-        InputError: there is no such job.
+        InputError: there is no such job, or its record cannot be read.
     """
     try:
-        return rq.job.Job.fetch(job_id, connection=connection, serializer=JSONSerializer)
-    except (NoSuchJobError, ValueError) as error:  # ValueError: not even the shape of an id
-        days = keys.RESULT_TTL_S // keys.DAY_S
+        return UntrustedJob.fetch(job_id, connection=connection, serializer=JSONSerializer)
+    except UnreadableJobError as error:
         raise InputError(
-            f"There is no job {job_id!r}; `svdq list` shows the jobs there are (finished ones for {days} days)."
+            f"{error} Another program has written it; `redis-cli -u $(svdq redis url) del rq:job:{job_id}` removes it."
         ) from error
+    except (NoSuchJobError, ValueError) as error:  # ValueError: not even the shape of an id
+        raise not_there(job_id) from error
+
+
+def not_there(job_id: str) -> InputError:
+    """Make the error for a job that is not there."""
+    days = keys.RESULT_TTL_S // keys.DAY_S
+    return InputError(
+        f"There is no job {job_id!r}; `svdq list` shows the jobs there are (finished ones for {days} days)."
+    )
 
 
 def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None]:
-    """Look up how jobs stand, in RQ's words, and nothing else of them; None where there is no such job."""
+    """Look up how jobs stand, in RQ's words, and nothing else of them; None where there is no such job.
+
+    A record that cannot be read whole has a state all the same.
+    """
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
-            pipeline.hget(rq.job.Job.key_for(job_id), "status")
-        return [None if status is None else as_text(status) for status in pipeline.execute()]
+            pipeline.hget(key_of(job_id), "status")
+        found = pipeline.execute(raise_on_error=False)
+    for error in found:
+        if isinstance(error, RedisError) and not str(error).startswith("WRONGTYPE"):
+            raise error
+    return [status.decode(errors="replace") if isinstance(status, bytes) else None for status in found]
 
 
 def read_job(rq_job: rq.job.Job) -> Job | None:
@@ -185,3 +213,9 @@ def read_job(rq_job: rq.job.Job) -> Job | None:
         return Job.model_validate(rq_job.kwargs["job"]) if rq_job.func_name == RENDER else None
     except Exception:  # noqa: BLE001 - anyone can write to Redis; whatever is wrong, it is not ours
         return None
+
+
+def photo_of(rq_job: rq.job.Job) -> str:
+    """Give the path of the photo that a job was submitted with, or ""."""
+    photo = rq_job.kwargs.get("photo", "")
+    return photo if isinstance(photo, str) else ""

@@ -15,7 +15,6 @@ from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -33,6 +32,14 @@ PARAMETER_KEYS = (
 
 def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
+
+
+def _local_folder(storage: str) -> Path | None:
+    """Give the folder that a path or a URL such as file:///data names; None for a storage elsewhere."""
+    scheme, colon, rest = storage.partition("://")
+    if not colon:
+        return Path(storage)
+    return Path(rest) if scheme in ("file", "local") and rest else None
 
 
 def _default_home() -> Path:
@@ -60,27 +67,13 @@ class Settings(BaseSettings):
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     #: Bytes that a rank's weights and activations may take, such as 24GB; None: what its GPU has, on a CPU no limit.
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
-    #: Functions that jobs may name as RQ's callbacks, by their dotted names; in the environment separated by commas.
-    callbacks: Annotated[tuple[str, ...], NoDecode] = ()
-
-    @field_validator("callbacks", mode="before")
-    @classmethod
-    def _names_are_separated_by_commas(cls, names: Any) -> Any:
-        return tuple(name.strip() for name in names.split(",") if name.strip()) if isinstance(names, str) else names
-
-    @field_validator("callbacks")
-    @classmethod
-    def _names_are_dotted(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if "." not in name or not all(map(str.isidentifier, name.split("."))):
-                raise ValueError(f"{name!r} is not the dotted name of a function, such as package.module.function")
-        return names
 
     @field_validator("storage")
     @classmethod
     def _folders_are_absolute(cls, storage: str) -> str:
         """Jobs outlive the process and its working folder, so a relative folder is made absolute at once."""
-        return storage if "://" in storage else str(_absolute(Path(storage)))
+        folder = _local_folder(storage)
+        return storage if folder is None else str(_absolute(folder))
 
     @classmethod
     def load(cls, **flags: Any) -> Self:
@@ -142,8 +135,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     folder = path.absolute().parent
     for name in ("home", "storage"):
         value = values.get(name)
-        if isinstance(value, str) and value and "://" not in value:
-            values[name] = str(folder / Path(value).expanduser())
+        local = _local_folder(value) if isinstance(value, str) and value else None
+        if local is not None:
+            values[name] = str(folder / local.expanduser())
     return values
 
 

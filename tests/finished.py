@@ -27,6 +27,7 @@ def add_video(
     finished_at: datetime | None = None,
     seconds: dict[str, float] | None = None,
     group: dict[str, Any] | None = None,
+    job_id: str = "",
 ) -> str:
     """Put a finished video of two tiny frames into a storage; return the id of its job."""
     image = f"inputs/{hashlib.sha256(photo).hexdigest()}.jpg"
@@ -34,7 +35,7 @@ def add_video(
     job = Job(
         image=image, name=name, seed=number, steps=4, width=64, height=64, frames=2, formats=formats, folder=folder
     )
-    job_id = f"{number:020x}"
+    job_id = job_id or f"{number:020x}"
     stem = job.output_stem(job_id)
     frames = np.full((2, 64, 64, 3), number % 256, np.uint8)
     keys = [stem if kind == "png" else f"{stem}.{kind}" for kind in formats]

@@ -31,7 +31,7 @@ from tests.faults.waiting import NeverCameError, wait_until
 
 #: Photos that lie there before the folder is first watched, and must be left alone.
 NUM_OLD = 10
-SETTLE = "500ms"
+STABLE_FOR = "500ms"
 
 
 def jpeg(text: str) -> bytes:
@@ -95,9 +95,18 @@ class Dropper:
 class Watch:
     """`svdq watch`, started and ended again and again."""
 
-    def __init__(self, inbox: Path, then: str, log: Path) -> None:
-        self._command = [sys.executable, "-m", "svdq.cli", "watch", str(inbox), "--recursive", "--settle", SETTLE]
-        self._command += ["--then", then]
+    def __init__(self, inbox: Path, on_success: str, log: Path) -> None:
+        self._command = [
+            sys.executable,
+            "-m",
+            "svdq.cli",
+            "watch",
+            str(inbox),
+            "--recursive",
+            "--stable-for",
+            STABLE_FOR,
+        ]
+        self._command += ["--on-success", on_success]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._num_before = 0
@@ -122,7 +131,9 @@ class Watch:
         return self._log.read_text().count("Watching") if self._log.exists() else 0
 
 
-def campaign(folder: Path, *, num_files: int, num_kills: int, seconds: float, then: str, seed: int) -> Iterator[str]:
+def campaign(
+    folder: Path, *, num_files: int, num_kills: int, seconds: float, on_success: str, seed: int
+) -> Iterator[str]:
     """Run one and yield what was wrong."""
     rng = random.Random(seed)
     inbox, aside = folder / "inbox", folder / "aside"
@@ -132,7 +143,7 @@ def campaign(folder: Path, *, num_files: int, num_kills: int, seconds: float, th
         (inbox / f"old {number}.jpg").write_bytes(jpeg(f"old {number}"))
     settings = Settings.load()
     dropper = Dropper(inbox, aside, seed, seconds / num_files)
-    watch = Watch(inbox, then, folder / "log")
+    watch = Watch(inbox, on_success, folder / "log")
     watch.start()
     watch.wait_until_begun()
     dropping = threading.Thread(target=dropper.drop, args=(num_files,))
@@ -148,7 +159,7 @@ def campaign(folder: Path, *, num_files: int, num_kills: int, seconds: float, th
     dropping.join()
 
     def num_rejected() -> int:
-        if then == "keep":
+        if on_success == "keep":
             return (folder / "log").read_text().count("cannot be decoded")
         return len(list((inbox / "rejected").glob("*.jpg")))
 
@@ -171,17 +182,17 @@ def campaign(folder: Path, *, num_files: int, num_kills: int, seconds: float, th
         yield f"twice: {twice}"
     if num_rejected() != dropper.num_bad:
         yield f"{num_rejected()} files rejected, not {dropper.num_bad}"
-    yield from _misplaced(inbox, then, dropper)
+    yield from _misplaced(inbox, on_success, dropper)
 
 
-def _misplaced(inbox: Path, then: str, dropper: Dropper) -> Iterator[str]:
+def _misplaced(inbox: Path, on_success: str, dropper: Dropper) -> Iterator[str]:
     """Find files that are not where they should be."""
     here = {path.stem for path in inbox.rglob("*") if path.is_file() and "rejected" not in path.parts}
     old = {f"old {number}" for number in range(NUM_OLD)}
-    if then == "keep":
+    if on_success == "keep":
         bad = {name for name in here if name.startswith("bad")}
         wanted = dropper.names | old | bad
-    elif then == "delete":
+    elif on_success == "delete":
         wanted = old
     else:
         wanted = old
@@ -197,9 +208,9 @@ def _misplaced(inbox: Path, then: str, dropper: Dropper) -> Iterator[str]:
 @click.option("--files", "num_files", default=2000, show_default=True, help="Photos that are dropped.")
 @click.option("--kills", "num_kills", default=5, show_default=True, help="Every second one is SIGTERM.")
 @click.option("--seconds", default=60.0, show_default=True, help="Time in which they are dropped.")
-@click.option("--then", type=click.Choice(["keep", "move", "delete"]), default="move", show_default=True)
+@click.option("--on-success", type=click.Choice(["keep", "move", "delete"]), default="move", show_default=True)
 @click.option("--seed", default=1, show_default=True, help="Of all that is random.")
-def main(num_files: int, num_kills: int, seconds: float, then: str, seed: int) -> None:
+def main(num_files: int, num_kills: int, seconds: float, on_success: str, seed: int) -> None:
     """Exit code 1: a photo was lost or doubled; then the folder with the log is kept."""
     for name in [name for name in os.environ if name.startswith("SVDQ_")]:
         del os.environ[name]
@@ -208,26 +219,26 @@ def main(num_files: int, num_kills: int, seconds: float, then: str, seed: int) -
     os.environ["SVDQ_HOME"] = str(home)
     started_s = time.monotonic()
     try:
-        troubles = list(
+        failures = list(
             campaign(
                 folder,
                 num_files=num_files,
                 num_kills=num_kills,
                 seconds=seconds,
-                then="move:../done" if then == "move" else then,
+                on_success="move:../done" if on_success == "move" else on_success,
                 seed=seed,
             )
         )
     finally:
         stop_server(home)
     click.echo(f"{num_files} photos, {num_kills} kills, {time.monotonic() - started_s:.0f} s")
-    for trouble in troubles:
-        click.echo(trouble)
-    if troubles:
+    for failure in failures:
+        click.echo(failure)
+    if failures:
         click.echo(f"See {folder}.")
     else:
         shutil.rmtree(folder)
-    sys.exit(1 if troubles else 0)
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

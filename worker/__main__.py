@@ -8,23 +8,30 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
+from svdq.pipeline.device import check_computes, choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.group import Place, build_stage, choose_device, join
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
+from svdq.pipeline.group import Place, build_stage, join
+from svdq.pipeline.models.compute import ComputeOptions, dtype_of
 from svdq.pipeline.models.compute_check import check
-from svdq.pipeline.models.memory_room import look
+from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.model import ModelInfo, Part, open_model
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import usage_event
+from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.text import printable
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.json_log import start_logging
 from svdq.worker.health.progress import ProgressMonitor
@@ -33,13 +40,15 @@ from svdq.worker.health.vitals import Vitals, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
-from svdq.worker.intake.memory import plan_of, start_estimates
-from svdq.worker.jobs.callbacks import Callbacks
-from svdq.worker.launching import compiling, rundir
-from svdq.worker.launching.compute_options import check_alike, compute_options, read, transport_option
+from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
+from svdq.worker.launching import compiling, gpus, rundir
+from svdq.worker.launching.compute_options import check_alike, compute_options, read
+from svdq.worker.launching.gpus import visible_gpus
+from svdq.worker.launching.hosts import address_book
 from svdq.worker.output.outlet import Outlet
-from svdq.worker.recovery.breadcrumbs import Breadcrumbs, folder_without_launcher, read_blame
-from svdq.worker.recovery.checkpoints import Archive, Codec, Spool
+from svdq.worker.recovery.checkpoint_codec import Codec
+from svdq.worker.recovery.checkpoints import Archive, Spool
+from svdq.worker.recovery.crash_marker import CrashMarker, folder_without_launcher, read_suspects
 from svdq.worker.recovery.fence import Fence
 from svdq.worker.recovery.restarts import count_crash_here, lost, stalled, try_again
 from svdq.worker.recovery.shelf import open_shelf
@@ -60,9 +69,7 @@ FLUSH_S = 10.0
 @click.option("--run-dir", type=click.Path(path_type=Path))
 @click.option("--checkpoints", type=click.Choice(["local", "storage", "off"]), default="local")
 @click.option("--until-s", type=float)
-@click.option("--fit-memory", is_flag=True)
-@click.option("--kept", is_flag=True)
-@transport_option
+@click.option("--ranks-per-gpu", type=click.IntRange(min=1))
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.option("--group")
 @compute_options
@@ -73,8 +80,8 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
     url = server_url(settings)
     place = Place.from_torchrun()
     life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    breadcrumbs = Breadcrumbs(run_dir or folder_without_launcher(settings.home), life, place.rank)
-    signals = Signals(on_stop=breadcrumbs.innocent)
+    marker = CrashMarker(run_dir or folder_without_launcher(settings.home), life, place.rank)
+    signals = Signals(on_stop=marker.mark_clean_exit)
     if run_dir is not None:
         rundir.write_pid(run_dir, place.rank)
     log = JobLogHandler(place.rank)
@@ -82,7 +89,7 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
     logging.getLogger().addHandler(log)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
-        _run(place, signals, breadcrumbs, settings, url, log, read(options), run_dir=run_dir, **options)
+        _run(place, signals, marker, settings, url, log, read(options), run_dir=run_dir, **options)
     except SvdqError as error:
         # Every rank fails the same way; the launcher shows the sentence once.
         if run_dir is not None:
@@ -90,14 +97,14 @@ def main(run_dir: Path | None, log_format: str, group: str | None, **options: An
         elif log_format == "json":
             logger.critical("%s", error)
         else:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(printable(f"Error: {error}"), err=True)  # noqa: TID251 - escaped here
         sys.exit(error.exit_code)
 
 
 def _run(
     place: Place,
     signals: Signals,
-    breadcrumbs: Breadcrumbs,
+    marker: CrashMarker,
     settings: Settings,
     url: str,
     log: JobLogHandler,
@@ -110,67 +117,72 @@ def _run(
     run_dir: Path | None,
     checkpoints: str,
     until_s: float | None,
-    fit_memory: bool,
-    kept: bool,
-    transport: str,
+    ranks_per_gpu: int | None,
 ) -> None:
-    our_device = choose_device(device, place)
+    if device == "auto" and run_dir is None and visible_gpus():
+        device = "cuda"  # else ranks whose torch cannot use them would compute on the processors
+    try:
+        our_device = choose_device(device, place.local_rank)
+        check_computes(our_device, dtype_of(compute, our_device))
+    except InputError as error:
+        try_again(error, marker.restart_count)
     if our_device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
     if compute.compiled != "off":
         compiling.prepare(settings.home, place.local_num_ranks)
-    compute = _checked(compute, our_device, is_kept=kept)
+    check(compute, our_device)
     storage = Storage(settings.storage)
     parts = Part.of_rank(place.rank, place.num_ranks)
     dtype, limit = dtype_of(compute, our_device), settings.memory_limit
-    estimates = None
-    if place.first:
-        estimates = start_estimates(settings.model, dtype, our_device, compute, limit, fit=fit_memory)
     opening_since = time.perf_counter()
     try:
         model = open_model(settings.model, parts, our_device, dtype, compute)
     except InputError as error:
-        try_again(error, breadcrumbs.life)
+        try_again(error, marker.restart_count)
     load_s = time.perf_counter() - opening_since
     if place.local_rank == 0 and not place.first:
-        count_crash_here(url, breadcrumbs)
+        count_crash_here(url, marker)
     try:
-        facts = json.dumps(look(our_device, limit) | {"compute": model.info.compute})
-        links = join(place, our_device, facts=facts, transport=transport)
+        memory = _memory(place, our_device, model.info, limit, ranks_per_gpu)
+        facts = json.dumps(asdict(memory) | {"compute": model.info.compute})
+        book = address_book(settings, on_one_host=place.local_num_ranks == place.num_ranks)
+        links = join(place, our_device, folder=private_folder(marker.folder / "ranks"), book=book, facts=facts)
     except InputError as error:
-        try_again(error, breadcrumbs.life)
+        try_again(error, marker.restart_count)
     except OSError as error:
-        # A neighbour has ended in the middle of the meeting: as likely as not all were told to stop.
-        lost(f"The other ranks cannot be met: {error}.", signals.stopping, breadcrumbs)
+        # A neighbour has ended meanwhile: as likely as not all were told to stop.
+        lost(f"Cannot connect to the other ranks: {error}.", signals.stopping, marker)
         os._exit(0)
     check_alike(links.facts)
     # Before anything that has to be put away again: it refuses limits that nothing fits into.
-    memory = plan_of(settings.home, model.info, links.facts, estimates, fit=fit_memory) if place.first else None
+    plan = plan_of(settings.home, model.info, links.facts, limit) if place.first else None
     vitals = Vitals(describe(place, our_device, model.info.name, load_s, model.info.notice), our_device)
     tracer = TallyingTracer(place.rank, vitals.tallies, on=trace)
-    monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, breadcrumbs)
+    monitor = ProgressMonitor(connect(url), model.info.notice, vitals, log, marker)
     shelf = open_shelf(checkpoints, settings.home, storage)
     if shelf is not None:
         shelf = TallyingShelf(shelf, vitals.tallies)
     codec = Codec(model=model.info.name, device=our_device, compute=model.info.compute)
     spool = Spool(shelf, codec) if shelf is not None else None
-    outlet = Outlet(storage, model.info, tracer, fence=Fence(connect(url), signals.stopping)) if place.last else None
+    outlet = None
+    if place.last:
+        fence = Fence(connect(url), signals.stopping)
+        outlet = Outlet(storage, model.info, tracer, fence=fence, mark=partial(marker.during, "write"))
     intake = None
     if place.first:
         storage.sweep()
         _announce(place, our_device, model.info, storage)
         options = IntakeOptions(
             burst=burst,
-            has_scheduler=run_dir is not None,
-            callbacks=Callbacks(settings),
             max_pixels=settings.max_pixels,
-            memory=memory,
+            memory=plan,
             max_attempts=settings.max_attempts,
             until_s=until_s,
             # One computed, one received and one sent by each rank, and those that are being written.
             max_in_flight=3 * place.num_ranks + 4,
-            blame=read_blame(breadcrumbs.folder, breadcrumbs.life),
+            suspects=read_suspects(marker.folder, marker.restart_count),
+            mark_prepare=partial(marker.during, "prepare"),
         )
         outage = Outage(restarter(settings))
         connection = connect(url)
@@ -185,30 +197,30 @@ def _run(
             monitor,
             place.rank,
             compiling.stall_s(settings.stall_s, compute),
-            on_stall=lambda: stalled(monitor, breadcrumbs),
+            on_stall=lambda: stalled(monitor, marker),
         ),
         tracer=tracer,
         source=intake,
         sink=outlet,
-        on_lost=lambda reason: lost(reason, signals.stopping, breadcrumbs),
+        on_lost=lambda reason: lost(reason, signals.stopping, marker),
         keeper=spool,
     )
     vitals.waiting = [part for part in (intake, outlet, spool) if part is not None]
     if intake is not None:
         vitals.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     signals.attach(stage, intake)
-    for shape in warm:
-        stage.warm_up(VideoParameters.of_shape(shape))
+    if plan is not None:
+        _warm_up(stage, plan, warm)
     if intake is not None:
         intake.start()
+    if run_dir is not None and place.local_rank == 0:
+        rundir.write_ready(run_dir)
     stage.run()
     flush_until = time.monotonic() + FLUSH_S
     if stage.stopped and spool is not None:
         spool.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
     if intake is not None:
         intake.close(put_back=stage.stopped)
-    if estimates is not None:
-        estimates.close()
     if stage.stopped and outlet is not None:
         outlet.wait(flush_until - time.monotonic())
     monitor.close()
@@ -218,21 +230,32 @@ def _run(
         os._exit(0)
     if spool is not None and not spool.flush(FLUSH_S):
         logger.warning("The checkpoints of videos that are finished could not be removed; the next worker does that.")
-    breadcrumbs.innocent()
+    marker.mark_clean_exit()
     if trace and run_dir is not None:
         rundir.write_trace(run_dir, place.rank, [*tracer.events(), usage_event(place.rank)])
 
 
-def _checked(compute: ComputeOptions, device: torch.device, *, is_kept: bool) -> ComputeOptions:
-    """Check that the device can compute so; where nobody has asked for it, diffusers' own way does."""
-    try:
-        check(compute, device)
-    except InputError as error:
-        if not is_kept:
-            raise
-        logger.warning("What svdq bench unet --keep found does not work now: %s Computing as diffusers does.", error)
-        return DEFAULTS
-    return compute
+def _memory(
+    place: Place, device: torch.device, info: ModelInfo, limit: int | None, ranks_per_gpu: int | None
+) -> RankMemory:
+    """Find what memory this rank has, once its model is loaded."""
+    # svdq worker counts those of all groups; torchrun has one.
+    sharing = ranks_per_gpu or gpus.ranks_per_gpu(torch.cuda.device_count(), place.local_num_ranks)
+    return RankMemory(
+        capacity=capacity(device, limit, sharing),
+        weights=info.weight_bytes,
+        device=name_of(device),
+        ranks_per_gpu=sharing,
+    )
+
+
+def _warm_up(stage: Stage, plan: MemoryPlan, shapes: Sequence[str]) -> None:
+    """Have all ranks warm up for shapes, decoding in the chunks that are planned for them."""
+    for shape in shapes:
+        try:
+            stage.warm_up_group(plan.admit(VideoParameters.of_shape(shape)))
+        except DoesNotFitError as error:
+            logger.warning("--warm %s: %s", shape, error)
 
 
 def _announce(place: Place, device: torch.device, info: ModelInfo, storage: Storage) -> None:

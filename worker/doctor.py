@@ -1,36 +1,33 @@
-"""Whether this machine can render: its GPUs and their memory, NCCL, ffmpeg. Imports torch only when it is there."""
+"""Whether this machine can render: its GPUs and their memory, torch, ffmpeg. Imports torch only when it is there."""
 
 import importlib.util
-import subprocess
 from collections.abc import Iterator
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.ffmpeg import ADVICE, ffmpeg_version
 from svdq.producer.doctor import Finding
+from svdq.worker.launching.gpus import Answer, ask
 
 _QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+#: Seconds for the answer.
+QUERY_S = 20.0
 
 
 def check_machine() -> Iterator[Finding]:
-    """Look at GPUs, NCCL and ffmpeg; a machine without GPUs renders on its processors."""
-    gpus = _gpus()
-    for index, name, total, free in gpus:
+    """Check GPUs, torch and ffmpeg; a machine without GPUs renders on its processors."""
+    answer = ask(*_QUERY, timeout_s=QUERY_S) or Answer(text="")
+    lines = [line.split(", ") for line in answer.text.splitlines()]
+    rows = [line for line in lines if len(line) == 4 and line[0].isdigit()]
+    for index, name, total, free in rows:
         yield Finding(subject=f"GPU {index}", level="ok", text=f"{name}, {_gib(total)}, {_gib(free)} free")
-    if not gpus:
+    if answer.failure:
+        advice = "see `dmesg`; a GPU that is lost needs a reset or a reboot"
+        yield Finding(subject="GPUs", level="warn" if rows else "fail", text=answer.failure, advice=advice)
+    elif not rows:
         yield Finding(subject="GPUs", level="ok", text="none; videos are rendered on the processors")
-    if importlib.util.find_spec("torch") is not None:
-        yield _nccl(len(gpus))
+    if rows and importlib.util.find_spec("torch") is not None:
+        yield from _torch()
     yield _ffmpeg()
-
-
-def _gpus() -> list[tuple[str, str, str, str]]:
-    """Ask NVIDIA's tool for index, name, memory and free memory (MiB) of every GPU."""
-    try:
-        listed = subprocess.run(_QUERY, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    rows = [line.split(", ") for line in listed.stdout.splitlines()] if listed.returncode == 0 else []
-    return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
 
 
 def _gib(mebibytes: str) -> str:
@@ -38,21 +35,17 @@ def _gib(mebibytes: str) -> str:
     return f"{int(mebibytes) / 1024:.0f} GiB" if mebibytes.isdigit() else "memory unknown"
 
 
-def _nccl(num_gpus: int) -> Finding:
-    """Say whether torch can use the GPUs, and what they would talk through."""
+def _torch() -> Iterator[Finding]:
+    """Say whether torch can use the GPUs that there are."""
     import torch
 
-    if num_gpus and not torch.cuda.is_available():
-        return Finding(
-            subject="NCCL",
+    if not torch.cuda.is_available():
+        yield Finding(
+            subject="torch",
             level="warn",
             text=f"torch {torch.__version__} cannot use the GPUs",
             advice="install a torch that is built for CUDA, and a driver that is new enough for it",
         )
-    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        version = ".".join(map(str, torch.cuda.nccl.version()))
-        return Finding(subject="NCCL", level="ok", text=version)
-    return Finding(subject="NCCL", level="ok", text="none, and only `svdq worker --transport nccl` needs it")
 
 
 def _ffmpeg() -> Finding:

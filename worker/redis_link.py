@@ -43,16 +43,9 @@ class Outage:
         """
         self._restart = restart
         self._is_away = False
-        self._steady_since = time.monotonic()
-
-    @property
-    def steady_s(self) -> float:
-        """Seconds for which Redis has answered without fail."""
-        return time.monotonic() - self._steady_since
 
     def note(self, error: redis.RedisError) -> None:
         """Take note that Redis did not answer."""
-        self._steady_since = time.monotonic()
         if not self._is_away:
             what = "refuses" if isinstance(error, NoPermissionError | AuthenticationError) else "does not answer"
             logger.warning("Redis %s (%s); what is in flight goes on, and its end is reported later.", what, error)

@@ -117,7 +117,7 @@ def _values(installation: Installation) -> dict[str, str]:
         "user": installation.user,
         "state_directory": word(_state_directory(installation)),
         "pid_file": str(home / "redis" / "redis.pid").replace("%", "%%"),
-        "report": argument(home / "last-night.html"),
+        "report": argument(home / "last-night.json"),
         "inbox": argument(installation.inbox),
         "inbox_path": word(installation.inbox),
         "worker_options": " ".join(map(argument, installation.worker_options)),

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from svdq.cli.top.track import place_of
 from svdq.producer.moments import duration
+from svdq.producer.text import printable
 
 if TYPE_CHECKING:
-    from svdq.producer.status.outlook import Outlook
+    from svdq.producer.status.estimates import Estimate
     from svdq.producer.status.ranks import GroupStatus, RankStatus
     from svdq.producer.status.status import JobView, QueueView
 
@@ -28,8 +29,8 @@ _MIN_NAME, _MAX_NAME = 6, 40
 #: Columns between columns of a table.
 _GAP = 2
 #: From this width on there is room for devices, for memory, and for all states of a queue.
-_DEVICE_WIDTH, _MEMORY_WIDTH, _STATES_WIDTH = 90, 56, 78
-_STATES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "canceled")
+_DEVICE_WIDTH, _MEMORY_WIDTH, _STATES_WIDTH = 90, 56, 88
+_STATES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 _MAIN_STATES = ("queued", "started", "finished", "failed")
 
 
@@ -60,7 +61,7 @@ def group_title(group: "GroupStatus", jobs: "Sequence[JobView]") -> Text:
     """Say where a group is, what makes its videos, and how it fares."""
     first = group.ranks[0]
     title = Text(overflow="ellipsis", no_wrap=True)
-    title.append(f"{first.host}:{first.pid}", style="bold")
+    title.append(printable(f"{first.host}:{first.pid}"), style="bold")
     title.append(f"  {first.num_ranks} {'rank' if first.num_ranks == 1 else 'ranks'}  {len(jobs)} in flight")
     if intake := group.intake:
         if intake.pace_s:
@@ -70,7 +71,7 @@ def group_title(group: "GroupStatus", jobs: "Sequence[JobView]") -> Text:
             title.append(f", {intake.failed} failed", style="red")
         if intake.draining:
             title.append("  takes no more jobs", style="yellow")
-    return title.append(f"  {first.notice or first.model}", style="dim")
+    return title.append(printable(f"  {first.notice or first.model}"), style="dim")
 
 
 def rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:
@@ -103,7 +104,7 @@ def rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleO
 def flight_table(
     group: "GroupStatus",
     jobs: "Sequence[JobView]",
-    outlooks: "Mapping[str, Outlook]",
+    estimates: "Mapping[str, Estimate]",
     detail: Detail,
     options: ConsoleOptions,
 ) -> list[RenderableType]:
@@ -114,7 +115,7 @@ def flight_table(
     width = options.max_width
     num_ranks = group.ranks[0].num_ranks
     places = [place_of(job, group) for job in shown]
-    eta_s = [outlooks[job.id].eta_s if job.id in outlooks else None for job in shown]
+    eta_s = [estimates[job.id].eta_s if job.id in estimates else None for job in shown]
     rows: list[list[Cell]] = [
         [job.name, place.doing, Text("" if eta is None else f"about {duration(eta)}", style="dim")]
         for job, place, eta in zip(shown, places, eta_s, strict=True)
@@ -146,7 +147,7 @@ def _track(ranks_done: float, num_ranks: int, segment: int, options: ConsoleOpti
 def _doing(rank: "RankStatus", names: Mapping[str, str]) -> Text:
     if rank.job_id is None:
         return Text("waits for storage", style="yellow") if rank.activity == "waiting" else Text("idle", style="dim")
-    return Text(names.get(rank.job_id, rank.job_id))
+    return Text(printable(names.get(rank.job_id, rank.job_id)))
 
 
 def _steps_of(rank: "RankStatus") -> str:
@@ -196,7 +197,7 @@ def _table(
         )
     for row in rows:
         # As Text: a name in brackets is no markup.
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

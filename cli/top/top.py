@@ -12,7 +12,7 @@ import click
 
 from svdq.cli.main import redis_options
 from svdq.cli.option_types import Number
-from svdq.cli.words import clock
+from svdq.cli.words import clock, echo
 
 if TYPE_CHECKING:
     import redis
@@ -63,7 +63,7 @@ def top(once: bool, watch: bool, interval_s: float | None, as_json: bool, redis_
             if look.is_new:
                 _print(look.snapshot, as_json)
             elif look.away_for == 1:
-                click.echo(look.away, err=True)
+                echo(look.away, err=True)
             if not watch:
                 return
             time.sleep(interval_s)
@@ -124,7 +124,7 @@ def _show(connection: "redis.Redis", interval_s: float) -> None:
 def _print(snapshot: "Snapshot", as_json: bool) -> None:
     """Print one look, without trailing blanks."""
     if as_json:
-        click.echo(json.dumps(snapshot.as_json()))
+        echo(json.dumps(snapshot.as_json()))
     else:
         import shutil
 
@@ -136,7 +136,7 @@ def _print(snapshot: "Snapshot", as_json: bool) -> None:
         with console.capture() as captured:
             console.print(View(snapshot))
         for line in captured.get().splitlines():
-            click.echo(line.rstrip())
+            echo(line.rstrip())
     sys.stdout.flush()
 
 

@@ -9,11 +9,11 @@ from rich.segment import Segment
 from rich.text import Text
 
 from svdq.cli.top.parts import Detail, flight_table, group_title, queue_table, rank_table
-from svdq.cli.words import clock, trouble_reason
+from svdq.cli.words import clock, trouble_sentence
 from svdq.producer.moments import duration
+from svdq.producer.text import printable
 
 if TYPE_CHECKING:
-    from svdq.producer.status.ranks import GroupStatus
     from svdq.producer.status.snapshot import Snapshot
 
 #: From all there is to what fits a small terminal.
@@ -65,7 +65,7 @@ class View:
         yield self._headline()
         yield self._forecast()
         for sentence in self._warnings():
-            yield Text(sentence, style="bold yellow")
+            yield Text(printable(sentence), style="bold yellow")
         yield from blank
         yield queue_table(snapshot.queues, detail, options.max_width)
         for group in snapshot.groups:
@@ -73,7 +73,7 @@ class View:
             yield group_title(group, snapshot.jobs_of(group))
             if detail.has_ranks:
                 yield rank_table(group, snapshot.names, options)
-            in_flight = flight_table(group, snapshot.jobs_of(group), snapshot.outlooks, detail, options)
+            in_flight = flight_table(group, snapshot.jobs_of(group), snapshot.estimates, detail, options)
             if in_flight:
                 yield from [*blank, *in_flight]
         if not snapshot.groups:
@@ -81,7 +81,7 @@ class View:
             yield Text("No worker is running; start one with `svdq worker`.")
         if strays := snapshot.strays:
             names = ", ".join(job.name for job in strays[:5]) + (", …" if len(strays) > 5 else "")
-            yield Text(f"Begun by a group that has not spoken lately: {len(strays)} ({names}).", style="dim")
+            yield Text(printable(f"Begun by a group that has not spoken lately: {len(strays)} ({names})."), style="dim")
 
     def _headline(self) -> Text:
         snapshot = self._snapshot
@@ -97,24 +97,17 @@ class View:
         num_left = snapshot.num_queued + len(snapshot.jobs)
         if num_left == 0:
             text = "Nothing waits and nothing is in flight."
-        elif snapshot.eta_s is not None:
-            end = clock(snapshot.at + snapshot.eta_s)
-            text = f"{num_left} to do, done in about {duration(snapshot.eta_s)}, at {end}."
-        elif snapshot.pauses and snapshot.num_queued:
-            text = f"{num_left} to do; nobody can tell until when while jobs are not taken."
+        elif (eta_s := snapshot.estimate.eta_s) is not None:
+            text = f"{num_left} to do, done in about {duration(eta_s)}, at {clock(snapshot.at + eta_s)}."
         else:
-            text = f"{num_left} to do; until when is known once a group has finished a video."
-        return Text.assemble(text, ("  q leaves" if self._is_live else "", "dim"))
+            text = f"{num_left} to do; it is unknown until when: {snapshot.estimate.reason}"
+        return Text.assemble(printable(text), ("  q leaves" if self._is_live else "", "dim"))
 
     def _warnings(self) -> Iterator[str]:
         if self._away:
             yield f"{self._away} This is how things stood then."
         yield from self._snapshot.pauses
         for group in self._snapshot.groups:
-            yield from _troubles(group)
-
-
-def _troubles(group: "GroupStatus") -> Iterator[str]:
-    for rank in group.ranks:
-        for trouble in rank.troubles:
-            yield f"WAITING FOR STORAGE on {rank.host}, rank {rank.rank}. {trouble.effect}: {trouble_reason(trouble)}"
+            for rank in group.ranks:
+                for trouble in rank.troubles:
+                    yield trouble_sentence(rank, trouble)

@@ -16,7 +16,8 @@ import psutil
 import torch
 from PIL import Image
 
-from svdq.pipeline.group import Links, Place, build_stage, choose_device
+from svdq.pipeline.device import choose_device
+from svdq.pipeline.group import Links, Place, build_stage
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
@@ -38,8 +39,6 @@ class Workload:
     num_samples: int
     #: cpu, cuda or auto.
     device: str = "cpu"
-    #: What tensors go through between ranks: see `group.join`.
-    transport: str = "host"
     #: Whether all ranks warm up at once before the first video.
     warm: bool = True
 
@@ -80,7 +79,6 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
             workload,
             folder,
             device=workload.device,
-            transport=workload.transport,
             replicas=replicas,
         )
         return [
@@ -90,7 +88,7 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
 
 
 def _rank_main(place: Place, links: Links, workload: Workload, folder: str) -> None:
-    device = choose_device(workload.device, place)
+    device = choose_device(workload.device, place.local_rank)
     parts = Part.of_rank(place.rank, place.num_ranks)
     number = place.local_rank
     model = open_model(workload.models[number], parts, device, dtype_for(device))
@@ -191,6 +189,9 @@ class _MemoryMonitor:
 
     def note(self) -> None:
         self.rss_mb.append(self._process.memory_info().rss / 2**20)
+
+    def warm_up(self, sample: Sample) -> None:
+        pass
 
     def idle(self) -> None:
         pass

@@ -1,7 +1,8 @@
-"""Files of measurements: written at the end of minutes of work, so what goes wrong is said and nothing else is lost."""
+"""Files of measurements."""
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,24 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write figures into a file.
+    """Write figures into a file, which is whole at any moment; a link or a device is written in place.
 
     Raises:
         InputError: it cannot be written.
     """
+    text = json.dumps(document, indent=2) + "\n"
     with writing(path):
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        if not is_plain(path):
+            path.write_text(text, encoding="utf-8")
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a path is a regular file or free for one: not a link, nor a device such as /dev/stdout."""
+    return not path.is_symlink() and (path.is_file() or not path.exists())

@@ -1,10 +1,8 @@
-"""How a rank computes: the options that make a UNet faster or smaller, and what each does to it. Knows no videos.
+"""How a rank computes: dtype, compiling and int8 weights, applied to a UNet.
 
-All but the approximate ones change a result by rounding only. Nothing is imported here that takes time: the command
-line reads its names from this module, so torch is imported where it is used.
+The command line reads the names of the options from this module, so torch is imported in the functions that use it.
 """
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -19,27 +17,19 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 #: Weights that do for each, the best first: True for half precision ones, False for the full ones. bfloat16 keeps the
 #: range of the full weights; float32 promises diffusers' bits, and nothing may be rounded.
 WEIGHTS = {"fp32": (False,), "fp16": (True, False), "bf16": (False, True)}
-#: Back ends of scaled dot-product attention; torch's name of each.
-ATTENTION = {
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "cudnn": "CUDNN_ATTENTION",
-    "math": "MATH",
-}
-#: All that an attention can be asked to be; sliced: see `_slice_attention`.
-ATTENTION_WAYS = ("auto", *ATTENTION, "sliced")
 #: What can be compiled.
 COMPILED = ("off", "blocks", "whole")
-#: The ways that change results by more than rounding.
-APPROXIMATE = ("int8", "reuse2", "reuse3", "reuse5")
-#: Those of them that compute deep features every so many steps only: see `feature_reuse`.
-REUSE = {"reuse2": 2, "reuse3": 3, "reuse5": 5}
+#: Options that change results by more than rounding.
+APPROXIMATE = ("int8",)
 #: The blocks that a UNet repeats, compiled one by one: much quicker than the whole, for nearly the same gain.
 BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock")
 #: What compiles: torch's inductor, which writes C++ for processors and Triton for GPUs.
 BACKEND: Any = "inductor"
 #: Compiled forms that torch keeps of one function: shapes of videos times kinds of a block, with room to spare.
 MAX_COMPILED = 4096
+#: Largest batch that CUDA's fused attention kernels take: it is a dimension of their grid. Attention along the frames
+#: has a batch of 2 x H/8 x W/8 with guidance, which is 73,728 at 2048x1152.
+MAX_ATTENTION_BATCH = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,41 +38,19 @@ class ComputeOptions:
 
     #: Type of weights and activations: auto (float32 on processors, float16 on GPUs), fp32, fp16 or bf16.
     dtype: str = "auto"
-    #: Back end of scaled dot-product attention: auto (torch chooses), flash, efficient, cudnn or math; or sliced.
-    attention: str = "auto"
-    #: Weights of convolutions with the channels last in memory.
-    channels_last: bool = False
-    #: Query, key and value of an attention from one matrix product.
-    fused_qkv: bool = False
-    #: Feed-forward layers a frame at a time: less memory, more time.
-    forward_chunking: bool = False
     #: What torch.compile compiles: off, blocks or whole.
     compiled: str = "off"
-    #: Ways that change results by more than rounding, of APPROXIMATE.
+    #: Options that change results by more than rounding, of APPROXIMATE.
     approximate: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
             ("dtype", self.dtype, ("auto", *DTYPES)),
-            ("attention", self.attention, ATTENTION_WAYS),
             ("compiled", self.compiled, COMPILED),
             *(("approximate", value, APPROXIMATE) for value in self.approximate),
         ):
             if value not in allowed:
                 raise InputError(f"There is no {name} {value!r}; choose one of {', '.join(allowed)}.")
-        ways = [way for way in self.approximate if way in REUSE]
-        if len(ways) > 1:
-            raise InputError(f"--approximate {' and '.join(ways)} do not go together; choose one of them.")
-        if ways and self.compiled == "whole":
-            raise InputError(f"--approximate {ways[0]} needs a UNet in parts; use --compile blocks with it.")
-        if self.attention == "sliced" and (self.fused_qkv or self.compiled != "off"):
-            other = "--fused-qkv" if self.fused_qkv else f"--compile {self.compiled}"
-            raise InputError(f"--attention sliced does not go together with {other}; leave one of them out.")
-
-    @property
-    def every(self) -> int:
-        """Steps from one in which all of the UNet is computed to the next."""
-        return max((REUSE.get(way, 1) for way in self.approximate), default=1)
 
     def changed(self) -> dict[str, Any]:
         """Give the options that differ from the defaults, by name, as they stand in JSON."""
@@ -96,18 +64,6 @@ class ComputeOptions:
 
 #: diffusers' own way.
 DEFAULTS = ComputeOptions()
-#: What `svdq bench unet` measures, by name; diffusers as it is comes first, since all others are compared with it.
-VARIANTS = {
-    "eager": DEFAULTS,
-    "channels-last": ComputeOptions(channels_last=True),
-    "fused-qkv": ComputeOptions(fused_qkv=True),
-    "forward-chunking": ComputeOptions(forward_chunking=True),
-    **{name: ComputeOptions(attention=name) for name in (*ATTENTION, "sliced")},
-    "compiled-blocks": ComputeOptions(compiled="blocks"),
-    "compiled": ComputeOptions(compiled="whole"),
-    "together": ComputeOptions(channels_last=True, fused_qkv=True, compiled="blocks"),
-    "int8": ComputeOptions(approximate=("int8",)),
-}
 
 
 def dtype_of(options: ComputeOptions, device: "torch.device") -> "torch.dtype":
@@ -129,22 +85,51 @@ def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = No
     Raises:
         InputError: a package is missing.
     """
-    if options.fused_qkv:
-        _fuse_qkv(unet)
+    if device is not None and device.type == "cuda":
+        split_attention(unet)
     if "int8" in options.approximate:
         _to_int8(unet, device)
-    if options.channels_last:
-        _channels_last(unet)
-    if options.forward_chunking:
-        # Spatial blocks a frame at a time; temporal ones go along the frames whatever is asked for.
-        unet.enable_forward_chunking(chunk_size=1, dim=0)
     if options.compiled != "off":
         _compile(unet, options.compiled)
-    if options.attention == "sliced":
-        _slice_attention(unet)
-    elif options.attention != "auto":
-        _attend_by(unet, options.attention)
     return unet
+
+
+def split_attention(unet: Any, max_batch: int = MAX_ATTENTION_BATCH) -> None:
+    """Make attention compute at most `max_batch` elements of its batch at a time."""
+    from diffusers.models.attention_processor import AttnProcessor2_0
+
+    unet.set_attn_processor(_SplitAttention(AttnProcessor2_0(), max_batch))
+
+
+class _SplitAttention:
+    """A diffusers attention processor that gives another one its batch in equal parts of at most `max_batch`.
+
+    Elements of a batch do not attend to each other, so each part's result is what it is in the whole.
+    """
+
+    def __init__(self, processor: Any, max_batch: int) -> None:
+        self._processor = processor
+        self._max_batch = max_batch
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: "torch.Tensor",
+        encoder_hidden_states: "torch.Tensor | None" = None,
+        attention_mask: "torch.Tensor | None" = None,
+        temb: "torch.Tensor | None" = None,
+    ) -> "torch.Tensor":
+        """Attend: hidden_states (B, tokens, C) and, in cross attention, encoder_hidden_states (B, tokens', C')."""
+        import torch
+
+        num_parts = -(-len(hidden_states) // self._max_batch)
+        if num_parts <= 1:
+            whole: torch.Tensor = self._processor(attn, hidden_states, encoder_hidden_states, attention_mask, temb)
+            return whole
+        assert attention_mask is None
+        queries = hidden_states.chunk(num_parts)
+        keys = [None] * num_parts if encoder_hidden_states is None else encoder_hidden_states.chunk(num_parts)
+        return torch.cat([self._processor(attn, *pair) for pair in zip(queries, keys, strict=True)])
 
 
 def weight_bytes(unet: Any) -> int:
@@ -166,20 +151,6 @@ def stored_parts(weight: Any) -> "Iterator[torch.Tensor]":
         yield from stored_parts(getattr(weight, name))
 
 
-def _fuse_qkv(unet: Any) -> None:
-    """Fuse projections; diffusers' `fuse_qkv_projections` passes over this UNet's kind of attention."""
-    from diffusers.models.attention_processor import Attention, FusedAttnProcessor2_0
-
-    attentions: list[Any] = [module for module in unet.modules() if isinstance(module, Attention)]
-    for attention in attentions:
-        attention.fuse_projections(fuse=True)
-        # What is fused is there twice now.
-        attention.to_k = attention.to_v = None
-        if not attention.is_cross_attention:
-            attention.to_q = None
-    unet.set_attn_processor(FusedAttnProcessor2_0())
-
-
 def _to_int8(unet: Any, device: "torch.device | None") -> None:
     """Keep the weights of linear layers as int8, with a scale for each row; what is computed keeps its dtype."""
     try:
@@ -187,16 +158,6 @@ def _to_int8(unet: Any, device: "torch.device | None") -> None:
     except ImportError as error:
         raise InputError("--approximate int8 needs the package torchao; pip install 'svdq[approximate]'.") from error
     quantize_(unet, Int8WeightOnlyConfig(), device=device)
-
-
-def _channels_last(unet: Any) -> None:
-    import torch
-
-    for module in unet.modules():
-        if isinstance(module, torch.nn.Conv2d):
-            module.weight.data = module.weight.data.to(memory_format=torch.channels_last)
-        elif isinstance(module, torch.nn.Conv3d):
-            module.weight.data = module.weight.data.to(memory_format=torch.channels_last_3d)
 
 
 def _compile(unet: Any, what: str) -> None:
@@ -218,42 +179,3 @@ def _compile(unet: Any, what: str) -> None:
     for module in unet.modules():
         if type(module).__name__ in BLOCKS:
             module.compile(**how)
-
-
-def _slice_attention(unet: Any) -> None:
-    """Attend a head of a frame at a time, by plain products, for devices without a fused kernel.
-
-    diffusers' `enable_attention_slicing` passes over this UNet. Attention along the frames and to the image embedding
-    is left as it is: it takes little, and would have thousands of slices.
-    """
-    from diffusers.models.attention import BasicTransformerBlock
-    from diffusers.models.attention_processor import SlicedAttnProcessor
-
-    for module in unet.modules():
-        if isinstance(module, BasicTransformerBlock):
-            module.attn1.set_processor(SlicedAttnProcessor(slice_size=1))
-
-
-def attention_backends(name: str) -> list[Any]:
-    """Give torch's back ends for the name of one, the first to be preferred.
-
-    cuDNN refuses a single key, and the image embedding is one: that attention is left to plain products.
-    """
-    from torch.nn.attention import SDPBackend
-
-    names = (ATTENTION[name], "MATH") if name == "cudnn" else (ATTENTION[name],)
-    return [getattr(SDPBackend, each) for each in names]
-
-
-def _attend_by(unet: Any, name: str) -> None:
-    """Let no other back end do attention while this UNet computes."""
-    from torch.nn.attention import sdpa_kernel
-
-    backends, forward = attention_backends(name), unet.forward
-
-    @functools.wraps(forward)
-    def attending(*args: Any, **kwargs: Any) -> Any:
-        with sdpa_kernel(backends, set_priority=True):
-            return forward(*args, **kwargs)
-
-    unet.forward = attending

@@ -1,41 +1,30 @@
-"""Whether a device can compute as it is asked to, found out by doing it on small tensors. Knows no model."""
+"""Check on small tensors that a device can compute with the options of a worker."""
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import sdpa_kernel
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute
-from svdq.pipeline.models.compute import ATTENTION, ComputeOptions, attention_backends, dtype_of
+from svdq.pipeline.models.compute import ComputeOptions, dtype_of
+from svdq.pipeline.models.device_memory import is_out_of_memory
 
 
 def check(options: ComputeOptions, device: torch.device) -> None:
-    """Try the dtype, the attention and the compiler.
+    """Try the dtype and the compiler.
 
     Raises:
         InputError: one does not work here.
     """
     dtype = dtype_of(options, device)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "this processor"
-    name = str(dtype).removeprefix("torch.")
     if options.dtype != "auto":
         reason = _reason(lambda: _layers(torch.ones(2, 32, 4, 8, 8, device=device, dtype=dtype)))
         if reason:
             raise InputError(f"--dtype {options.dtype} does not work on {where} ({reason}); use --dtype auto.")
-    if options.attention in ATTENTION and _reason(lambda: _attention(options.attention, device, dtype)):
-        working = [
-            other
-            for other in ATTENTION
-            if other != options.attention and not _reason(partial(_attention, other, device, dtype))
-        ]
-        raise InputError(
-            f"--attention {options.attention} does not work in {name} on {where}; use auto or {' or '.join(working)}."
-        )
     if options.compiled != "off":
         reason = _reason(lambda: _compiled(device, dtype))
         if reason:
@@ -49,11 +38,11 @@ def _reason(attempt: Callable[[], object]) -> str:
     """Give the first line of what torch says when it cannot, or ""."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of everything that a back end lacks, a line each
+            warnings.simplefilter("ignore")
             attempt()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - torch raises whatever it likes
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         # The compiler's first line only names the backend that raised.
         lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
         return (lines[0] if lines else type(error).__name__).rstrip(".")[:160]
@@ -72,17 +61,6 @@ def _layers(features: Tensor) -> None:
         functional.gelu(functional.linear(functional.layer_norm(tokens, (channels,)), kernel[:, :, 0, 0, 0]))
         functional.silu(features)
         functional.interpolate(features[:, :, 0], scale_factor=2.0)
-
-
-def _attention(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Attend as Stable Video Diffusion does: heads of 64, no mask, among tokens and to a single one."""
-    tokens = torch.ones((2, 5, 16, 64), device=device, dtype=dtype)
-    backends = attention_backends(name)
-    with torch.inference_mode():
-        with sdpa_kernel(backends[:1]):
-            functional.scaled_dot_product_attention(tokens, tokens, tokens)
-        with sdpa_kernel(backends, set_priority=True):
-            functional.scaled_dot_product_attention(tokens, tokens[:, :, :1], tokens[:, :, :1])
 
 
 def _compiled(device: torch.device, dtype: torch.dtype) -> None:

@@ -8,12 +8,10 @@ from contextlib import contextmanager
 import torch
 
 from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.models.device_memory import is_out_of_memory
 from svdq.pipeline.models.size_text import size_text
 
 logger = logging.getLogger(__name__)
-
-#: What errors of memory say that have no class of their own: PyTorch's allocator of a processor, CUDA's own.
-_OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory")
 
 
 @contextmanager
@@ -34,8 +32,7 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
         raise
     except Exception as error:
         logger.debug("Loading failed.", exc_info=error)
-        is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if is_memory or any(words in str(error) for words in _OUT_OF_MEMORY):
+        if is_out_of_memory(error):
             raise InputError(_out_of_memory(what, device, needed() if needed else 0)) from error
         raise InputError(
             f"{what} cannot be loaded ({said(error)}); "

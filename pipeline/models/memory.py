@@ -1,233 +1,243 @@
-"""How much memory the parts of a model take for a video of some shape: estimated without computing anything.
+"""How much memory a video takes: estimated from its size, then measured; measurements are kept in a file.
 
-The model's own code runs on tensors of the meta device, which have shapes and no contents, while a meter follows which
-of them are alive at the same time. What is not a tensor is not seen: workspaces of cuDNN and cuBLAS, the context of
-CUDA, what the allocator cannot use because it is in pieces. Knows nothing of ranks and of how much memory there is.
+Does not import torch.
 """
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import cache
-from typing import Any
+import contextlib
+import hashlib
+import json
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from operator import le
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-import PIL.Image
-import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-from svdq.pipeline.models.compute import ComputeOptions, stored_bytes
-from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.parameters import VideoParameters
 
-aten = torch.ops.aten
+#: What is estimated and measured separately.
+Activity = Literal["encode", "step", "decode"]
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
-#: Kernels that first copy an input that does not lie in one piece; the copy is gone when they are done.
-_COPIERS = (aten.convolution.default, aten.native_group_norm.default, aten.native_layer_norm.default)
-META = torch.device("meta")
+#: Bytes of a GPU kept free for fragmentation and CUDA's context. A guess: nobody has measured it.
+RESERVE_BYTES = 500_000_000
+#: Bytes that cuDNN and cuBLAS work in, added to estimates on GPUs until something was measured. A guess.
+WORKSPACE_BYTES = 1_000_000_000
+
+# Stable Video Diffusion's constants: elements (of the dtype computed in) alive at the peak, besides the weights. Taken
+# from the published modules with attention as a fused kernel; the table is in docs/performance.md.
+#: A step, for each pixel and frame, without and with guidance.
+STEP_ELEMENTS = {1: 136, 2: 282}
+#: An encode, for each pixel.
+ENCODE_ELEMENTS = 655
+#: A decode, for each pixel: times the frames decoded at a time, and times all frames.
+DECODE_ELEMENTS, FRAME_ELEMENTS = 1021, 3.2
+#: Bytes of the VAE's weights in float32, to which an encode in float16 converts them.
+VAE_ENCODER_BYTES, VAE_DECODER_BYTES = 137_000_000, 254_000_000
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+#: How many times larger or smaller a video may be for what was measured of it to correct the estimate of another.
+ALIKE = 2.0
+#: Version of the file's format; files of another version are not read.
+FORMAT = 2
+
+Shape = tuple[int, ...]
 
 
-class LeavesDeviceError(Exception):
-    """A result without contents is wanted on the host: what follows is not the device's memory any more."""
+def chunk_of(parameters: VideoParameters) -> int:
+    """Give the number of frames that are decoded at a time."""
+    return min(parameters.decode_chunk_size or parameters.num_frames, parameters.num_frames)
 
 
-class StorageMeter(TorchDispatchMode):
-    """Follows the memory of all tensors that are made within it, on the meta device or a real one.
+def shape_for(activity: Activity, parameters: VideoParameters) -> Shape:
+    """Give what of a video decides how much memory an activity takes.
 
-    Attention counts as a fused kernel, as it runs on GPUs: what it takes grows with the number of tokens.
+    Returns:
+        Width and height; for a step and a decode also frames; then B, 2 with guidance, for a step, and the frames at a
+        time for a decode.
+    """
+    width, height, frames = parameters.width, parameters.height, parameters.num_frames
+    if activity == "encode":
+        return (width, height)
+    return (width, height, frames, 1 + parameters.guided if activity == "step" else chunk_of(parameters))
+
+
+def estimate(activity: Activity, shape: Shape, dtype: str, *, has_decoder: bool = False) -> int:
+    """Estimate the bytes that an activity of Stable Video Diffusion takes at its peak, besides the weights.
+
+    Args:
+        activity: what is computed.
+        shape: of the video, as `shape_for` gives it.
+        dtype: torch's name of what is computed in.
+        has_decoder: whether the rank that encodes holds the VAE decoder too.
+    """
+    pixels = shape[0] * shape[1]
+    if activity == "encode":
+        if dtype != "float16":
+            return pixels * ENCODE_ELEMENTS * ITEM_BYTES[dtype]
+        # The VAE overflows in float16; all of it that the rank holds is converted for the time.
+        return pixels * ENCODE_ELEMENTS * 4 + VAE_ENCODER_BYTES + VAE_DECODER_BYTES * has_decoder
+    frames = shape[2]
+    if activity == "step":
+        return pixels * frames * STEP_ELEMENTS[shape[3]] * ITEM_BYTES[dtype]
+    return int(pixels * (DECODE_ELEMENTS * shape[3] + FRAME_ELEMENTS * frames) * ITEM_BYTES[dtype])
+
+
+class ChunkLimits:
+    """The decode_chunk_size that was left after larger ones ran out of memory, by pixels and frames of the video."""
+
+    def __init__(self) -> None:
+        self.limits: dict[tuple[int, int], int] = {}
+
+    def largest(self, parameters: VideoParameters) -> int:
+        """Give the largest decode_chunk_size worth trying: no video starts higher than a smaller one had to go."""
+        pixels, frames = _pixels_and_frames(parameters)
+        smaller = [chunk for of, chunk in self.limits.items() if of[0] <= pixels and of[1] <= frames]
+        return min([chunk_of(parameters), *smaller])
+
+    def ran_out(self, parameters: VideoParameters, left: int) -> bool:
+        """Note that chunks of more than `left` frames run out of memory; return whether that was unknown."""
+        if self.largest(parameters.model_copy(update={"decode_chunk_size": None})) <= left:
+            return False
+        self.limits[_pixels_and_frames(parameters)] = left
+        return True
+
+    def fits(self, parameters: VideoParameters, chunk: int) -> bool:
+        """Note that a chunk size fits, as when other processes have freed memory; return whether that was unknown."""
+        pixels, frames = _pixels_and_frames(parameters)
+        wrong = [of for of, left in self.limits.items() if of[0] <= pixels and of[1] <= frames and left < chunk]
+        for of in wrong:
+            del self.limits[of]
+        return bool(wrong)
+
+
+class MeasuredMemory:
+    """Peaks by activity and shape, which replace estimates and correct those of about the same size; and chunk limits.
+
+    For any thread.
     """
 
-    def __init__(self, device_types: Sequence[str], *, is_fused: bool = True) -> None:
-        """Make it.
+    def __init__(
+        self, unseen: int = 0, slack: int = 0, folder: Path | None = None, identity: Mapping[str, Any] | None = None
+    ) -> None:
+        """Read what earlier groups have measured.
 
         Args:
-            device_types: tensors on other devices do not count.
-            is_fused: else attention on the meta device counts as matrix products, with the square of the tokens.
+            unseen: bytes added to estimates until something like it was measured.
+            slack: bytes kept free otherwise, which a video that was made before may take again.
+            folder: where the file is; None keeps all in memory.
+            identity: JSON of what decides about memory besides the shape, such as the model and the kinds of GPU.
         """
-        super().__init__()
-        self._device_types = device_types
-        self._is_fused = is_fused
-        #: Storages that are alive, by the identity of their Python object, which torch keeps for as long as they live.
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        #: Bytes that are alive now, and the most that ever were.
-        self.live = self.peak = 0
+        self._unseen = unseen
+        self._slack = slack
+        self._identity = {"format": FORMAT, **(identity or {})}
+        name = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()[:16]
+        self._path = folder and folder / f"{name}.json"
+        self._peaks: dict[tuple[Activity, Shape], int] = {}
+        self._limits = ChunkLimits()
+        self._lock = threading.Lock()
+        self._read()
 
-    def surge(self, num_bytes: int) -> None:
-        """Count memory that is taken and given back at once."""
-        self.peak = max(self.peak, self.live + num_bytes)
+    def expected(self, activity: Activity, shape: Shape, estimated: Callable[[Shape], int]) -> int:
+        """Give the bytes to plan for. What was made before fits, and so does all that is smaller."""
+        with self._lock:
+            known = {of: peak for (done, of), peak in self._peaks.items() if done == activity}
+        if shape in known:
+            return known[shape] - self._slack
+        larger = [peak - self._slack for of, peak in known.items() if all(map(le, shape, of))]
+        return min([estimated(shape) + self._unforeseen(activity, shape, known, estimated), *larger])
 
-    @contextmanager
-    def peak_apart(self) -> Iterator[Callable[[], int]]:
-        """Give what tells, after the block, how much was alive in it at most, besides what was alive before."""
-        live, peak = self.live, self.peak
-        self.peak = live
-        found = 0
-        yield lambda: found
-        found = self.peak - live
-        self.peak = max(self.peak, peak)
+    def _unforeseen(
+        self, activity: Activity, shape: Shape, known: Mapping[Shape, int], estimated: Callable[[Shape], int]
+    ) -> int:
+        """Give what to add to an estimate: by how much the nearest size that was measured exceeded its own."""
+        if not known:
+            return self._unseen
+        size = _size(activity, shape)
+        nearest = min(known, key=lambda of: abs(math.log(_size(activity, of) / size)))
+        excess = max(0, known[nearest] - estimated(nearest))
+        is_alike = 1 / ALIKE <= _size(activity, nearest) / size <= ALIKE
+        return excess if is_alike else max(excess, self._unseen)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation and count what it makes."""
-        kwargs = kwargs or {}
-        if func is aten._local_scalar_dense.default and args[0].is_meta:
-            return 1  # a question such as whether all is finite: yes
-        if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device", META).type != "meta":
-            raise LeavesDeviceError
-        with self:
-            if self._is_fused and func is aten.scaled_dot_product_attention.default and args[0].is_meta:
-                return _fused_attention(*args[:3])
-            # In inference mode operations arrive whole that are made of others.
-            parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
-        made = func(*args, **kwargs)
-        given = [leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        # A view is no new memory, be it of a weight or of what is followed already.
-        seen = set(map(id, given))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and tensor.device.type in self._device_types:
-                storage = tensor.untyped_storage()
-                if id(storage) not in seen:
-                    self._follow(storage)
-        if func in _COPIERS:
-            in_pieces = (leaf for leaf in args if isinstance(leaf, Tensor) and not _is_in_one_piece(leaf))
-            self.surge(sum(tensor.nbytes for tensor in in_pieces))
-        return made
+    def largest_chunk(self, parameters: VideoParameters) -> int:
+        """Give the decode_chunk_size to begin with when the job leaves it open."""
+        with self._lock:
+            return self._limits.largest(parameters)
 
-    def _follow(self, storage: torch.UntypedStorage) -> None:
-        key, num_bytes = id(storage), storage.nbytes()
-        if key in self._alive:
+    def learn(self, parameters: VideoParameters, peaks: Mapping[str, int], *, ran_out: bool | None = None) -> None:
+        """Note what a video took.
+
+        Args:
+            parameters: as it was made, with the decode_chunk_size that was used.
+            peaks: `Sample.memory`.
+            ran_out: whether a decode with a larger decode_chunk_size ran out of memory; None: it was not decoded.
+        """
+        measured = {(each, shape_for(each, parameters)): peaks[each] for each in ACTIVITIES if each in peaks}
+
+        def apply() -> bool:
+            is_news = self._add(measured)
+            if ran_out is not None:
+                note = self._limits.ran_out if ran_out else self._limits.fits
+                is_news |= note(parameters, chunk_of(parameters))
+            return is_news
+
+        with self._lock:
+            if apply():
+                self._read()  # what other groups have written in the meantime
+                apply()
+                self._write()
+
+    def _add(self, measured: Mapping[tuple[Activity, Shape], int]) -> bool:
+        """Keep the highest peak of each; return whether any is new."""
+        news = {what: peak for what, peak in measured.items() if peak > self._peaks.get(what, -1)}
+        self._peaks.update(news)
+        return bool(news)
+
+    def _read(self) -> None:
+        """Read the file; a damaged one is ignored."""
+        if self._path is None:
             return
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            measured = {(activity, tuple(shape)): peak for activity, shape, peak in document["bytes"]}
+            limits = {(pixels, frames): chunk for pixels, frames, chunk in document["decode_chunk_size"]}
+            example = VideoParameters(seed=0, frames=1)
+            for (activity, shape), peak in measured.items():
+                if activity not in ACTIVITIES or len(shape) != len(shape_for(activity, example)):
+                    raise ValueError(activity)
+                if activity == "step" and shape[3] not in STEP_ELEMENTS:
+                    raise ValueError(shape)
+                _check_counts(*shape, peak)
+            for of, chunk in limits.items():
+                _check_counts(*of, chunk)
+            self._add(measured)
+            self._limits.limits = limits | self._limits.limits
 
-        def gone(_: object) -> None:
-            del self._alive[key]
-            self.live -= num_bytes
-
-        self._alive[key] = weakref.ref(storage, gone)
-        self.live += num_bytes
-        self.peak = max(self.peak, self.live)
-
-
-def _fused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Make what a fused kernel makes of (B, heads, tokens, D): the result, laid out as it is used next, and a sum."""
-    batch, heads, tokens, _ = query.shape
-    _sums = torch.empty((batch, heads, tokens), dtype=torch.float32, device=query.device)
-    return torch.empty((batch, tokens, heads, value.shape[-1]), dtype=query.dtype, device=query.device).transpose(1, 2)
+    def _write(self) -> None:
+        """Write all to the file; a full disk is no reason to stop."""
+        if self._path is None:
+            return
+        rows = [[activity, shape, peak] for (activity, shape), peak in sorted(self._peaks.items())]
+        chunks = [[*of, chunk] for of, chunk in sorted(self._limits.limits.items())]
+        document = {**self._identity, "bytes": rows, "decode_chunk_size": chunks}
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._path.with_suffix(f".{socket.gethostname()}-{os.getpid()}")
+            temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(self._path)
 
 
-def _is_in_one_piece(tensor: Tensor) -> bool:
-    if tensor.is_contiguous():
-        return True
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return tensor.ndim in formats and tensor.is_contiguous(memory_format=formats[tensor.ndim])
+def _check_counts(*values: Any) -> None:
+    if not all(type(value) is int and value > 0 for value in values):
+        raise ValueError(values)
 
 
-class MemoryEstimator:
-    """Estimates for one model, dtype and way of computing; each is made once and takes up to some seconds."""
+def _pixels_and_frames(parameters: VideoParameters) -> tuple[int, int]:
+    return parameters.width * parameters.height, parameters.num_frames
 
-    def __init__(self, name: str, dtype: torch.dtype, device_type: str, options: ComputeOptions) -> None:
-        """Make it; nothing is opened yet.
 
-        Args:
-            name: a diffusers folder or hub id, as for `open_model`.
-            dtype: what it computes in.
-            device_type: cpu or cuda; on a CPU what is prepared on the host counts, too.
-            options: how it computes. A compiled UNet is taken to need what any other does.
-        """
-        self._name = name
-        self._dtype = dtype
-        self._device_types = ("meta", "cpu") if device_type == "cpu" else ("meta",)
-        self._options = replace(options, compiled="off")
-        #: Peak, shape and dtype of what the VAE makes of a chunk, by the chunk's shape.
-        self._decoded: dict[torch.Size, tuple[int, torch.Size, torch.dtype]] = {}
-        self.weights = cache(self._weights)
-        self.encode = cache(self._encode)
-        self.step = cache(self._step)
-        self.decode = cache(self._decode)
-        self._skeleton = cache(self._open)
-
-    def _weights(self, parts: Part) -> int:
-        """Count the bytes of the weights that a rank with these parts holds.
-
-        Raises:
-            InputError: there is no such model, or its configs are broken.
-        """
-        components = self._skeleton(parts, False).pipeline.components.values()
-        modules = [component for component in components if isinstance(component, torch.nn.Module)]
-        tensors = {id(tensor): tensor for module in modules for tensor in [*module.parameters(), *module.buffers()]}
-        return sum(map(stored_bytes, tensors.values()))
-
-    def _encode(self, parts: Part, width: int, height: int) -> int:
-        """Estimate what encoding a photo takes besides weights; more where the decoder is converted along with it."""
-        parameters = VideoParameters(width=width, height=height, frames=1, seed=0)
-        model = self._skeleton(parts & ~Part.DENOISER, False)
-        return self._peak(lambda: model.encode(PIL.Image.new("RGB", (width, height), "gray"), parameters))
-
-    def _step(self, width: int, height: int, frames: int, guided: bool, chunked: bool = False) -> int:
-        """Estimate what a step of denoising takes besides weights, with what stays between steps.
-
-        Args:
-            width: in pixels.
-            height: in pixels.
-            frames: F.
-            guided: whether guidance is on.
-            chunked: with forward chunking, whether the options have it or not.
-        """
-        scale = 3.0 if guided else 1.0
-        parameters = VideoParameters(width=width, height=height, frames=frames, max_guidance_scale=scale, seed=0)
-        model = self._skeleton(Part.DENOISER, chunked)
-        latents = (1, frames, 4, height // 8, width // 8)
-
-        def step() -> None:
-            tensors = {
-                "latents": self._empty(*latents),
-                "image_latents": self._empty(1, *latents[2:]),
-                "image_embedding": self._empty(1, 1, model.pipeline.unet.config.cross_attention_dim),
-            }
-            model.denoiser(tensors, parameters).step(tensors["latents"], 0)
-
-        return self._peak(step)
-
-    def _decode(self, width: int, height: int, frames: int, decode_chunk_size: int) -> int:
-        """Estimate what a decode takes besides weights."""
-        parameters = VideoParameters(width=width, height=height, frames=frames, seed=0)
-        model = self._skeleton(Part.DECODER, False)
-        latents = (1, frames, 4, height // 8, width // 8)
-        return self._peak(
-            lambda: model.decode({"latents": self._empty(*latents)}, parameters, min(decode_chunk_size, frames))
-        )
-
-    def _open(self, parts: Part, chunked: bool) -> SvdModel:
-        options = replace(self._options, forward_chunking=True) if chunked else self._options
-        model = SvdModel(self._name, parts, META, self._dtype, options)
-        if parts == Part.DECODER:
-            model.pipeline.vae.decode = self._decode_once(model.pipeline.vae.decode)
-        return model
-
-    def _decode_once(self, decode: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a VAE's `decode` that does chunks of the same shape once: of 25 chunks 24 are like the first."""
-        from diffusers.models.autoencoders.vae import DecoderOutput
-
-        def decode_or_remember(latents: Tensor, **arguments: Any) -> Any:
-            if latents.shape in self._decoded:
-                num_bytes, shape, dtype = self._decoded[latents.shape]
-                self._meter.surge(num_bytes)
-                return DecoderOutput(sample=torch.empty(shape, dtype=dtype, device=META))
-            with self._meter.peak_apart() as peak:
-                decoded = decode(latents, **arguments)
-            self._decoded[latents.shape] = (peak(), decoded.sample.shape, decoded.sample.dtype)
-            return decoded
-
-        return decode_or_remember
-
-    def _peak(self, run: Callable[[], object]) -> int:
-        self._meter = StorageMeter(self._device_types, is_fused=self._options.attention != "math")
-        with torch.inference_mode(), self._meter, suppress(LeavesDeviceError):
-            run()
-        return self._meter.peak
-
-    def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=META)
+def _size(activity: Activity, shape: Shape) -> int:
+    """Give what memory is about in proportion to: pixels, times frames that are computed at a time."""
+    return math.prod(shape) if activity != "decode" else shape[0] * shape[1] * shape[3]

@@ -58,8 +58,8 @@ class ModelInfo:
     default_frames: int
     #: How it computes, as it stands in sidecars and checkpoints: the dtype, and the options that are not the defaults.
     compute: dict[str, Any] = field(default_factory=dict)
-    #: Steps that belong together: only before a multiple of it may another rank take over, now or after a restart.
-    stride: int = 1
+    #: Bytes of the weights that this rank has loaded.
+    weight_bytes: int = 0
     #: What encode and decode cost before they are measured; by default as on an H100 at 576x1024x25.
     guess: Guess = field(default_factory=lambda: Guess(encode_steps=0.18, decode_steps=4.4))
 

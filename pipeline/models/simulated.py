@@ -85,6 +85,8 @@ class SimulatedModel:
         """Sleep for `warm_ms`."""
         self._start_clock()
         self._sleep(self._timings.warm_ms)
+        if Part.DECODER in self._parts:
+            self._check_memory(parameters.decode_chunk_size or parameters.num_frames)
 
     def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
         """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. The photo is not looked at."""
@@ -120,6 +122,7 @@ class SimulatedModel:
     def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
         """Sleep, and check that every step was done once and in order; gray frames (F, H, W, 3)."""
         self._start_clock()
+        self._check_memory(decode_chunk_size)
         first = parameters.seed % _MODULUS
         for index in range(parameters.steps):
             first = _moved(first, index)
@@ -131,6 +134,10 @@ class SimulatedModel:
         self._sleep(self._timings.decode_ms)
         shape = (parameters.num_frames, parameters.height, parameters.width, 3)
         return np.broadcast_to(np.uint8(parameters.seed % 256), shape)
+
+    def _check_memory(self, decode_chunk_size: int) -> None:
+        if decode_chunk_size > (self._timings.decodable_frames or decode_chunk_size):
+            raise torch.OutOfMemoryError("CUDA out of memory, as the model's name asks for.")
 
     def _plain_latents(self, parameters: VideoParameters) -> Tensor:
         shape = (1, parameters.num_frames, 4, parameters.height // 8, parameters.width // 8)

@@ -26,6 +26,8 @@ class Timings(BaseModel):
     kill_seed: int | None = None
     #: For tests of faults: a video of this seed never comes out of that step.
     hang_seed: int | None = None
+    #: For tests of faults: to decode more frames than this at a time runs out of memory.
+    decodable_frames: int | None = Field(None, ge=1)
     #: For tests of faults: the latents of a video of this seed become NaN.
     nan_seed: int | None = None
 

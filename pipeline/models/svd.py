@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, apply
-from svdq.pipeline.models.feature_reuse import FeatureReuse
+from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, apply, weight_bytes
+from svdq.pipeline.models.device_memory import MemoryMeter
 from svdq.pipeline.models.finite_weights import blame, first_not_finite
 from svdq.pipeline.models.load_errors import in_a_sentence
-from svdq.pipeline.models.memory_meter import MemoryMeter, shape_for
-from svdq.pipeline.models.memory_skeleton import SkeletonFolder
+from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.model import Frames, ModelInfo, Part
 from svdq.pipeline.models.model_index import UNET_DEFAULTS, is_untrained
 from svdq.pipeline.models.svd_denoiser import SvdDenoiser
@@ -49,23 +48,19 @@ class SvdModel:
             InputError: there is no such model, or a component is missing, broken or of another class.
         """
         started = time.perf_counter()
-        # On the meta device nothing is computed, and no weights are needed.
-        folder = (SkeletonFolder if device.type == "meta" else SvdFolder).find(name, dtype)
+        folder = SvdFolder.find(name, dtype)
         self._parts = parts
         self._device = device
         self._dtype = dtype
         self._options = options
         # Quantised weights have room where the full ones may not: what is quantised goes to the GPU a layer at a time.
-        on_host = "int8" in options.approximate and device.type not in {"cpu", "meta"}
+        on_host = "int8" in options.approximate and device.type != "cpu"
         self._pipeline = folder.load_pipeline(parts, dtype, device, unet_on_host=on_host)
-        self._reuse: FeatureReuse | None = None
         if self._pipeline.unet is not None:
             with in_a_sentence(f"The unet of the model {name}", device):
                 apply(self._pipeline.unet, options, device)
                 if on_host:
                     self._pipeline.to(device)
-            if options.every > 1:
-                self._reuse = FeatureReuse(self._pipeline.unet, options.every)
         self._meter = MemoryMeter.of(device)
         #: A scheduler for each number of steps, to make those of samples from.
         self._schedulers: dict[int, Any] = {}
@@ -76,7 +71,7 @@ class SvdModel:
             name=name,
             notice=", ".join(notices),
             default_frames=int(self._unet_config["num_frames"]),
-            stride=options.every,
+            weight_bytes=sum(map(weight_bytes, self._modules())),
             compute=options.changed() | {"dtype": str(dtype).removeprefix("torch.")},
         )
         loaded = ", ".join(str(part.name).lower() for part in parts)
@@ -91,6 +86,9 @@ class SvdModel:
     def pipeline(self) -> Any:
         """The diffusers pipeline with the components that were asked for."""
         return self._pipeline
+
+    def _modules(self) -> list[torch.nn.Module]:
+        return [item for item in self._pipeline.components.values() if isinstance(item, torch.nn.Module)]
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
         """Tell what parts took on this rank's GPU for a shape; see `VideoModel`."""
@@ -214,7 +212,6 @@ class SvdModel:
             guidance_scale=guidance_scale.to(self._device, dtype)[None, :, None, None, None],
             guided=parameters.guided,
             measured=measured,
-            reuse=self._reuse,
         )
 
     def _scheduler(self, steps: int) -> Any:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdq.pipeline.models.feature_reuse import FeatureReuse
-
 
 @dataclass(kw_only=True)
 class SvdDenoiser:
@@ -34,10 +32,6 @@ class SvdDenoiser:
     guided: bool
     #: Called when a step is done: the memory that it took is measured.
     measured: Callable[[], None] = lambda: None
-    #: What leaves deep layers out in some steps, of the same UNet; None: all is computed in each.
-    reuse: FeatureReuse | None = None
-    #: What it uses again, of this sample: see `FeatureReuse.features`.
-    features: Tensor | None = None
 
     @torch.inference_mode()
     def step(self, latents: Tensor, index: int) -> Tensor:
@@ -52,23 +46,13 @@ class SvdDenoiser:
         model_input = scheduler.scale_model_input(model_input, timestep)
         # Concatenated over channels: (B, F, 8, H/8, W/8)
         model_input = torch.cat([model_input, self.image_latents], dim=2)
-        if self.reuse is not None:
-            if index % self.reuse.every == 0:
-                self.features = None
-            else:
-                assert self.features is not None, "ranks take over before whole steps"
-            self.reuse.features = self.features
-        try:
-            noise_pred = self.unet(
-                model_input,
-                timestep,
-                encoder_hidden_states=self.image_embedding,
-                added_time_ids=self.added_time_ids,
-                return_dict=False,
-            )[0]
-        finally:
-            if self.reuse is not None:
-                self.features, self.reuse.features = self.reuse.features, None
+        noise_pred = self.unet(
+            model_input,
+            timestep,
+            encoder_hidden_states=self.image_embedding,
+            added_time_ids=self.added_time_ids,
+            return_dict=False,
+        )[0]
         if self.guided:
             unconditional, conditional = noise_pred.chunk(2)
             noise_pred = unconditional + self.guidance_scale * (conditional - unconditional)

@@ -107,10 +107,8 @@ class SvdFolder:
 
     def _misfit(self, component: str, dtype: torch.dtype) -> str:
         """Say which weight has another shape than the config gives it, "" when none has."""
-        from svdq.pipeline.models.memory_skeleton import SkeletonFolder
-
         try:
-            skeleton = SkeletonFolder(path=self.path, name=self.name)._load(component, dtype, torch.device("meta"))
+            skeleton = self._without_weights(component)
         except Exception:  # noqa: BLE001 - it is the config then, and the caller has an error of it already
             return ""
         found = self._stored(component, dtype)
@@ -119,6 +117,17 @@ class SvdFolder:
             if weight in found and found[weight].shape != expected:
                 return another_model(component, self.name, weight, found[weight].shape, expected)
         return ""
+
+    def _without_weights(self, component: str) -> Any:
+        """Make one component as its config has it, on the meta device, which holds no memory."""
+        import diffusers
+        import transformers
+
+        with torch.device("meta"):
+            if component == "image_encoder":
+                config = transformers.CLIPVisionConfig.from_pretrained(self.path / component)
+                return transformers.CLIPVisionModelWithProjection._from_config(config)
+            return getattr(diffusers, COMPONENTS[component]).from_config(self.config(component))
 
     def _stored(self, component: str, dtype: torch.dtype) -> dict[str, StoredTensor]:
         """Read what the headers say of the weights that are loaded for a dtype."""

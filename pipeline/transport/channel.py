@@ -1,8 +1,7 @@
 """One-way channels between neighbouring ranks: how a message gets from process to process. Knows no models or jobs.
 
-Headers and tensors go through a TCP socket, from and to GPUs by way of pinned memory. Where there is a device link,
-tensors go through that, once their header has announced them and the other side has said that it has room: no kernel of
-NCCL's ever waits on a GPU. docs/architecture.md says why nothing goes through gloo.
+Headers and tensors go through a socket, from and to GPUs by way of pinned memory of the host. docs/architecture.md says
+why neither NCCL nor gloo is used.
 
 A neighbour that dies closes its socket, and the kernel's keep-alive probes notice a host that is gone, within seconds
 and at no cost: an idle channel has no time-out and wakes nobody. Only the receiving end notices that, since nobody is
@@ -17,13 +16,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from svdq.pipeline.transport.device_link import DeviceLink
 from svdq.pipeline.transport.message import Layout, Message, allocate, byte_views, decode_header, encode_header, on_host
 
 #: Length of the header that follows, in bytes.
 _LENGTH: Final = struct.Struct("!I")
-#: What the receiving end says when it has room for the tensors that were announced and are to go by device link.
-_ROOM: Final = b"r"
 #: Buffers that one system call takes (IOV_MAX is 1024 on Linux and macOS).
 _MAX_BUFFERS = 256
 
@@ -35,47 +31,40 @@ class ChannelClosedError(ConnectionError):
 class Channel:
     """One end of a channel."""
 
-    def __init__(self, connection: socket.socket, device: torch.device, link: DeviceLink | None = None) -> None:
+    def __init__(self, connection: socket.socket, device: torch.device) -> None:
         """Wrap a connected socket.
 
         Args:
             connection: to the neighbour.
             device: where received tensors are wanted.
-            link: what tensors go through; None: through the connection.
         """
         self._connection = connection
         self.device = device
-        self._link = link
 
     @property
     def is_direct(self) -> bool:
-        """Whether tensors are bytes that the kernel can take at once; else a GPU or the other side is waited for."""
-        return self._link is None and self.device.type == "cpu"
+        """Whether tensors are bytes that the kernel can take at once; else a GPU is waited for."""
+        return self.device.type == "cpu"
 
     def begin(self, message: Message) -> list[memoryview]:
         """Begin to send a message: give the kernel what it takes at once, and return what is left.
 
-        Spares waking a thread for what fits into the socket's buffer. Tensors for the device link are left to `finish`.
+        Spares waking a thread for what fits into the socket's buffer.
         """
         header = encode_header(message)
-        buffers = [memoryview(_LENGTH.pack(len(header)) + header)]
-        if self._link is None:
-            buffers += byte_views(on_host(message.tensors))
+        buffers = [memoryview(_LENGTH.pack(len(header)) + header), *byte_views(on_host(message.tensors))]
         with contextlib.suppress(BlockingIOError):
             return self._send_some(buffers, socket.MSG_DONTWAIT)
         return buffers
 
-    def finish(self, message: Message, buffers: list[memoryview]) -> None:
-        """Send what `begin` left, and the tensors that go by device link, and wait until all is on its way.
+    def finish(self, buffers: list[memoryview]) -> None:
+        """Send what `begin` left, and wait until all is on its way.
 
         Raises:
             OSError: the neighbour is gone.
         """
         while buffers:
             buffers = self._send_some(buffers, 0)
-        if self._link is not None and message.tensors:
-            self._receive_exactly(memoryview(bytearray(_ROOM)))
-            self._link.send(message.tensors.values())
 
     def _send_some(self, buffers: list[memoryview], flags: int) -> list[memoryview]:
         num_sent = self._connection.sendmsg(buffers[:_MAX_BUFFERS], (), flags)
@@ -99,11 +88,6 @@ class Channel:
 
     def receive_tensors(self, layout: Layout) -> dict[str, Tensor]:
         """Receive the tensors that a header has announced, onto the device."""
-        if self._link is not None:
-            tensors = allocate(layout, self.device)
-            self._connection.sendall(_ROOM)
-            self._link.receive(tensors.values())
-            return tensors
         on_gpu = self.device.type == "cuda"
         tensors = allocate(layout, torch.device("cpu"), pin_memory=on_gpu)
         for view in byte_views(tensors):

@@ -62,6 +62,8 @@ def sample_body(sample: Sample) -> dict[str, Any]:
         "stages": [list(stage) for stage in sample.stages],
         "seconds": dict(sample.seconds),
         "memory": dict(sample.memory),
+        "chunk_chosen": sample.chunk_chosen,
+        "ran_out": sample.ran_out,
         "resumed": [asdict(resumption) for resumption in sample.resumed],
     }
 
@@ -85,6 +87,8 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
             stages=tuple((rank, num_steps, seconds) for rank, num_steps, seconds in body["stages"]),
             seconds=body["seconds"],
             memory=body["memory"],
+            chunk_chosen=body.get("chunk_chosen", False),
+            ran_out=body.get("ran_out", False),
             resumed=tuple(Resumption(**resumption) for resumption in body["resumed"]),
         )
     except (KeyError, TypeError) as error:

@@ -27,6 +27,8 @@ class Request:
     photo: Image | None
     #: What the source wants the sink to know, JSON; carried along unread.
     ticket: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether the worker chose `decode_chunk_size`, because the job leaves it open.
+    chunk_chosen: bool = False
     #: The same video as far as it came in an earlier life, on the device of rank 0; its parameters are those above.
     resume: Sample | None = None
 
@@ -84,6 +86,10 @@ class Monitor(Protocol):
 
     def step(self, sample: Sample, index: int) -> None:
         """Step `index` of a sample is about to be done here; index == steps means its decode."""
+        ...
+
+    def warm_up(self, sample: Sample) -> None:
+        """Take note that this rank is about to warm up for a sample that will come; it has no tensors yet."""
         ...
 
     def idle(self) -> None:

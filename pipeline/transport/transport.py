@@ -59,8 +59,9 @@ class Sender:
         #: Held while a message is on its way. A plain lock: the thread that finishes a message releases it.
         self._turn = threading.Lock()
         self._released = False
-        self._thread = threading.Thread(target=self._run, name=f"send-to-{neighbour}", daemon=True)
-        self._thread.start()
+        #: Set when CLOSE is sent, or nobody is to wait for that any more.
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name=f"send-to-{neighbour}", daemon=True).start()
 
     def send(self, message: Message) -> None:
         """Send a message; waits while the one before it is still on its way."""
@@ -82,15 +83,16 @@ class Sender:
             self._turn.release()
 
     def release(self) -> None:
-        """Let a `send` that waits return; for a rank that stops in the middle of its work."""
+        """Let a `send` or `close` that waits return; for a rank that stops in the middle of its work."""
         self._released = True
+        self._closed.set()
         if self._turn.locked():
             self._turn.release()
 
     def close(self) -> None:
         """Say that no more will come, and wait until that is said."""
         self.send(Message(kind=Kind.CLOSE))
-        self._thread.join()
+        self._closed.wait()
 
     def _run(self) -> None:
         try:
@@ -98,15 +100,17 @@ class Sender:
                 while self._send_rest():
                     pass
             self._channel.close()
-        except (OSError, RuntimeError) as error:  # RuntimeError: NCCL's
+        except (OSError, RuntimeError) as error:  # RuntimeError: CUDA's
             self._lost(error)
+        finally:
+            self._closed.set()
 
     def _send_rest(self) -> bool:
         rest = self._outbox.get()
         if rest.ready is not None:
             rest.ready.wait()
         buffers = self._channel.begin(rest.message) if rest.buffers is None else rest.buffers
-        self._channel.finish(rest.message, buffers)
+        self._channel.finish(buffers)
         if not self._released:
             self._turn.release()
         return rest.message.kind is not Kind.CLOSE

@@ -12,6 +12,7 @@ Knows nothing of jobs or queues.
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -24,6 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.producer.disk_reserve import reserve_bytes
 from svdq.producer.embedded_redis.binary import find_binaries
 from svdq.producer.embedded_redis.socket_path import choose_socket, private_folder, socket_path
 
@@ -34,6 +36,10 @@ POLL_S = 0.005
 
 LOG = "redis.log"
 PID = "redis.pid"
+#: A file whose room the server gets when the disk is full, so that it starts and records how jobs end.
+RESERVE = "reserve"
+#: Bytes of free disk below which a server is said to have ended for want of room.
+FULL_BYTES = 2**20
 
 
 def ensure_server(home: Path) -> str:
@@ -48,6 +54,7 @@ def ensure_server(home: Path) -> str:
         if socket is None:
             with _locked(folder / "start.lock"):
                 socket = _running(folder) or _start(folder)
+        _keep_reserve(folder)
     return f"unix://{quote(str(socket))}"
 
 
@@ -72,6 +79,7 @@ def stop_server(home: Path) -> bool:
         with contextlib.suppress(redis.RedisError), _client(socket) as client:
             client.shutdown()
         _wait_until_dead(folder)
+        (folder / RESERVE).unlink(missing_ok=True)
         return True
 
 
@@ -99,12 +107,19 @@ def _running(folder: Path) -> Path | None:
 def _start(folder: Path) -> Path:
     """Start a server with the first program that can; the caller holds the start lock."""
     _end_unreachable(folder)
+    if shutil.disk_usage(folder).free < reserve_bytes(folder) // 2:
+        (folder / RESERVE).unlink(missing_ok=True)
     socket = choose_socket(folder)
     reason = ""
     for binary in find_binaries():
         reason = _try_to_start(binary, folder, socket)
         if not reason:
             return socket
+    if (free := shutil.disk_usage(folder).free) < FULL_BYTES:
+        raise UnavailableError(
+            f"The embedded Redis server cannot run: the disk of {str(folder)!r} is full ({free:,} bytes left); free "
+            "some room on it, or set SVDQ_HOME to another disk."
+        )
     if reason:
         raise UnavailableError(f"The embedded Redis server did not start: {reason}; see {str(folder / LOG)!r}.")
     raise UnavailableError(
@@ -158,14 +173,54 @@ def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
     return "" if answers else _last_line((folder / LOG).read_text(errors="replace"))
 
 
+def _keep_reserve(folder: Path) -> None:
+    """Set room aside while the disk has plenty."""
+    reserve = folder / RESERVE
+    if reserve.exists() or not hasattr(os, "posix_fallocate"):  # macOS has no such call
+        return
+    num_bytes = reserve_bytes(folder)
+    if shutil.disk_usage(folder).free > 2 * num_bytes:
+        with contextlib.suppress(OSError), reserve.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes // 2)
+
+
 def _end_unreachable(folder: Path) -> bool:
-    """End a server that lives but whose socket is gone; return whether there was one."""
+    """End a server that lives but whose socket is gone; return whether there was one.
+
+    Raises:
+        UnavailableError: it lives on another machine that shares the folder, or in another container.
+    """
     if not _alive(folder):
         return False
+    pid = 0
     with contextlib.suppress(OSError, ValueError):
-        os.kill(int((folder / PID).read_text()), signal.SIGTERM)
+        pid = int((folder / PID).read_text())
+    if not _has_open(pid, folder / "alive.lock"):
+        if not _alive(folder):
+            return True  # it has just ended
+        raise UnavailableError(
+            f"The embedded Redis server of {str(folder.parent)!r} runs on another machine or in another container, and "
+            "only there can it be used or stopped; run `svdq redis stop` there, set SVDQ_HOME to a folder of this "
+            "machine, or share one server through SVDQ_REDIS_URL."
+        )
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGTERM)
     _wait_until_dead(folder)
     return True
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether a process of this machine has a file open: a number in a file alone may be anybody's by now."""
+    wanted = path.stat()
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as descriptors:
+            for descriptor in descriptors:
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    if os.path.samestat(os.stat(descriptor.path), wanted):
+                        return True
+    except OSError:  # there is no such process, it is another user's, or this is no Linux
+        return False
+    return False
 
 
 def _alive(folder: Path) -> bool:

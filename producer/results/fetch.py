@@ -6,14 +6,14 @@ another, so a video whose JSON is there unchanged, beside files of the right siz
 
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.queue import session
-from svdq.producer.results.results import OUTPUTS, Result, find_results, top_of
+from svdq.producer.results.results import OUTPUTS, Result, find_results
+from svdq.producer.selection import complete_id, complete_ids
 from svdq.producer.settings import Settings
 from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
@@ -21,6 +21,8 @@ from svdq.producer.storage.temporary import sweep, temporary_name
 
 #: Start of the names of folders in which videos arrive.
 ARRIVING_PREFIX = ".svdq-"
+#: Characters of the ids that svdq makes; shorter ones are beginnings.
+ID_LENGTH = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +37,39 @@ class Fetched:
     copied: int
 
 
-def results_of(settings: Settings, storage: Storage, job_ids: Sequence[str]) -> list[Result]:
-    """Find the videos of jobs, in the order asked for.
+def results_of(
+    settings: Settings, storage: Storage, job_ids: Sequence[str], on_bad: Callable[[str], None] = lambda reason: None
+) -> list[Result]:
+    """Find the videos of jobs, by the beginnings of their ids, in the order asked for.
+
+    Args:
+        settings: to ask Redis about jobs without a video.
+        storage: where the videos are.
+        job_ids: the jobs.
+        on_bad: called with a sentence for each sidecar of theirs that cannot be read.
 
     Raises:
         InputError: a job has no video there; says how the job stands.
         UnavailableError: the storage cannot be reached, or Redis, when it has to be asked.
     """
-    found = {result.job_id: result for result in find_results(storage, job_ids=frozenset(job_ids))}
+    job_ids = _complete(storage, job_ids)
+    found = {result.job_id: result for result in find_results(storage, job_ids=frozenset(job_ids), on_bad=on_bad)}
     missing = [job_id for job_id in job_ids if job_id not in found]
     if missing:
         raise InputError(_why_missing(settings, storage, missing[0]))
     return [found[job_id] for job_id in dict.fromkeys(job_ids)]
+
+
+def _complete(storage: Storage, beginnings: Sequence[str]) -> list[str]:
+    """Complete ids by those in the storage; one that is not there stays as it is."""
+    if all(len(text) >= ID_LENGTH for text in beginnings):
+        return list(beginnings)
+    sidecars = (entry.key for entry in storage.entries(OUTPUTS) if entry.key.endswith(".json"))
+    known = {key.removesuffix(".json").rpartition("-")[2] for key in sidecars}
+    return [
+        complete_id(text, list(known)) if any(job_id.startswith(text) for job_id in known) else text
+        for text in beginnings
+    ]
 
 
 def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iterator[Fetched]:
@@ -67,15 +90,9 @@ def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iter
         ) from error
 
 
-def fetch_to_look_at(storage: Storage, result: Result) -> Path:
-    """Bring one video into a fresh temporary folder, which is left to the system to clear; give its first file."""
-    [fetched] = fetch_all(storage, [result], Path(tempfile.mkdtemp(prefix="svdq-open-")))
-    return fetched.paths[0]
-
-
 def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
     paths = tuple(_place(folder, key) for key in result.outputs)
-    sidecar = _place(folder, result.sidecar)
+    sidecar = _place(folder, result.sidecar.key)
     if _is_there(result, folder):
         return Fetched(job_id=result.job_id, paths=paths, copied=0)
     arriving = folder / temporary_name(ARRIVING_PREFIX)
@@ -89,10 +106,10 @@ def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
                 raise UnavailableError(f"{storage.location(entry.key)!r} did not arrive whole; fetch it again.")
         # Where a sidecar stands, the files beside it are those that it tells of.
         sidecar.unlink(missing_ok=True)
-        for top in dict.fromkeys(top_of(entry.key) for entry in result.files):
+        for top in result.outputs:
             _put_in_place(_place(arriving, top), _place(folder, top), arriving / "old")
-        _place(arriving, result.sidecar).write_bytes(result.data)
-        os.replace(_place(arriving, result.sidecar), sidecar)
+        _place(arriving, result.sidecar.key).write_bytes(result.data)
+        os.replace(_place(arriving, result.sidecar.key), sidecar)
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
     return Fetched(job_id=result.job_id, paths=paths, copied=result.size + len(result.data))
@@ -100,7 +117,7 @@ def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
 
 def _is_there(result: Result, folder: Path) -> bool:
     try:
-        return _place(folder, result.sidecar).read_bytes() == result.data and all(
+        return _place(folder, result.sidecar.key).read_bytes() == result.data and all(
             _place(folder, entry.key).stat().st_size == entry.size for entry in result.files
         )
     except (FileNotFoundError, NotADirectoryError):
@@ -124,6 +141,7 @@ def _put_in_place(arrived: Path, target: Path, aside: Path) -> None:
 def _why_missing(settings: Settings, storage: Storage, job_id: str) -> str:
     """Say why a job has no video."""
     with session(settings) as connection:
+        [job_id] = complete_ids(connection, [job_id])
         job = view(connection, job_id)
     if job.status == "finished":
         return (

@@ -6,7 +6,6 @@ Whatever is shown may come from a file's name or from a changed sidecar: all of 
 import base64
 import io
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from PIL import Image, ImageOps
+from PIL import ImageOps
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.photo_file import open_photo, pillow_without_limits
 from svdq.producer.job import INPUT_KEY
 from svdq.producer.results import pages
 from svdq.producer.results.pages import text
@@ -28,6 +28,8 @@ from svdq.producer.storage.storage import Storage
 TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
 #: Pixels of the longer side of still pictures inside the page.
 STILL_SIDE = 480
+#: Pixels of pictures that stills are made of; larger ones are not shown.
+MAX_PIXELS = 100_000_000
 #: Bytes of videos that `--embed` takes at most: browsers give up on larger pages.
 MAX_EMBEDDED = 500 * 2**20
 #: Stands for the cards while the page around them is filled in.
@@ -195,19 +197,20 @@ def _photo(links: Links, name: str, image: str) -> str:
 def _still(storage: Storage, key: str) -> str:
     """Make a small JPEG of the first frame of a picture, as a data URL; "" when it cannot be read."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the metadata of whatever is there
-            with Image.open(io.BytesIO(storage.read(key))) as image:
-                image.draft("RGB", (STILL_SIDE, STILL_SIDE))
-                still = ImageOps.exif_transpose(image.convert("RGB"))
+        data = storage.read(key)
+        with pillow_without_limits(), open_photo(data) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return ""
+            image.draft("RGB", (STILL_SIDE, STILL_SIDE))
+            still = ImageOps.exif_transpose(image.convert("RGB"))
         still.thumbnail((STILL_SIDE, STILL_SIDE))
-        data = io.BytesIO()
-        still.save(data, "JPEG", quality=75)
+        jpeg = io.BytesIO()
+        still.save(jpeg, "JPEG", quality=75)
     except UnavailableError:
         raise
     except Exception:  # noqa: BLE001 - Pillow's decoders raise many things; a card without a picture is one still
         return ""
-    return _data_url(data.getvalue(), "image/jpeg")
+    return _data_url(jpeg.getvalue(), "image/jpeg")
 
 
 def _data_url(data: bytes, media_type: str) -> str:

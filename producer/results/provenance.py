@@ -1,4 +1,4 @@
-"""How a video was made, read back from the file itself or from the JSON beside it. Knows no queue and no storage.
+"""How a video was made, read back from the file itself or from the JSON beside it.
 
 The same JSON document stands in an mp4's comment tag, a gif's comment, a webp's EXIF image description, a `comment`
 text of every png frame, and the sidecar: `{"svdq": version, "job": {…}, "job_id": …, "model": {…}, …}`.
@@ -14,8 +14,10 @@ from svdq.pipeline.errors import InputError
 
 #: EXIF tag ImageDescription, which is where webp has room for it.
 EXIF_IMAGE_DESCRIPTION = 0x010E
-#: Bytes; a sidecar is a few thousand.
-MAX_SIDECAR_BYTES = 1 << 24
+#: Bytes; a sidecar has a few thousand.
+MAX_SIDECAR_BYTES = 1 << 20
+#: Lists and objects inside each other; a sidecar has three.
+MAX_DEPTH = 20
 
 #: What stands in an mp4 at bytes 4 to 8.
 MP4_MARK = b"ftyp"
@@ -30,8 +32,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
         InputError: there is no such file, or svdq did not make it.
     """
     try:
-        text = _read_comment(_first_frame(path) if path.is_dir() else path)
-        document = json.loads(text) if text else None
+        document = parse_document(_read_comment(_first_frame(path) if path.is_dir() else path) or "")
     except FileNotFoundError as error:
         raise InputError(f"There is no file {str(path)!r}; check its path.") from error
     except InputError:
@@ -39,16 +40,45 @@ def read_provenance(path: Path) -> dict[str, Any]:
     except Exception as error:
         # Parsers of foreign files raise much more than they document; whatever it is, the file is not ours.
         raise _not_ours(path) from error
-    if not isinstance(document, dict) or "svdq" not in document or not isinstance(document.get("job"), dict):
-        raise _not_ours(path)
     return document
+
+
+def parse_document(text: str | bytes) -> dict[str, Any]:
+    """Parse what svdq has written about a video; anyone may have changed it.
+
+    Raises:
+        ValueError: it is something else; says what is wrong with it.
+    """
+    try:
+        document = json.loads(text.decode() if isinstance(text, bytes) else text)
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError("it is not JSON") from error
+    if not isinstance(document, dict) or "svdq" not in document or not isinstance(document.get("job"), dict):
+        raise ValueError("svdq did not write it")
+    if not _is_shallow(document, MAX_DEPTH):
+        raise ValueError("it is nested too deeply")
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it holds half characters") from error
+    return document
+
+
+def _is_shallow(value: object, depth: int) -> bool:
+    """Whether no more than `depth` lists and objects are inside each other."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth >= 0 and all(_is_shallow(part, depth - 1) for part in parts)
 
 
 def notice_of(document: Mapping[str, Any]) -> str:
     """Give what is to be said wherever a video is shown, such as "preview (no diffusion model)", or ""."""
     model = document.get("model")
-    of_model = model.get("notice") if isinstance(model, dict) else None
-    return ", ".join(str(notice) for notice in (of_model, document.get("adjusted")) if notice)
+    notice = model.get("notice") if isinstance(model, dict) else None
+    return str(notice or "")
 
 
 def _not_ours(path: Path) -> InputError:

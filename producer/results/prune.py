@@ -5,22 +5,27 @@ several Redis servers must not prune it, since each knows only its own.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import PurePosixPath
 
 import redis
 import rq
+from redis.exceptions import RedisError
 from rq.job import JobStatus
-from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
+from svdq.pipeline.errors import InputError
 from svdq.producer.job import INPUT_KEY
 from svdq.producer.queue import fetch
-from svdq.producer.results.results import OUTPUTS, job_id_in, top_of
+from svdq.producer.results.job_records import JobRecord, all_job_ids, read_records
+from svdq.producer.results.provenance import MAX_SIDECAR_BYTES
+from svdq.producer.results.results import OUTPUTS, Result, read_results
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.files import Entry
-from svdq.producer.storage.storage import INPUT_AGE, Storage
+from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
 
 INPUTS = "inputs"
 CHECKPOINTS = "checkpoints"
@@ -28,8 +33,6 @@ CHECKPOINTS = "checkpoints"
 KEEP_INPUTS = 2 * INPUT_AGE
 #: Files without the JSON beside them belong to a video in the making, of this Redis or another, for this long.
 KEEP_UNFINISHED = timedelta(days=1)
-#: Jobs read in one round trip.
-AT_ONCE = 500
 
 #: In JSON as it stands, which need not be parsed for this.
 _INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
@@ -58,51 +61,61 @@ class Removal:
 class _Jobs:
     """What Redis knows."""
 
-    #: Ids of jobs that are still to be done.
-    unfinished: frozenset[str]
+    #: Ids of jobs that are still to be done, or of which nobody can say.
+    unfinished: set[str] = field(default_factory=set)
     #: Keys of the photos of all jobs, ended ones included: those may be retried.
-    images: frozenset[str]
+    images: set[str] = field(default_factory=set)
+    #: Ids of ended jobs by the stem of their files.
+    ended: dict[str, str] = field(default_factory=dict)
 
 
 def find_removals(
-    connection: redis.Redis, storage: Storage, home: Storage, older_than: timedelta, now: datetime
+    connection: redis.Redis,
+    storage: Storage,
+    home: Storage,
+    older_than: timedelta,
+    now: datetime,
+    on_bad: Callable[[str], None] = lambda reason: None,
 ) -> list[Removal]:
     """Find what is older than that and of no more use; removes nothing.
 
     Args:
         connection: to the Redis whose jobs use the storage.
         storage: with photos, videos and perhaps checkpoints.
-        home: SVDQ_HOME, where checkpoints lie unless they are in the storage.
+        home: SVDQ_HOME, where checkpoints are unless they are in the storage.
         older_than: age of the newest file of a video, or of a photo's last submission.
         now: with a zone.
+        on_bad: called with a sentence for each sidecar or job that cannot be read; what belongs to it is kept.
 
     Raises:
+        InputError: svdq has never written to the storage, so it may be a wrong folder.
         UnavailableError: the storage cannot be reached.
     """
     cutoff = now - older_than
     outputs = list(storage.entries(OUTPUTS))
-    inputs = [entry for entry in storage.entries(INPUTS) if entry.modified_at < min(cutoff, now - KEEP_INPUTS)]
+    inputs = [
+        entry
+        for entry in storage.entries(INPUTS)
+        if entry.modified_at < min(cutoff, now - KEEP_INPUTS) and INPUT_KEY.fullmatch(entry.key)
+    ]
     # Only now: what is submitted from here on has a photo that is too young to be in the list.
-    jobs = _jobs(connection)
-    removals = [removal for removal in _videos(storage, outputs, cutoff, now) if removal.job_id not in jobs.unfinished]
-    gone = {removal.job_id for removal in removals}
+    jobs = _jobs(connection, on_bad)
+    results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
+    removals = [
+        removal for removal in _videos(storage, outputs, results, cutoff) if removal.job_id not in jobs.unfinished
+    ]
+    removals += _unfinished_videos(storage, outputs, jobs.ended, min(cutoff, now - KEEP_UNFINISHED))
+    gone = {key for removal in removals for key in removal.keys}
     if inputs:
-        used = jobs.images | _images_of(storage, [entry for entry in outputs if job_id_in(entry.key) not in gone])
-        removals += [
-            Removal(
-                kind="photo",
-                job_id="",
-                storage=storage,
-                keys=(entry.key,),
-                witness=entry,
-                size=entry.size,
-                num_files=1,
-            )
-            for entry in inputs
-            if entry.key not in used
-        ]
+        used = jobs.images | _images_of(storage, [entry for entry in outputs if entry.key not in gone])
+        removals += [_removal("photo", "", storage, (entry.key,), [entry]) for entry in inputs if entry.key not in used]
     for place in {place.shown: place for place in (home, storage)}.values():
         removals += [removal for removal in _checkpoints(place, cutoff) if removal.job_id not in jobs.unfinished]
+    if any(removal.storage is storage for removal in removals) and not storage.is_marked:
+        raise InputError(
+            f"svdq has never written to {storage.shown!r}: there is no file {MARKER} in it. Check SVDQ_STORAGE; if it "
+            "is the storage of an earlier version, make an empty file of that name there."
+        )
     return removals
 
 
@@ -117,7 +130,7 @@ def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Rem
     if photos:
         # Looked up again: a video that was to go may have stayed, since its job was queued again.
         storage = photos[0].storage
-        used = _images_of(storage, list(storage.entries(OUTPUTS))) | _jobs(connection).images
+        used = _images_of(storage, list(storage.entries(OUTPUTS))) | _jobs(connection, lambda reason: None).images
         removed += [photo for photo in photos if photo.witness.key not in used and _remove(connection, photo)]
     return removed
 
@@ -134,87 +147,85 @@ def _remove(connection: redis.Redis, removal: Removal) -> bool:
     return True
 
 
-def _videos(storage: Storage, entries: list[Entry], cutoff: datetime, now: datetime) -> Iterator[Removal]:
-    """Find the files of each job all of which are old."""
-    for job_id, ours in _by_job(entries).items():
-        newest = max(ours, key=lambda entry: entry.modified_at)
-        is_finished = any(_is_sidecar(entry) for entry in ours)
-        if newest.modified_at < (cutoff if is_finished else min(cutoff, now - KEEP_UNFINISHED)):
-            # The sidecar first: where it stands, the files are whole.
-            tops = dict.fromkeys(top_of(entry.key) for entry in sorted(ours, key=lambda entry: not _is_sidecar(entry)))
-            yield _removal("video", job_id, storage, tuple(tops), newest, ours)
+def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutoff: datetime) -> Iterator[Removal]:
+    """Find the videos all files of which are old."""
+    num_files = Counter(
+        str(folder) for entry in entries for folder in PurePosixPath(entry.key).parents if str(folder) != "."
+    )
+    for result in results:
+        files = [result.sidecar, *result.files]
+        if max(entry.modified_at for entry in files) < cutoff:
+            # The sidecar first: where it is, the files are whole.
+            keys = [result.sidecar.key]
+            for output in result.outputs:
+                frames = [entry.key for entry in result.files if entry.key.startswith(f"{output}/")]
+                # A folder of frames goes as a whole, unless the user has put something into it.
+                keys += frames if len(frames) < num_files[output] else [output]
+            yield _removal("video", result.job_id, storage, tuple(keys), files)
+
+
+def _unfinished_videos(
+    storage: Storage, entries: list[Entry], ended: dict[str, str], cutoff: datetime
+) -> Iterator[Removal]:
+    """Find the old files without a sidecar of jobs that ended before they wrote one, by the jobs' own records."""
+    keys = {entry.key for entry in entries}
+    by_job: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        stem = entry.key.rpartition(".")[0]
+        if entry.key.endswith(".png"):
+            stem = entry.key.rpartition("/")[0]
+        if stem in ended and f"{stem}.json" not in keys and not entry.key.endswith(".json"):
+            by_job[ended[stem]].append(entry)
+    for job_id, files in by_job.items():
+        if max(entry.modified_at for entry in files) < cutoff:
+            yield _removal("video", job_id, storage, tuple(entry.key for entry in files), files)
 
 
 def _checkpoints(storage: Storage, cutoff: datetime) -> Iterator[Removal]:
     """Find the checkpoints of each job that are old: checkpoints/<job>/<step>.safetensors."""
-    by_job: dict[str, list[Entry]] = {}
+    by_job: dict[str, list[Entry]] = defaultdict(list)
     for entry in storage.entries(CHECKPOINTS):
         _, job_id, *rest = entry.key.split("/")
-        if rest and not job_id.startswith("."):
-            by_job.setdefault(job_id, []).append(entry)
+        if rest:
+            by_job[job_id].append(entry)
     for job_id, ours in by_job.items():
-        newest = max(ours, key=lambda entry: entry.modified_at)
-        if newest.modified_at < cutoff:
-            yield _removal("checkpoint", job_id, storage, (f"{CHECKPOINTS}/{job_id}",), newest, ours)
+        folder = f"{CHECKPOINTS}/{job_id}"
+        names = {entry.key.removeprefix(f"{folder}/") for entry in ours}
+        if is_checkpoint_folder(job_id, names) and max(entry.modified_at for entry in ours) < cutoff:
+            yield _removal("checkpoint", job_id, storage, (folder,), ours)
 
 
-def _removal(
-    kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], newest: Entry, entries: list[Entry]
-) -> Removal:
+def _removal(kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], entries: list[Entry]) -> Removal:
     return Removal(
         kind=kind,
         job_id=job_id,
         storage=storage,
         keys=keys,
-        witness=newest,
+        witness=max(entries, key=lambda entry: entry.modified_at),
         size=sum(entry.size for entry in entries),
         num_files=len(entries),
     )
 
 
-def _by_job(entries: list[Entry]) -> dict[str, list[Entry]]:
-    """Sort files by the job whose id they carry; what carries none is not ours to remove."""
-    by_job: dict[str, list[Entry]] = {}
-    for entry in entries:
-        job_id = job_id_in(entry.key)
-        if job_id is not None:
-            by_job.setdefault(job_id, []).append(entry)
-    return by_job
+def _images_of(storage: Storage, entries: list[Entry]) -> set[str]:
+    """Find the photos that sidecars name, also those that other versions have written or that cannot be read."""
+    keys = [entry.key for entry in entries if entry.key.endswith(".json") and entry.size <= MAX_SIDECAR_BYTES]
+    return {image.decode() for _, data in storage.read_many(keys) for image in _INPUT_KEY.findall(data)}
 
 
-def _is_sidecar(entry: Entry) -> bool:
-    return entry.key.endswith(".json")
-
-
-def _images_of(storage: Storage, entries: list[Entry]) -> frozenset[str]:
-    """Find the photos that sidecars name, also those that other versions have written."""
-    keys = [entry.key for entry in entries if _is_sidecar(entry)]
-    return frozenset(image.decode() for _, data in storage.read_many(keys) for image in _INPUT_KEY.findall(data))
-
-
-def _jobs(connection: redis.Redis) -> _Jobs:
-    """Read all jobs there are, whatever queue or registry they are on their way to."""
-    unfinished: set[str] = set()
-    images: set[bytes] = set()
-    some: list[str] = []
-
-    def read() -> None:
-        for job in rq.job.Job.fetch_many(some, connection=connection, serializer=JSONSerializer):
-            if job is not None:
-                images.update(_INPUT_KEY.findall(job.data))
-                if job.get_status(refresh=False) not in ENDED:  # RQ's states are strings
-                    unfinished.add(job.id)
-        some.clear()
-
-    prefix = rq.job.Job.redis_job_namespace_prefix
-    for key in connection.scan_iter(match=f"{prefix}*", count=AT_ONCE):
-        job_id = as_text(key).removeprefix(prefix)
-        if ":" not in job_id:  # else what RQ keeps beside a job
-            some.append(job_id)
-        if len(some) >= AT_ONCE:
-            read()
-    read()
-    return _Jobs(unfinished=frozenset(unfinished), images=frozenset(image.decode() for image in images))
+def _jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> _Jobs:
+    """Read all jobs there are."""
+    jobs = _Jobs()
+    for record in read_records(connection, all_job_ids(connection), on_bad):
+        if not isinstance(record, JobRecord):
+            jobs.unfinished.add(record)
+            continue
+        jobs.images.update(image.decode() for image in _INPUT_KEY.findall(record.data))
+        if record.status not in ENDED:
+            jobs.unfinished.add(record.id)
+        elif (job := record.job()) is not None:
+            jobs.ended[job.output_stem(record.id)] = record.id
+    return jobs
 
 
 def _is_unfinished(connection: redis.Redis, job_id: str) -> bool:
@@ -230,7 +241,12 @@ def _forget(connection: redis.Redis, job_id: str) -> bool:
     key = rq.job.Job.key_for(job_id)
     if not connection.exists(key):
         return True
-    job = fetch(connection, job_id)
+    try:
+        job = fetch(connection, job_id)
+    except RedisError:
+        raise
+    except Exception:  # noqa: BLE001 - anyone can write to Redis; nobody can say what it is
+        return False
     with connection.pipeline() as pipeline:
         pipeline.watch(key)  # type: ignore[no-untyped-call]
         status = as_text(connection.hget(key, "status") or b"")

@@ -1,21 +1,25 @@
-"""The finished videos of a storage, found by the JSON beside them. Knows no Redis: a sidecar outlives its job there."""
+"""The finished videos of a storage, found by the JSON beside them, which stays when Redis has forgotten a job."""
 
-import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from svdq.producer.moments import as_utc
-from svdq.producer.results.provenance import notice_of
+from svdq.producer.results.provenance import MAX_SIDECAR_BYTES, notice_of, parse_document
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.storage import Storage
 
 #: Folder of the storage for videos.
 OUTPUTS = "outputs"
-#: The end of the name of every file of a job: its id, then the extension, which a folder of frames has not.
-_ID_IN_NAME = re.compile(r"-([0-9a-f]{20})(?:\.[a-z0-9]+)?(?:/|$)")
+#: What RQ allows as the id of a job.
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]+")
+#: The end of the name of a video beside its sidecar; "" is a folder of frames.
+_EXTENSION = re.compile(r"(?:\.(?!json$)[a-z0-9]{1,5})?")
+_FRAME = re.compile(r"frame_\d+\.png")
+#: Times outside of these cannot be computed with in every time zone.
+_EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +28,9 @@ class Result:
 
     #: Id of its job.
     job_id: str
-    #: Storage key of its sidecar.
-    sidecar: str
-    #: The files beside it; of a folder of frames every frame.
+    #: The JSON beside its files.
+    sidecar: Entry
+    #: Its files that are there; of a folder of frames every frame, and nothing else that is in the folder.
     files: tuple[Entry, ...]
     #: Storage keys of the videos in the order of their formats; a folder for png frames.
     outputs: tuple[str, ...]
@@ -52,6 +56,11 @@ class Result:
         return str(self.document["job"].get("image", ""))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all of its files are there: they were not removed, and are not being made again."""
+        return all(any(_is_of(entry.key, key) for entry in self.files) for key in self.outputs)
+
+    @property
     def size(self) -> int:
         """Bytes of its files."""
         return sum(entry.size for entry in self.files)
@@ -63,76 +72,111 @@ def find_results(
     since: datetime | None = None,
     job_ids: Collection[str] | None = None,
     folder: str = OUTPUTS,
+    on_bad: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Result]:
-    """Find finished videos, in any order; what is no sidecar of ours is passed over.
+    """Find finished videos whose files are all there, in any order.
 
     Args:
         storage: where they are.
         since: only those that were finished then or later; older sidecars are not even read.
         job_ids: only those of these jobs; None means all.
         folder: key of the folder to look in, however deep.
+        on_bad: called with a sentence for each JSON file that is not a sidecar; it is left out.
 
     Raises:
         UnavailableError: the storage cannot be reached.
     """
-    by_job: dict[str, list[Entry]] = {}
-    for entry in storage.entries(folder):
-        job_id = job_id_in(entry.key)
-        if job_id is not None and (job_ids is None or job_id in job_ids):
-            by_job.setdefault(job_id, []).append(entry)
-    sidecars = {
-        entry.key: (entry, [other for other in entries if other is not entry])
-        for entries in by_job.values()
-        for entry in entries
-        if entry.key.endswith(".json") and (since is None or entry.modified_at >= since)
-    }
-    for key, data in storage.read_many(list(sidecars)):
-        result = _read(*sidecars[key], data)
-        if result is not None and (since is None or result.finished_at >= since):
+    ends = None if job_ids is None else tuple(f"-{job_id}.json" for job_id in job_ids)
+
+    def is_wanted(sidecar: Entry) -> bool:
+        return (since is None or sidecar.modified_at >= since) and (ends is None or sidecar.key.endswith(ends))
+
+    for result in read_results(storage, storage.entries(folder), is_wanted, on_bad):
+        if result.is_whole and (since is None or result.finished_at >= since):
             yield result
 
 
-def job_id_in(key: str) -> str | None:
-    """Find the id of the job in the key of one of its files; None in those of others."""
-    found = _ID_IN_NAME.search(key)
-    return found[1] if found else None
+def read_results(
+    storage: Storage, entries: Iterable[Entry], is_wanted: Callable[[Entry], bool], on_bad: Callable[[str], None]
+) -> Iterator[Result]:
+    """Read sidecars, and find the files that belong to each by what it says.
+
+    Args:
+        storage: where they are.
+        entries: all files of a folder.
+        is_wanted: whether to read a sidecar.
+        on_bad: called with a sentence for each JSON file that is not a sidecar; it is left out.
+    """
+    files: dict[str, Entry] = {}
+    frames: dict[str, list[Entry]] = {}
+    sidecars: dict[str, Entry] = {}
+    for entry in entries:
+        folder, _, name = entry.key.rpartition("/")
+        if _FRAME.fullmatch(name):
+            frames.setdefault(folder, []).append(entry)
+        elif not name.endswith(".json"):
+            files[entry.key] = entry
+        elif is_wanted(entry):
+            if entry.size > MAX_SIDECAR_BYTES:
+                on_bad(_bad(storage, entry.key, f"it has {entry.size:,} bytes"))
+            else:
+                sidecars[entry.key] = entry
+    for key, data in storage.read_many(list(sidecars)):
+        try:
+            yield _read(sidecars[key], data, files, frames)
+        except ValueError as error:
+            on_bad(_bad(storage, key, str(error)))
 
 
-def top_of(key: str) -> str:
-    """Name the file or the folder of frames of a job that a key of one of its files leads to."""
-    found = _ID_IN_NAME.search(key)
-    return key[: found.end()].rstrip("/") if found else key
+def _bad(storage: Storage, key: str, reason: str) -> str:
+    return f"{storage.location(key)!r} does not say how a video was made ({reason}); it is left out."
 
 
-def _read(sidecar: Entry, others: list[Entry], data: bytes) -> Result | None:
-    """Read a sidecar, which anyone may have put there or changed."""
-    try:
-        document = json.loads(data)
-        job_id, locations = document["job_id"], document["outputs"]
-        if not isinstance(document["job"], dict) or job_id != job_id_in(sidecar.key):
-            return None
-        # Where the storage was when they were made may be another place now; beside the sidecar they are in any case.
-        folder = sidecar.key.rpartition("/")[0]
-        outputs = tuple(f"{folder}/{str(location).rstrip('/').rpartition('/')[2]}" for location in locations)
-    except (ValueError, LookupError, TypeError):
-        return None
-    files = [entry for key in outputs for entry in others if entry.key == key or entry.key.startswith(f"{key}/")]
-    if not all(any(entry.key.startswith(key) for entry in files) for key in outputs):
-        return None  # they were removed, or are being made anew
+def _read(sidecar: Entry, data: bytes, files: dict[str, Entry], frames: dict[str, list[Entry]]) -> Result:
+    """Read a sidecar, which anyone may have put there or changed.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    document = parse_document(data)
+    job_id, outputs = document.get("job_id"), document.get("outputs")
+    stem = sidecar.key.removesuffix(".json")
+    if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id) or not stem.endswith(f"-{job_id}"):
+        raise ValueError("it is not named after its job")
+    if not isinstance(outputs, list) or not outputs or not all(isinstance(location, str) for location in outputs):
+        raise ValueError("it names no files")
+    if not str(document["job"].get("name", "?")).isprintable():
+        raise ValueError("its name cannot be printed")
+    # Where the storage was when they were made may be another place now; beside the sidecar they are in any case.
+    folder, _, name = stem.rpartition("/")
+    names = [location.rstrip("/").rpartition("/")[2] for location in outputs]
+    if not all(other.startswith(name) and _EXTENSION.fullmatch(other.removeprefix(name)) for other in names):
+        raise ValueError("it names files that are not its own")
+    keys = tuple(f"{folder}/{other}" for other in dict.fromkeys(names))
+    found = [entry for key in keys for entry in ([files[key]] if key in files else frames.get(key, ()))]
     return Result(
         job_id=job_id,
-        sidecar=sidecar.key,
-        files=tuple(sorted(files, key=lambda entry: entry.key)),
-        outputs=outputs,
+        sidecar=sidecar,
+        files=tuple(sorted(found, key=lambda entry: entry.key)),
+        outputs=keys,
         finished_at=_finished_at(document, sidecar),
         document=document,
         data=data,
     )
 
 
+def _is_of(key: str, output: str) -> bool:
+    return key == output or key.startswith(f"{output}/")
+
+
 def _finished_at(document: dict[str, Any], sidecar: Entry) -> datetime:
-    """When a video was finished; those of earlier versions do not say it, and go by their sidecar's time."""
-    try:
-        return as_utc(datetime.fromisoformat(document["finished_at"]))
-    except (KeyError, TypeError, ValueError):
+    """When a video was finished; sidecars of earlier versions do not say it, and count from their file's time."""
+    if "finished_at" not in document:
         return sidecar.modified_at
+    try:
+        finished_at = as_utc(datetime.fromisoformat(document["finished_at"]))
+        if _EARLIEST < finished_at < _LATEST:
+            return finished_at
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError("the time at which it was finished is none")

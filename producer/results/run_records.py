@@ -3,56 +3,69 @@
 Redis knows why jobs failed, and forgets; a sidecar knows what its video cost, and stays. Knows no terminal.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis
-import rq
 from rq.job import JobStatus
 from rq.registry import BaseRegistry
-from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from svdq.producer import keys
-from svdq.producer.moments import as_utc
-from svdq.producer.queue import queues, read_job
+from svdq.producer.queue import queues
+from svdq.producer.results.job_records import JobRecord, read_records
 from svdq.producer.results.results import Result, find_results
 from svdq.producer.results.run_report import LEFT, Effort, End, RunRecord
 from svdq.producer.status.status import view_many, view_queues
 from svdq.producer.storage.storage import Storage
 
-#: Jobs read in one round trip.
-AT_ONCE = 500
-#: Between a job's end and its entry in RQ's registry, at most; what is found there is looked at more closely.
-SLACK = timedelta(minutes=1)
-_ENDS: dict[JobStatus, End] = {
-    JobStatus.FINISHED: "finished",
-    JobStatus.FAILED: "failed",
-    JobStatus.STOPPED: "stopped",
-    JobStatus.CANCELED: "canceled",
+_ENDS: dict[str, End] = {"finished": "finished", "failed": "failed", "stopped": "stopped", "canceled": "canceled"}
+#: Seconds between the end of a job without a recorded one and its score in RQ's registry.
+_TTLS_S = {
+    "finished": keys.RESULT_TTL_S,
+    "failed": keys.FAILURE_TTL_S,
+    "stopped": keys.FAILURE_TTL_S,
+    "canceled": 0,
 }
 #: Parts of a video's seconds that keep a rank busy; writing files goes on beside the next video.
 _COMPUTE = ("encode", "denoise", "decode")
+#: What a sidecar may say at most: a year, and more ranks than anybody has.
+MAX_SECONDS, MAX_RANKS = 366 * 24 * 60 * 60.0, 10_000
 
 
-def records_from_redis(connection: redis.Redis, since: datetime, until: datetime) -> Iterator[RunRecord]:
-    """Find the jobs of all queues that ended in a stretch of time; no others are read, however many there are."""
+def records_from_redis(
+    connection: redis.Redis, since: datetime, until: datetime, on_bad: Callable[[str], None] = lambda reason: None
+) -> Iterator[RunRecord]:
+    """Find the jobs of all queues that ended in a stretch of time.
+
+    Args:
+        connection: to Redis.
+        since: from when on.
+        until: up to when.
+        on_bad: called with a sentence for each job that cannot be read; it is left out.
+    """
     for queue in queues(connection):
-        # RQ sorts ended jobs by when they expire, and cancelled ones by when they were cancelled.
-        yield from _ended_in(connection, queue.finished_job_registry, keys.RESULT_TTL_S, since, until)
-        yield from _ended_in(connection, queue.failed_job_registry, keys.FAILURE_TTL_S, since, until)
-        yield from _ended_in(connection, queue.canceled_job_registry, 0, since, until)
+        for registry in (queue.finished_job_registry, queue.failed_job_registry, queue.canceled_job_registry):
+            yield from _ended_in(connection, registry, since, until, on_bad)
 
 
-def records_from_storage(storage: Storage, since: datetime) -> Iterator[RunRecord]:
+def records_from_storage(
+    storage: Storage, since: datetime, on_bad: Callable[[str], None] = lambda reason: None
+) -> Iterator[RunRecord]:
     """Find the videos that were finished since then, and what they cost.
+
+    Args:
+        storage: with the videos.
+        since: from when on.
+        on_bad: called with a sentence for each JSON file that is not a sidecar; it is left out.
 
     Raises:
         UnavailableError: the storage cannot be reached.
     """
-    for result in find_results(storage, since=since):
+    for result in find_results(storage, since=since, on_bad=on_bad):
         yield RunRecord(
             id=result.job_id,
             name=result.name,
@@ -71,33 +84,39 @@ def jobs_left(connection: redis.Redis) -> dict[str, int]:
 
 
 def _ended_in(
-    connection: redis.Redis, registry: BaseRegistry, ttl_s: int, since: datetime, until: datetime
+    connection: redis.Redis, registry: BaseRegistry, since: datetime, until: datetime, on_bad: Callable[[str], None]
 ) -> Iterator[RunRecord]:
-    """Find the jobs of a registry whose scores, less `ttl_s`, lie in a stretch of time."""
-    first, last = since.timestamp() + ttl_s, (until + SLACK).timestamp() + ttl_s
-    found: Any = connection.zrangebyscore(registry.key, first, last, withscores=True)
+    """Find the jobs of a registry that ended in a stretch of time.
+
+    RQ sorts ended jobs by when they expire, which each job decides for itself, so all of them are read.
+    """
+    found: Any = connection.zrange(registry.key, 0, -1, withscores=True)
     scores = {as_text(job_id): score for job_id, score in found}
-    job_ids = list(scores)
-    for start in range(0, len(job_ids), AT_ONCE):
-        some = rq.job.Job.fetch_many(job_ids[start : start + AT_ONCE], connection=connection, serializer=JSONSerializer)
-        failed = [job.id for job in some if job is not None and job.get_status(refresh=False) is JobStatus.FAILED]
-        errors = {view.id: view.error for view in view_many(connection, failed)}
-        for rq_job in some:
-            if rq_job is None:
-                continue
-            status = _ENDS.get(rq_job.get_status(refresh=False))
-            if status is None:
-                continue  # queued again
-            # A job that was cancelled in its queue has none, or that of an earlier try.
-            ended_at = rq_job.ended_at if status != "canceled" else None
-            job = read_job(rq_job)
-            yield RunRecord(
-                id=rq_job.id,
-                name=job.name if job else "?",
-                status=status,
-                ended_at=as_utc(ended_at or datetime.fromtimestamp(scores[rq_job.id] - ttl_s, UTC)),
-                error=errors.get(rq_job.id) or "",
-            )
+    records = []
+    for record in read_records(connection, scores, on_bad):
+        if not isinstance(record, JobRecord):
+            continue  # it has expired
+        if record.status not in _ENDS:
+            if record.status not in {status.value for status in JobStatus}:
+                on_bad(f"The job {record.id!r} in Redis has no status of RQ's; it is left out.")
+            continue  # it is queued again
+        ended_at = record.ended_at
+        if ended_at is None or record.status == "canceled":  # in its queue: it has no end, or that of an earlier try
+            with contextlib.suppress(ValueError, OverflowError, OSError):
+                ended_at = datetime.fromtimestamp(scores[record.id] - _TTLS_S[record.status], UTC)
+        if ended_at is not None and since <= ended_at <= until:
+            records.append((record, ended_at))
+    failed = [record.id for record, _ in records if record.status == "failed"]
+    errors = {view.id: view.error for view in view_many(connection, failed)}
+    for record, ended_at in records:
+        job = record.job()
+        yield RunRecord(
+            id=record.id,
+            name=job.name if job else "?",
+            status=_ENDS[record.status],
+            ended_at=ended_at,
+            error=errors.get(record.id) or "",
+        )
 
 
 def _effort_of(result: Result) -> Effort | None:
@@ -105,10 +124,14 @@ def _effort_of(result: Result) -> Effort | None:
     try:
         seconds, group = result.document["seconds"], result.document["group"]
         took_s = sum(float(value) for value in seconds.values())
+        compute_s = sum(float(seconds.get(part, 0.0)) for part in _COMPUTE)
+        num_ranks = int(group["ranks"])
+        if not (0 <= compute_s <= took_s < MAX_SECONDS and 1 <= num_ranks <= MAX_RANKS):
+            return None
         return Effort(
             group=f"{group['host']}:{group['pid']}",
-            num_ranks=int(group["ranks"]),
-            compute_s=sum(float(seconds.get(part, 0.0)) for part in _COMPUTE),
+            num_ranks=num_ranks,
+            compute_s=compute_s,
             begun_at=result.finished_at - timedelta(seconds=took_s),
         )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from svdq.producer.moments import duration
+from svdq.producer.moments import duration, rfc3339
 
 #: States of jobs that are still to be done, in the order in which they are told.
 LEFT = ("queued", "started", "scheduled", "deferred")
@@ -40,7 +40,7 @@ class RunRecord:
     #: Id and name of the job.
     id: str
     name: str
-    #: In RQ's words: stopped is cancelled while a group had it.
+    #: RQ's status: stopped means that the user canceled it while a group had it.
     status: End
     #: When; has a zone.
     ended_at: datetime
@@ -82,18 +82,19 @@ class RunReport:
     def as_json(self) -> dict[str, Any]:
         """One JSON object."""
         return {
-            "since": self.since.isoformat(timespec="seconds"),
-            "until": self.until.isoformat(timespec="seconds"),
+            "since": rfc3339(self.since),
+            "until": rfc3339(self.until),
             "ending": self.ending or None,
             "finished": self.count("finished"),
             "failed": self.count("failed"),
-            "cancelled": self.count("stopped", "canceled"),
+            "stopped": self.count("stopped"),
+            "canceled": self.count("canceled"),
             "videos_per_hour": None if self.videos_per_hour is None else round(self.videos_per_hour, 2),
             "busy_share": None if self.busy_share is None else round(self.busy_share, 3),
             "left": {state: self.left.get(state, 0) for state in LEFT},
             "jobs": [
                 {name: value for name, value in asdict(job).items() if name != "effort"}
-                | {"ended_at": job.ended_at.isoformat(timespec="seconds"), "error": job.error or None}
+                | {"ended_at": rfc3339(job.ended_at), "error": job.error or None}
                 for job in self.jobs
             ],
         }
@@ -102,7 +103,7 @@ class RunReport:
         """Tell it on a terminal or in a mail."""
         told = [
             f"{self.count('finished')} finished, {self.count('failed')} failed, "
-            f"{self.count('stopped', 'canceled')} cancelled, {self.stretch}."
+            f"{self.count('stopped')} stopped, {self.count('canceled')} canceled, {self.stretch}."
         ]
         pace = [] if self.videos_per_hour is None else [f"{self.videos_per_hour:.1f} videos an hour"]
         pace += [] if self.busy_share is None else [f"ranks busy {self.busy_share:.0%}"]

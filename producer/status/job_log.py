@@ -65,7 +65,9 @@ def read(connection: redis.Redis, job_id: str) -> list[LogEntry]:
     entries = []
     for line in (text or b"").splitlines():
         try:
-            entries.append(LogEntry.model_validate_json(line))
+            entry = LogEntry.model_validate_json(line)
         except ValidationError:
             continue  # of another version
+        if 1970 <= entry.at.year <= 9000:  # others cannot be shown in every time zone
+            entries.append(entry)
     return entries

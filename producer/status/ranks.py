@@ -1,24 +1,32 @@
-"""What every rank of every group tells of itself, as it stands in Redis: who it is, what it does, what it waits for.
+"""The records that ranks write about themselves into Redis: who they are, what they do, what they wait for.
 
-A rank writes its record about once a second while it works and every few seconds while it does not; the record goes
-away by itself soon after the rank. Whoever shows groups (`svdq info`, `svdq status`, a live view) reads them here.
-Knows no terminal.
+A rank writes its record about once a second while it works and every five seconds while it does not; the record
+expires soon after the rank has ended.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import redis
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from svdq.producer import keys
+from svdq.producer.moments import MAX_SECONDS, iso_of
 
 #: Seconds of silence after which a rank is looked for no more; far more than clocks of hosts differ.
 FORGOTTEN_S = 600.0
+#: Seconds of silence, by the clock of Redis, after which nothing is promised of a rank; an idle one writes every five.
+SILENT_S = 7.0
 
 #: Upper bounds, in seconds, of the classes by which ranks count how long work took; one more class has no bound.
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+
+#: Ranks of one group at most: what is above is a mistake.
+MAX_RANKS = 4096
+#: Seconds since the epoch, and lengths of time in seconds.
+Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 #: What a rank is at: nothing; a step; the decode; or held up by the storage with work in its hands.
 Activity = Literal["idle", "denoising", "decoding", "waiting"]
@@ -38,26 +46,30 @@ class Trouble(_Record):
     #: Why, as a sentence: what the last attempt came to.
     reason: str
     #: Seconds since the epoch of the first attempt that failed.
-    since: float
+    since: Moment
     #: Attempts that have failed.
     attempts: int
     #: The jobs that wait for it, the first in line first.
     job_ids: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """One JSON object."""
+        return self.model_dump(mode="json") | {"since": iso_of(self.since)}
 
 
 class ShapeCosts(_Record):
     """What videos of one shape cost on a group, as it has measured."""
 
     #: The shape, as in `pipeline.costs.Shape`.
-    frames: int
-    width: int
-    height: int
+    frames: int = Field(ge=1)
+    width: int = Field(ge=1)
+    height: int = Field(ge=1)
     guided: bool
     #: Seconds of a denoising step on each rank; K values.
-    step_s: tuple[float, ...]
+    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
     #: Seconds of an encode and of a decode.
-    encode_s: float
-    decode_s: float
+    encode_s: Seconds
+    decode_s: Seconds
 
 
 class Timings(_Record):
@@ -80,7 +92,7 @@ class IntakeStatus(_Record):
     finished: int = 0
     failed: int = 0
     #: Seconds between two finished videos while the group is busy; None until it is known.
-    pace_s: float | None = None
+    pace_s: Seconds | None = None
     #: Costs of the shapes that were measured, the latest last.
     costs: tuple[ShapeCosts, ...] = ()
     #: Whether the group takes no more jobs because it is to end.
@@ -95,9 +107,9 @@ class RankStatus(_Record):
     #: What all ranks of a group have in common and no other group has; the same after a restart of the group.
     group: str
     #: 0 takes jobs in, the last one writes videos.
-    rank: int
+    rank: int = Field(ge=0, le=MAX_RANKS)
     #: K.
-    num_ranks: int
+    num_ranks: int = Field(ge=1, le=MAX_RANKS)
     #: Where its process is.
     host: str
     pid: int
@@ -111,8 +123,8 @@ class RankStatus(_Record):
     model: str
     load_s: float = 0.0
     #: Seconds since the epoch: when it was ready, and when it wrote this.
-    started_at: float
-    at: float
+    started_at: Moment
+    at: Moment
     #: What it is at.
     activity: Activity = "idle"
     #: The job it computes, that job's denoising steps, and how many of them are done; None while it computes nothing.
@@ -144,6 +156,11 @@ class RankStatus(_Record):
     #: On rank 0.
     intake: IntakeStatus | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """One JSON object."""
+        times = {"started_at": iso_of(self.started_at), "at": iso_of(self.at)}
+        return self.model_dump(mode="json") | times | {"troubles": [trouble.as_json() for trouble in self.troubles]}
+
     @property
     def key(self) -> str:
         """The Redis key of its record."""
@@ -174,15 +191,27 @@ class GroupStatus:
     name: str
     #: By rank; some may be missing while the group starts.
     ranks: tuple[RankStatus, ...]
+    #: Seconds since the rank that has been silent for longest wrote its record, by the clock of Redis.
+    silent_s: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its ranks have written their records lately."""
+        return len(self.ranks) >= self.ranks[0].num_ranks and self.silent_s < SILENT_S
 
     @property
     def intake(self) -> IntakeStatus | None:
         """What rank 0 knows of the group; None while rank 0 is not there."""
         return self.ranks[0].intake
 
+    def has(self, job_id: str, worker: str | None) -> bool:
+        """Whether the group has a job in flight, by its own record or, if that is older, by the job's RQ worker."""
+        # Rank 0 writes its record once a second, and may have taken the job since.
+        return self.intake is not None and (job_id in self.intake.in_flight or worker == self.intake.worker)
+
     @property
     def troubles(self) -> list[Trouble]:
-        """What any of its ranks waits for."""
+        """What its ranks wait for."""
         return [trouble for rank in self.ranks for trouble in rank.troubles]
 
 
@@ -191,16 +220,24 @@ def read_groups(connection: redis.Redis) -> list[GroupStatus]:
     members: Any = connection.zrange(keys.RANKS, 0, -1)
     if not members:
         return []
-    ranks = []
-    for text in connection.mget([f"{keys.RANK}{member.decode()}" for member in members]):
-        if text is not None:
+    with connection.pipeline(transaction=False) as pipeline:
+        for member in members:
+            pipeline.get(keys.RANK.encode() + member)
+            pipeline.pttl(keys.RANK.encode() + member)
+        answers = pipeline.execute(raise_on_error=False)
+    ranks: dict[str, list[tuple[RankStatus, float]]] = {}
+    for text, ttl_ms in zip(answers[::2], answers[1::2], strict=True):
+        if isinstance(text, bytes):
             try:
-                ranks.append(RankStatus.model_validate_json(text))
+                rank = RankStatus.model_validate_json(text)
             except ValidationError:
                 continue  # a worker of another version, or somebody's mistake: nothing else may fail for it
-    names = sorted({rank.group for rank in ranks})
-    return [GroupStatus(name=name, ranks=_of_group(ranks, name)) for name in names]
-
-
-def _of_group(ranks: Sequence[RankStatus], name: str) -> tuple[RankStatus, ...]:
-    return tuple(sorted((rank for rank in ranks if rank.group == name), key=lambda rank: rank.rank))
+            ranks.setdefault(rank.group, []).append((rank, keys.RANK_TTL_S - ttl_ms / 1000))
+    return [
+        GroupStatus(
+            name=name,
+            ranks=tuple(sorted((rank for rank, _ in ranks[name]), key=lambda rank: rank.rank)),
+            silent_s=max(silent_s for _, silent_s in ranks[name]),
+        )
+        for name in sorted(ranks)
+    ]

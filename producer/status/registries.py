@@ -1,21 +1,42 @@
-"""Where in RQ the jobs of each state stand, looked at without reading jobs: counts, and the newest ids.
+"""Counts and lists jobs by RQ's status without reading them.
 
-One round trip each, whose length is that of what is asked for, however many jobs are kept. Reads only: RQ's clean-up is
-never run here, for it may call functions that whoever writes to Redis has chosen.
+One round trip each, whose length is that of what is asked for, however many finished jobs are kept. Reads only: RQ's
+clean-up is never run here, for it may call functions that whoever writes to Redis has chosen.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import redis
 from rq.intermediate_queue import IntermediateQueue
+from rq.job import Job
 from rq.registry import BaseRegistry
-from rq.utils import as_text
 
 from svdq.producer.queue import SvdqQueue, queues
 
+#: All statuses of jobs, in the order in which they are shown.
+STATUSES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
+
+#: RQ files stopped jobs as failed; this finds those that are stopped, or all others, the newest first.
+#: KEYS: the registry. ARGV: status, start of the keys of jobs, number of ids at most, least score.
+_OF_STATUS = """
+local found = {}
+for _, id in ipairs(redis.call('zrevrangebyscore', KEYS[1], '+inf', ARGV[4])) do
+  if #found >= tonumber(ARGV[3]) then
+    break
+  end
+  local is_stopped = redis.pcall('hget', ARGV[2] .. id, 'status') == 'stopped'
+  if is_stopped == (ARGV[1] == 'stopped') then
+    found[#found + 1] = id
+  end
+end
+return found
+"""
+#: More ids than there are.
+_ALL = 2**31
+
 
 def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
-    """Count the jobs of every queue by RQ's words for their state."""
+    """Count the jobs of every queue by status."""
     asked = []
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
@@ -25,39 +46,55 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
             for status, registry in _registries(queue).items():
                 pipeline.zcard(registry.key)
                 asked.append((queue.name, status))
+            _find_stopped(pipeline, queue)
+            asked.append((queue.name, "stopped"))
         answers = pipeline.execute()
     found: dict[str, dict[str, int]] = {}
-    for (name, status), number in zip(asked, answers, strict=True):
-        of_queue = found.setdefault(name, {})
-        of_queue[status] = of_queue.get(status, 0) + number
+    for (name, status), answer in zip(asked, answers, strict=True):
+        found.setdefault(name, dict.fromkeys(STATUSES, 0))[status] += len(answer) if status == "stopped" else answer
+    for of_queue in found.values():
+        of_queue["failed"] -= of_queue["stopped"]
     return found
 
 
-def newest_ids(connection: redis.Redis, limit: int, statuses: Sequence[str] = ()) -> list[str]:
-    """Return the ids of the newest jobs of every state and queue, at most `limit` of each, each once, in no order.
+def num_failed(connection: redis.Redis, since_score: float) -> int:
+    """Count the failed jobs of all queues from an expiry on; stopped ones are none."""
+    with connection.pipeline(transaction=False) as pipeline:
+        for queue in queues(connection):
+            pipeline.zcount(queue.failed_job_registry.key, since_score, "+inf")
+            _find_stopped(pipeline, queue, since_score)
+        answers = pipeline.execute()
+    return int(sum(answers[::2])) - sum(map(len, answers[1::2]))
+
+
+def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[str] = ()) -> list[str]:
+    """Return the ids of the newest jobs of every status and queue, at most `limit` of each, each once, in no order.
 
     Registries are sorted by expiry, which for ended jobs follows their end.
 
     Args:
         connection: to Redis.
-        limit: number of ids of one queue in one state.
+        limit: number of ids of one queue in one status.
         statuses: only these; all when there are none.
     """
     ids: dict[str, None] = {}
-    readers: list[Callable[[str], str]] = []
+    wanted = set(statuses or STATUSES)
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
-            if not statuses or "queued" in statuses:
+            if "queued" in wanted:
                 pipeline.lrange(queue.key, -limit, -1)
                 pipeline.lrange(_between(queue), -limit, -1)
-                readers += [as_text, as_text]
             for status, registry in _registries(queue).items():
-                if not statuses or status in statuses:
+                one_of_two = wanted & {"failed", "stopped"}
+                if status == "failed" and len(one_of_two) == 1:
+                    prefix = Job.redis_job_namespace_prefix
+                    pipeline.eval(_OF_STATUS, 1, registry.key, *one_of_two, prefix, limit, "-inf")
+                elif status in wanted:
                     pipeline.zrange(registry.key, 0, limit - 1, desc=True)
-                    readers.append(registry.parse_job_id)  # an entry may be more than the id
         answers = pipeline.execute()
-    for read, entries in zip(readers, answers, strict=True):
-        ids.update(dict.fromkeys(map(read, entries)))
+    for entries in answers:
+        # An entry of a started job is `<id>:<execution>`.
+        ids.update(dict.fromkeys(entry.decode(errors="backslashreplace").partition(":")[0] for entry in entries))
     return list(ids)
 
 
@@ -85,6 +122,11 @@ def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, i
         for (job_id, name), position in zip(places.items(), positions, strict=True)
         if position is not None
     }
+
+
+def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:
+    prefix = Job.redis_job_namespace_prefix
+    pipeline.eval(_OF_STATUS, 1, queue.failed_job_registry.key, "stopped", prefix, _ALL, since_score)
 
 
 def _between(queue: SvdqQueue) -> str:

@@ -1,61 +1,66 @@
-"""Everything at one moment: queues, groups with their ranks, jobs in flight, pace, and when all will be done.
+"""Everything at one moment: queues, workers, groups with their ranks, jobs in flight, pace, and when all will be done.
 
-What a live view shows again and again, so it asks little: a dozen round trips whose length follows what is in flight,
-however many jobs are kept. Knows no terminal.
+What `svdq status` and `svdq top` show. It takes a fixed number of round trips, whose length follows what is in flight,
+however many jobs are kept.
 """
 
+import json
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
-import rq
 from rq.job import JobStatus
-from rq.utils import as_text
 
 from svdq.producer import keys
 from svdq.producer.control import pauses
+from svdq.producer.moments import iso_of
 from svdq.producer.queue import queues
-from svdq.producer.status.eta import queue_eta_s, videos_a_second
-from svdq.producer.status.outlook import Outlook, outlooks
+from svdq.producer.records import key_of, unpacked
+from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, estimate_jobs, videos_per_s
 from svdq.producer.status.ranks import GroupStatus, read_groups
-from svdq.producer.status.registries import newest_ids
+from svdq.producer.status.registries import newest_ids, num_ahead, num_failed
 from svdq.producer.status.status import JobView, QueueView, view_many, view_queues
+from svdq.producer.status.workers import WorkerView, view_workers
 
 #: Jobs of one queue in flight that are looked at, at most; groups of all sizes have fewer.
 MAX_IN_FLIGHT = 200
 #: Seconds over which what has ended is counted.
 LATELY_S = 3600
+#: Waiting jobs that are read for an estimate, each queue's share in so many stretches evenly over the queue.
+SAMPLED = 200
+STRETCHES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """How all stands at one moment."""
+    """Everything at one moment."""
 
     #: Seconds since the epoch.
     at: float
     #: Most urgent first.
     queues: tuple[QueueView, ...]
-    #: By name.
+    #: The worker groups that RQ knows, by name.
+    workers: tuple[WorkerView, ...]
+    #: The groups whose ranks have written records lately, by name.
     groups: tuple[GroupStatus, ...]
     #: Jobs in flight: group by group, the longest in flight first; then those of groups that have not spoken lately.
     jobs: tuple[JobView, ...]
-    #: The name of the RQ worker that has each of them, by job id.
-    owners: Mapping[str, str]
     #: Names of jobs by id: of those in flight, and of those that a rank's record still names.
     names: Mapping[str, str]
-    #: What is to be expected of jobs in flight, by job id.
-    outlooks: Mapping[str, Outlook]
+    #: When jobs in flight will be done, by job id.
+    estimates: Mapping[str, Estimate]
     #: Why jobs are not taken, a sentence each.
     pauses: tuple[str, ...]
-    #: Jobs that have ended in the last hour; RQ counts stopped ones as failed.
+    #: Jobs that have ended in the last hour.
     finished_last_hour: int
     failed_last_hour: int
     #: At the present pace of all groups; None until a group has finished a video.
     videos_per_hour: float | None
-    #: Seconds until all that waits and all that is in flight is done; None while that cannot be told.
-    eta_s: float | None
+    #: When all that waits and all that is in flight will be done.
+    estimate: Estimate
 
     @property
     def num_queued(self) -> int:
@@ -64,30 +69,38 @@ class Snapshot:
 
     def jobs_of(self, group: GroupStatus) -> list[JobView]:
         """Pick the jobs that a group has in flight, the longest in flight first."""
-        return [job for job in self.jobs if self._is_of(job, group)]
+        return [job for job in self.jobs if group.has(job.id, job.worker)]
 
     @property
     def strays(self) -> list[JobView]:
         """The jobs in flight that no group which has spoken lately has."""
-        return [job for job in self.jobs if not any(self._is_of(job, group) for group in self.groups)]
+        return [job for job in self.jobs if not any(group.has(job.id, job.worker) for group in self.groups)]
 
-    def _is_of(self, job: JobView, group: GroupStatus) -> bool:
-        # A group tells of its jobs once a second, and may have taken this one since.
-        intake = group.intake
-        return intake is not None and (job.id in intake.in_flight or self.owners.get(job.id) == intake.worker)
+    @property
+    def troubles(self) -> list[dict[str, Any]]:
+        """What ranks wait for, each with its host and rank, as JSON objects."""
+        return [
+            {"host": rank.host, "rank": rank.rank, **trouble.as_json()}
+            for group in self.groups
+            for rank in group.ranks
+            for trouble in rank.troubles
+        ]
 
     def as_json(self) -> dict[str, Any]:
-        """One JSON object; its fields are named as in `svdq info --json`."""
+        """One JSON object."""
         return {
-            "at": round(self.at, 3),
+            "at": iso_of(self.at),
             "queues": [{"name": queue.name, **queue.counts} for queue in self.queues],
             "finished_last_hour": self.finished_last_hour,
             "failed_last_hour": self.failed_last_hour,
             "videos_per_hour": None if self.videos_per_hour is None else round(self.videos_per_hour, 1),
-            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
-            "ranks": [rank.model_dump(mode="json") for group in self.groups for rank in group.ranks],
-            "jobs": [job.as_json() | self.outlooks.get(job.id, Outlook()).as_json() for job in self.jobs],
+            "eta_s": None if self.estimate.eta_s is None else round(self.estimate.eta_s, 1),
+            "eta_reason": self.estimate.reason or None,
+            "workers": [asdict(worker) for worker in self.workers],
+            "ranks": [rank.as_json() for group in self.groups for rank in group.ranks],
+            "jobs": [job.as_json() | self.estimates.get(job.id, Estimate()).as_json() for job in self.jobs],
             "pauses": list(self.pauses),
+            "troubles": self.troubles,
         }
 
 
@@ -100,24 +113,74 @@ def take(connection: redis.Redis) -> Snapshot:
     known = _known(connection, groups)
     # Some that a rank's record names have ended since.
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
-    finished, failed = _ended_lately(connection, now)
-    num_queued = sum(queue.counts["queued"] for queue in of_queues)
-    rate = videos_a_second(groups)
+    waiting = read_waiting(connection, of_queues)
+    rate = videos_per_s(groups)
     return Snapshot(
         at=now,
         queues=tuple(of_queues),
+        workers=tuple(view_workers(connection)),
         groups=tuple(groups),
         jobs=tuple(jobs),
-        owners=_owners(connection, jobs),
         names={view.id: view.name for view in known},
-        outlooks=outlooks(connection, jobs, groups),
+        estimates=estimate_jobs(jobs, waiting, groups, reasons),
         pauses=tuple(reasons),
-        finished_last_hour=finished,
-        failed_last_hour=failed,
+        finished_last_hour=_finished_since(connection, now - LATELY_S),
+        failed_last_hour=num_failed(connection, now - LATELY_S + keys.FAILURE_TTL_S),
         videos_per_hour=rate * 3600 if rate else None,
-        # Nobody can tell when a person will resume what waits.
-        eta_s=None if reasons and num_queued else queue_eta_s(num_queued, groups),
+        estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons),
     )
+
+
+def estimate(
+    connection: redis.Redis, views: Sequence[JobView], groups: Sequence[GroupStatus] | None = None
+) -> dict[str, Estimate]:
+    """Estimate when single jobs will be done."""
+    groups = read_groups(connection) if groups is None else groups
+    queued = {
+        view.id: view.queue
+        for view in views
+        if view.status == JobStatus.QUEUED.value and view.queue in keys.QUEUE_NAMES
+    }
+    waiting = read_waiting(connection, view_queues(connection), queued) if queued else Waiting()
+    return estimate_jobs(views, waiting, groups, pauses(connection))
+
+
+def read_waiting(
+    connection: redis.Redis, of_queues: Sequence[QueueView], places: Mapping[str, str] | None = None
+) -> Waiting:
+    """Read an even sample of the jobs that wait.
+
+    Args:
+        connection: to Redis.
+        of_queues: as `view_queues` counts them.
+        places: the name of the queue by the id of each job whose place is asked for.
+    """
+    num_jobs = {queue.name: queue.counts["queued"] for queue in of_queues}
+    with connection.pipeline(transaction=False) as pipeline:
+        for queue in queues(connection):
+            number = num_jobs[queue.name]
+            length = math.ceil(number * min(1, SAMPLED / max(1, sum(num_jobs.values()))) / STRETCHES)
+            for first in range(0, number, max(1, length, math.ceil(number / STRETCHES))):
+                pipeline.lrange(queue.key, first, first + length - 1)
+        ids = [job_id for answer in pipeline.execute() for job_id in answer]
+        for job_id in ids:
+            pipeline.hget(key_of(job_id.decode(errors="replace")), "data")
+        records = pipeline.execute(raise_on_error=False)
+    return Waiting(
+        num_jobs=sum(num_jobs.values()),
+        sample=[parameters for data in records if (parameters := _parameters_in(data))],
+        num_ahead=num_ahead(connection, places) if places else {},
+    )
+
+
+def _parameters_in(data: object) -> dict[str, Any]:
+    """Read the parameters in the data of an RQ job; empty where anything is wrong with it."""
+    try:
+        _, _, _, arguments = json.loads(unpacked(data)) if isinstance(data, bytes) else ({},) * 4
+        parameters = arguments["job"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return {}
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _known(connection: redis.Redis, groups: Sequence[GroupStatus]) -> list[JobView]:
@@ -129,20 +192,9 @@ def _known(connection: redis.Redis, groups: Sequence[GroupStatus]) -> list[JobVi
     return view_many(connection, job_ids) if job_ids else []
 
 
-def _owners(connection: redis.Redis, jobs: Sequence[JobView]) -> dict[str, str]:
-    with connection.pipeline(transaction=False) as pipeline:
-        for job in jobs:
-            pipeline.hget(rq.job.Job.key_for(job.id), "worker_name")
-        names = pipeline.execute()
-    return {job.id: as_text(name) for job, name in zip(jobs, names, strict=True) if name}
-
-
-def _ended_lately(connection: redis.Redis, now: float) -> Sequence[int]:
-    """Count the jobs that have finished and those that have failed lately: registries are sorted by expiry."""
-    since = now - LATELY_S
+def _finished_since(connection: redis.Redis, since: float) -> int:
+    """Count the jobs that have finished since then: registries are sorted by expiry."""
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             pipeline.zcount(queue.finished_job_registry.key, since + keys.RESULT_TTL_S, "+inf")
-            pipeline.zcount(queue.failed_job_registry.key, since + keys.FAILURE_TTL_S, "+inf")
-        answers = pipeline.execute()
-    return sum(answers[::2]), sum(answers[1::2])
+        return sum(pipeline.execute())

@@ -1,12 +1,13 @@
-"""What is known of jobs and queues. Knows no terminal.
+"""What Redis says of jobs and queues. One bad record harms no other.
 
 Reads only: RQ's clean-up is never run here, for it may call functions that whoever writes to Redis has chosen.
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import compress
 from typing import Any
 
 import redis
@@ -14,13 +15,13 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 from rq.serializers import JSONSerializer
-from rq.utils import as_text
 
-from svdq.producer.moments import as_utc
-from svdq.producer.queue import SvdqQueue, fetch, read_job
+from svdq.producer.moments import MAX_SECONDS, as_utc, rfc3339
+from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job
+from svdq.producer.records import UnreadableJob, read_jobs
 from svdq.producer.status.registries import counts, newest_ids
 
-#: States in which a job stays.
+#: Statuses in which a job stays until a user changes it.
 ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
 
 #: The class in front of the sentence on a traceback's last line, such as `svdq.pipeline.errors.SampleError: `.
@@ -29,60 +30,79 @@ _EXCEPTION_CLASS = re.compile(r"^(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Za-z_]\w*
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """One job as it stands now."""
+    """One job as it is now."""
 
     #: Id of the job.
     id: str
-    #: RQ's words: queued, started, finished, failed, …
+    #: RQ's status: one of `registries.STATUSES`, or "unknown" where its record does not say.
     status: str
     #: Denoising steps done.
-    step: int
+    step: int = 0
     #: Denoising steps in all.
-    steps: int
+    steps: int = 0
     #: The rank that has it, while it is started.
-    rank: int | None
+    rank: int | None = None
     #: Paths or URLs of its files, once it is finished.
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
     #: Why it failed, as a sentence.
-    error: str | None
-    #: What is to be said wherever its work is shown, such as "preview (no diffusion model)".
-    notice: str
+    error: str | None = None
+    #: What made its video where that is no trained model, such as "preview (no diffusion model)".
+    notice: str = ""
+    #: Name of the model that made it, once it is finished; "" when that is not known.
+    model: str = ""
     #: Its parameters: as used where a worker has filled them in, else as submitted.
-    parameters: dict[str, Any]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    #: The path of its photo as it was submitted; "" where nobody wrote it down.
+    photo: str = ""
     #: The queue it was put in, and when.
-    queue: str
-    created_at: datetime
+    queue: str = ""
+    created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
+    #: When its worker began and ended it; None before, and where it was not begun.
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    #: Name of the RQ worker that has it, or had it last.
+    worker: str | None = None
     #: When it is to be queued, while it is scheduled.
-    scheduled_at: datetime | None
+    scheduled_at: datetime | None = None
     #: Ids of the jobs that it waits for, while it is deferred.
-    after: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    #: Whether its record in Redis could be read; `error` says why not.
+    is_readable: bool = True
 
     @property
     def ended(self) -> bool:
-        """Whether it stays as it is."""
-        return self.status in ENDED
+        """Whether nothing more will happen to it."""
+        return self.status in ENDED or not self.is_readable
 
     @property
     def name(self) -> str:
         """Its name, for people."""
         return str(self.parameters.get("name", "?"))
 
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from its begin on a worker to its end; None before."""
+        if self.started_at is None or self.ended_at is None:
+            return None
+        return max(0.0, (self.ended_at - self.started_at).total_seconds())
+
     def as_json(self) -> dict[str, Any]:
-        """One flat JSON object: what is known of it, then every parameter."""
-        scheduled_at = self.scheduled_at.isoformat() if self.scheduled_at else None
-        own = asdict(self) | {"outputs": list(self.outputs), "created_at": self.created_at.isoformat()}
-        own |= {"scheduled_at": scheduled_at, "after": list(self.after)}
-        del own["parameters"]
+        """One flat JSON object: its own fields, then every parameter."""
+        own = asdict(self) | {"outputs": list(self.outputs), "after": list(self.after)}
+        for name in ("created_at", "started_at", "ended_at", "scheduled_at"):
+            own[name] = rfc3339(own[name]) if own[name] else None
+        own["duration_s"] = None if self.duration_s is None else round(self.duration_s, 3)
+        del own["parameters"], own["is_readable"]
         return own | {name: value for name, value in self.parameters.items() if name not in own}
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueView:
-    """One queue and how many jobs it has in each state."""
+    """One queue and how many jobs it has of each status."""
 
     #: Name of the queue.
     name: str
-    #: Number of jobs by RQ's words for their state.
+    #: Number of jobs by status.
     counts: dict[str, int]
 
 
@@ -92,15 +112,27 @@ def view(connection: redis.Redis, job_id: str) -> JobView:
     Raises:
         InputError: there is no such job.
     """
-    rq_job = fetch(connection, job_id)
-    return _view(rq_job, _results(connection, [rq_job])[0], _waits(connection, [rq_job])[0])
+    views = view_many(connection, [job_id])
+    if not views:
+        fetch(connection, job_id)  # raises
+    return views[0]
 
 
 def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
     """Look at several jobs at once, in three round trips; those that are not there are left out."""
-    found = rq.job.Job.fetch_many(job_ids, connection=connection, serializer=JSONSerializer)
-    rq_jobs = [job for job in found if job is not None]
-    return list(map(_view, rq_jobs, _results(connection, rq_jobs), _waits(connection, rq_jobs)))
+    found = [record for record in read_jobs(connection, list(job_ids)) if record is not None]
+    rq_jobs = [record for record in found if isinstance(record, rq.job.Job)]
+    results, waits = iter(_results(connection, rq_jobs)), iter(_waits(connection, rq_jobs))
+    views = []
+    for record in found:
+        if isinstance(record, rq.job.Job):
+            try:
+                views.append(_view(record, _restored(record, next(results)), next(waits)))
+                continue
+            except Exception as error:  # noqa: BLE001 - anyone can write to Redis; other jobs are shown all the same
+                record = UnreadableJob.because(record.id, str(record.get_status(refresh=False).value), error)
+        views.append(JobView(id=record.id, status=record.status, error=record.error, is_readable=False))
+    return views
 
 
 def list_jobs(
@@ -111,21 +143,27 @@ def list_jobs(
     Args:
         connection: to Redis.
         limit: number of jobs at most.
-        statuses: only jobs in these states; all when there are none.
+        statuses: only jobs of these statuses; all when there are none.
         skip: number of newer jobs to leave out: the pages before this one.
     """
     job_ids = newest_ids(connection, skip + limit, statuses)
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
+            pipeline.exists(rq.job.Job.key_for(job_id))
             pipeline.hget(rq.job.Job.key_for(job_id), "created_at")
-        created = pipeline.execute(raise_on_error=False)  # RQ writes times so that they sort as text
-    known = [(moment, job_id) for moment, job_id in zip(created, job_ids, strict=True) if isinstance(moment, bytes)]
-    page = sorted(known, reverse=True)[skip : skip + limit]
+        answers = pipeline.execute(raise_on_error=False)
+    # RQ writes times so that they sort as text; a record without one is shown last.
+    found = [
+        (moment if isinstance(moment, bytes) else b"", job_id)
+        for is_there, moment, job_id in zip(answers[::2], answers[1::2], job_ids, strict=True)
+        if is_there
+    ]
+    page = sorted(found, reverse=True)[skip : skip + limit]
     return view_many(connection, [job_id for _, job_id in page])
 
 
 def view_queues(connection: redis.Redis) -> list[QueueView]:
-    """Count the jobs of every queue by state."""
+    """Count the jobs of every queue by status."""
     return [QueueView(name=name, counts=of_queue) for name, of_queue in counts(connection).items()]
 
 
@@ -151,41 +189,55 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: "_Wait") -> JobView:
     elif job is None:
         error = "This is not a job of svdq's, or it was submitted by another version; submit its photo again."
     elif status == JobStatus.STOPPED.value:
-        error = "It was stopped by the user; `svdq retry` queues it again."
+        error = "The user stopped it; `svdq retry` queues it again."
     return JobView(
         id=rq_job.id,
         status=status,
         step=steps if status == JobStatus.FINISHED.value else int(meta.get("step", 0)),
         steps=steps,
-        rank=meta.get("rank") if status == JobStatus.STARTED.value else None,
-        outputs=tuple(value.get("outputs") or ()),
+        rank=int(meta["rank"]) if status == JobStatus.STARTED.value and meta.get("rank") is not None else None,
+        outputs=tuple(map(str, value.get("outputs") or ())),
         error=error,
         notice=str(value.get("notice") or meta.get("notice") or ""),
+        model=str(value.get("model") or ""),
         parameters=parameters,
+        photo=photo_of(rq_job) if job else "",
         queue=rq_job.origin,
         created_at=as_utc(rq_job.created_at),
+        started_at=as_utc(rq_job.started_at) if rq_job.started_at else None,
+        ended_at=as_utc(rq_job.ended_at) if rq_job.ended_at else None,
+        worker=rq_job.worker_name,
         scheduled_at=wait.until,
         after=wait.after,
     )
 
 
-def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[Result | None]:
-    """Read the latest result of each job that has ended.
+def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[Any]:
+    """Read the latest result of each job that has ended, as Redis has it.
 
-    Only an ended job has one that counts: that of a job being tried again tells why it did not work before.
+    Only an ended job has one that counts: that of a job being tried again says why it did not work before.
     """
-    ended = [job for job in rq_jobs if job.get_status(refresh=False).value in ENDED]
+    ended = [job.get_status(refresh=False).value in ENDED for job in rq_jobs]
     with connection.pipeline(transaction=False) as pipeline:
-        for job in ended:
+        for job in compress(rq_jobs, ended):
             pipeline.xrevrange(Result.get_key(job.id), count=1)  # type: ignore[no-untyped-call]
-        answers = pipeline.execute()
-    results = {}
-    for job, entries in zip(ended, answers, strict=True):
-        for result_id, payload in entries:
-            results[job.id] = Result.restore(
-                job.id, result_id.decode(), payload, connection=connection, serializer=JSONSerializer
-            )
-    return [results.get(job.id) for job in rq_jobs]
+        answers = iter(pipeline.execute(raise_on_error=False))
+    return [next(answers) if has_ended else [] for has_ended in ended]
+
+
+def _restored(rq_job: rq.job.Job, entries: Any) -> Result | None:
+    """Restore a result.
+
+    Raises:
+        Exception: it is not of RQ's shape; of whatever kind.
+    """
+    if isinstance(entries, Exception):
+        raise entries
+    for result_id, payload in entries:
+        return Result.restore(
+            rq_job.id, result_id.decode(), payload, connection=rq_job.connection, serializer=JSONSerializer
+        )
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,12 +257,14 @@ def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[_Wait
                 pipeline.zscore(SvdqQueue(job.origin, connection=connection).scheduled_job_registry.key, job.id)
             elif status is JobStatus.DEFERRED:
                 pipeline.smembers(job.dependencies_key)
-        answers = iter(pipeline.execute())
+        answers = iter(pipeline.execute(raise_on_error=False))
     waits = []
     for status in statuses:
         answer = next(answers) if status in (JobStatus.SCHEDULED, JobStatus.DEFERRED) else None
-        if isinstance(answer, float):
+        if isinstance(answer, float) and 0 <= answer < MAX_SECONDS:
             waits.append(_Wait(until=datetime.fromtimestamp(answer, UTC)))
+        elif isinstance(answer, set):
+            waits.append(_Wait(after=tuple(sorted(member.decode(errors="backslashreplace") for member in answer))))
         else:
-            waits.append(_Wait(after=tuple(sorted(map(as_text, answer or ())))))
+            waits.append(_Wait())
     return waits

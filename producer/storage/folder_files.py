@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from svdq.producer.disk_reserve import check_room
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.temporary import temporary_name
 
@@ -112,9 +113,14 @@ class FolderFiles:
                 path.unlink()
 
     def temporary_path(self) -> Path:
-        """Make up a fresh name. Not by mkstemp or mkdtemp: what they make is closed to others, and would stay so."""
+        """Make up a fresh name. Not by mkstemp or mkdtemp: what they make is closed to others, and would stay so.
+
+        Raises:
+            OSError: the folder cannot be made, or the disk is full.
+        """
         folder = self.folder / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
+        check_room(folder)
         return folder / temporary_name()
 
 
@@ -135,7 +141,7 @@ def _publish(source: Path, target: Path, temporary: Path) -> None:
         source = temporary
     for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
         _flush(path)
-    if source.is_dir() and target.exists():
+    if source.is_dir() and target.is_dir():
         # A folder cannot be replaced in one step; the old one is set aside, whole, just before.
         aside = temporary.with_name(f"{temporary.name}.old")
         target.rename(aside)

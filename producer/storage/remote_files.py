@@ -5,8 +5,10 @@ and renamed. fsspec and its plugins are imported only here.
 """
 
 import contextlib
-import itertools
+import errno
+import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +19,7 @@ from svdq.producer.moments import as_utc
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.folder_files import TEMPORARY
 from svdq.producer.storage.temporary import temporary_name
+from svdq.producer.threads import in_order
 
 #: Protocols of object stores, which know no folders and show no half-written objects.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
@@ -29,8 +32,10 @@ EXTRAS = {
 }
 #: Names under which fsspec's backends tell when a file was written last; `created` is all that some have.
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
-#: Files read at once: enough to hide the way there and back.
-READ_AT_ONCE = 64
+#: Files read or removed at once: enough to hide the way there and back.
+AT_ONCE = 64
+#: Bytes that object stores take as the name of an object.
+MAX_KEY_BYTES = 1024
 
 
 class RemoteFiles:
@@ -58,16 +63,16 @@ class RemoteFiles:
         return bytes(self._fs.cat_file(self._path(key)))
 
     def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read small files, many at once; those that are not there are left out."""
-        remaining = iter(keys)
-        while some := list(itertools.islice(remaining, READ_AT_ONCE)):
-            found = self._fs.cat([self._path(key) for key in some], on_error="return")
-            for path, data in found.items():
-                if isinstance(data, FileNotFoundError):
-                    continue
-                if isinstance(data, BaseException):
-                    raise data
-                yield self._key(path), bytes(data)
+        """Read small files, many at once where the backend can; those that are not there are left out."""
+
+        def read(key: str) -> tuple[str, bytes] | None:
+            with contextlib.suppress(FileNotFoundError):
+                return key, self.read(key)
+            return None
+
+        for found in in_order(read, keys, num_threads=self._num_threads):
+            if found is not None:
+                yield found
 
     def copy_out(self, key: str, path: Path) -> None:
         """Copy a file to a local path."""
@@ -132,9 +137,31 @@ class RemoteFiles:
         return False
 
     def remove(self, key: str) -> None:
-        """Remove what stands under a key."""
-        with contextlib.suppress(FileNotFoundError):
-            self._fresh().rm(self._path(key), recursive=True)
+        """Remove what is under a key."""
+        self._remove(self._path(key))
+
+    def _remove(self, path: str) -> None:
+        """Remove a file or a folder. Not by fsspec's `rm`, which takes `[`, `*` and `?` in a name for a pattern."""
+        fs = self._fresh()
+
+        def remove(path: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(path)
+
+        try:
+            found = fs.find(path, withdirs=True, detail=True)
+        except FileNotFoundError:
+            return
+        folders = [name for name, info in found.items() if info.get("type") == "directory"]
+        files = [name for name in found if name not in set(folders)]
+        deque(in_order(remove, files, num_threads=self._num_threads), maxlen=0)
+        if self._protocol not in OBJECT_STORES:
+            for folder in sorted(folders, key=len, reverse=True):
+                fs.rmdir(folder)
+
+    @property
+    def _num_threads(self) -> int:
+        return AT_ONCE if self._fs.async_impl else 1
 
     def reconnect(self) -> None:
         """Connect anew with the next call: a connection that has failed may not come back by itself."""
@@ -176,7 +203,10 @@ class RemoteFiles:
         return fs
 
     def _path(self, key: str) -> str:
-        return f"{self._root}/{key}"
+        path = f"{self._root}/{key}"
+        if self._protocol in OBJECT_STORES and len(path.partition("/")[2].encode()) > MAX_KEY_BYTES:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), key)
+        return path
 
     def _key(self, path: str) -> str:
         return path.lstrip("/").removeprefix(self._root.lstrip("/")).strip("/")
@@ -213,7 +243,7 @@ class RemoteFiles:
             fs.mv(temporary, path)
         except BaseException:
             with contextlib.suppress(Exception):
-                fs.rm(temporary, recursive=True)
+                self._remove(temporary)
             raise
 
 

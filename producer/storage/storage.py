@@ -8,7 +8,7 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -22,10 +22,30 @@ from svdq.producer.storage.temporary import sweep, temporary_name
 
 #: Start of the names of staging folders on this machine, for a storage that is elsewhere.
 STAGING_PREFIX = "svdq-staging-"
+#: File that svdq writes at the root of a storage, and in every folder of checkpoints. Without it nothing is pruned.
+MARKER = ".svdq-storage"
+_MARKER_TEXT = b"svdq keeps photos, videos and checkpoints here. `svdq prune` removes them only where this file is.\n"
+#: Key of the file by which a worker finds whether a storage can be written.
+PROBE = "outputs/.svdq-probe"
 #: A photo that was submitted again counts as younger than this; `svdq prune` keeps twice as old ones.
 INPUT_AGE = timedelta(days=1)
 
-_SEGMENT = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f]+")
+_SEGMENT = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f\ud800-\udfff]+")
+_CHECKPOINT = re.compile(r"\d+\.safetensors|\.\d+-[0-9a-f]{8}")
+_OLD_CHECKPOINTS = re.compile(r"[0-9a-f]{20}")
+
+
+def is_checkpoint_folder(name: str, files: Collection[str]) -> bool:
+    """Whether svdq has made a folder under `checkpoints`, so that it may be removed.
+
+    Earlier versions wrote no marker; their folders have a job's id for a name and hold nothing but checkpoints.
+    """
+    return MARKER in files or bool(_OLD_CHECKPOINTS.fullmatch(name) and all(map(_CHECKPOINT.fullmatch, files)))
+
+
+def is_input(key: str, data: bytes) -> bool:
+    """Whether a photo has the content that its key is named after."""
+    return key.startswith(f"inputs/{hashlib.sha256(data).hexdigest()}.")
 
 
 class Storage:
@@ -44,8 +64,11 @@ class Storage:
         #: One of the two is what `_files` is.
         self._folder: FolderFiles | None = None
         self._remote: RemoteFiles | None = None
-        if "://" not in url or url.startswith("file://"):
-            self._files = self._folder = FolderFiles(Path(url.removeprefix("file://")).expanduser().absolute())
+        #: Whether the marker is known to be there, or was tried to be written.
+        self._has_marked = False
+        scheme, colon, rest = url.partition("://")
+        if not colon or scheme in ("file", "local"):
+            self._files = self._folder = FolderFiles(Path(rest if colon else url).expanduser().absolute())
             return
         with self._plain_errors():
             # What must never be shown: the password, and the query, where tokens live.
@@ -58,19 +81,40 @@ class Storage:
     def put_input(self, data: bytes, extension: str) -> str:
         """Store a photo under the hash of its content, once, and return its key."""
         key = f"inputs/{hashlib.sha256(data).hexdigest()}.{extension}"
-        if not self.has_input(key):
+        if not self.has_input(key, len(data)):
             self.write_bytes(key, data)
         return key
 
-    def has_input(self, key: str) -> bool:
-        """Whether a photo is there, for a job that is about to be made: it is safe from `svdq prune` for a day."""
+    def has_input(self, key: str, num_bytes: int | None = None) -> bool:
+        """Whether a photo is there undamaged, for a job that is about to be made: `svdq prune` keeps it for a day.
+
+        Args:
+            key: named after the hash of the photo, which is checked in a local folder.
+            num_bytes: its size, which is checked everywhere.
+        """
         self._check(key)
         with self._plain_errors():
             try:
-                age = datetime.now(UTC) - self._files.entry(key).modified_at
-                return self._files.renew(key) or age < INPUT_AGE
+                entry = self._files.entry(key)
+                if num_bytes not in (None, entry.size) or (self._folder and not is_input(key, self._files.read(key))):
+                    return False
+                return self._files.renew(key) or datetime.now(UTC) - entry.modified_at < INPUT_AGE
             except FileNotFoundError:
                 return False
+
+    def read_input(self, key: str) -> bytes:
+        """Read a photo; one whose content does not have the hash in its name is removed, so that it is stored anew.
+
+        Raises:
+            InputError: it was damaged.
+        """
+        for _ in range(2):  # it may just be stored anew
+            data = self.read(key)
+            if is_input(key, data):
+                return data
+        with contextlib.suppress(UnavailableError):
+            self.remove(key)
+        raise InputError(f"The photo {key} was damaged in the storage; submit it again, then `svdq retry` the job.")
 
     def read(self, key: str) -> bytes:
         """Read what stands under a key."""
@@ -119,6 +163,7 @@ class Storage:
         """
         self._check(key)
         with self._plain_errors():
+            self._mark()
             self._files.publish(local_path, key)
 
     def write_text(self, key: str, text: str) -> None:
@@ -129,6 +174,7 @@ class Storage:
         """Put bytes under a key, in place of what is there."""
         self._check(key)
         with self._plain_errors():
+            self._mark()
             self._files.write(key, data)
 
     def write_many(self, files: Mapping[str, bytes]) -> None:
@@ -136,6 +182,8 @@ class Storage:
         for key in files:
             self._check(key)
         with self._plain_errors():
+            if files:
+                self._mark()
             self._files.write_many(files)
 
     def names(self, key: str) -> list[str]:
@@ -150,12 +198,27 @@ class Storage:
         with self._plain_errors():
             self._files.remove(key)
 
+    def check_writable(self) -> None:
+        """Write a small file to `outputs` and remove it, to tell one place that refuses from a whole storage that does.
+
+        Raises:
+            UnavailableError: nothing can be written to the storage at present.
+        """
+        self.write_bytes(PROBE, b"")
+        self.remove(PROBE)
+
     def sweep(self) -> None:
-        """Remove what processes that were killed have left half written: theirs by name, or older than a day."""
+        """Remove what killed processes have left half written here; only files with svdq's own temporary names."""
         if self._folder:
-            sweep((self._folder.folder / TEMPORARY).glob("*"))
+            if self.is_marked:
+                sweep((self._folder.folder / TEMPORARY).glob("*"))
         else:
             sweep(Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"), STAGING_PREFIX)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether svdq has written here before; `MARKER` says so."""
+        return self.exists(MARKER)
 
     @property
     def folder(self) -> Path | None:
@@ -177,6 +240,7 @@ class Storage:
         """Make a fresh folder for files on their way to `publish`; it is removed at the end."""
         with self._plain_errors():
             if self._folder:
+                self._mark()
                 path = self._folder.temporary_path()
                 path.mkdir()
             else:
@@ -186,6 +250,14 @@ class Storage:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+    def _mark(self) -> None:
+        """Write the marker before the first file; where only subfolders may be written, go on without."""
+        if not self._has_marked:
+            with contextlib.suppress(PermissionError):
+                if not self._files.exists(MARKER):
+                    self._files.write(MARKER, _MARKER_TEXT)
+            self._has_marked = True
 
     def _check(self, key: str) -> None:
         if not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")) or "://" in key:

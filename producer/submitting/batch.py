@@ -1,4 +1,4 @@
-"""Lists of photos with parameters for each: a csv file, JSON lines or YAML. Knows no queue and opens no photo.
+"""Lists of photos with parameters for each: a csv file or JSON lines. Does not open the photos.
 
 A row names a photo, as a path from where the list lies, and may give every parameter of a video, a priority, a time, a
 name and a folder for the files. What it leaves out, or empty, is at its default.
@@ -18,7 +18,7 @@ from svdq.producer.submitting.fields import FIELDS, read_field
 from svdq.producer.submitting.names import read_folder
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.order import Order
-from svdq.producer.submitting.submit import Request
+from svdq.producer.submitting.submit import BadRequest, Request
 
 #: Columns that are no parameters of a video.
 OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
@@ -30,51 +30,27 @@ ALIASES = {"format": "formats"}
 Row = tuple[int, Mapping[str, Any] | InputError]
 
 
-class BadRowsError(InputError):
-    """Some rows of a list cannot be used; nothing was stored or enqueued."""
-
-    def __init__(self, path: Path, reasons: list[str]) -> None:
-        """Tell of all of them, a sentence each."""
-        if len(reasons) == 1:
-            super().__init__(f"{reasons[0]} Nothing was submitted.")
-        else:
-            super().__init__(
-                f"{len(reasons):,} rows of {str(path)!r} cannot be used, so nothing was submitted; correct them."
-            )
-        #: What is wrong with each, where the message does not say it.
-        self.reasons = tuple(reasons) if len(reasons) > 1 else ()
-
-
-def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Request]:
-    """Read a list; photos are not looked at.
+def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Request | BadRequest]:
+    """Read a list; the photos are not opened.
 
     Args:
-        path: a .csv, .jsonl, .yaml or .yml file.
+        path: a .csv or .jsonl file.
         now: with a zone, for times of day.
         force: have new jobs in any case.
 
+    Returns:
+        A request for each row, or what is wrong with it.
+
     Raises:
-        BadRowsError: rows cannot be understood; all of them are told of, with their lines.
-        InputError: the file cannot.
+        InputError: the file cannot be read, or its rows cannot be told apart.
     """
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:
-        raise InputError(f"{str(path)!r} is not a list of photos; give a file that ends in {', '.join(READERS)}.")
-    requests: list[Request] = []
-    reasons: list[str] = []
+        raise InputError(f"{str(path)!r} is not a list of photos; give a file that ends in {' or '.join(READERS)}.")
+    requests: list[Request | BadRequest] = []
     orders: dict[Order, Order] = {}
     try:
         text = path.read_text(encoding="utf-8-sig")
-        for line, row in read_rows(text):
-            where = f"{path.name}, line {line}: "
-            try:
-                photo, order = _understand(row, now, force)
-            except InputError as error:
-                reasons.append(f"{where}{error}")
-            else:
-                # Rows that ask for the same share one order.
-                order = orders.setdefault(order, order)
-                requests.append(Request(path=path.parent / photo, order=order, where=where))
     except FileNotFoundError as error:
         raise InputError(f"There is no file {str(path)!r}; check its path.") from error
     except UnicodeDecodeError as error:
@@ -83,11 +59,29 @@ def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Reques
         raise InputError(
             f"The list {str(path)!r} cannot be read ({error.strerror}); check its path and rights."
         ) from error
-    if reasons:
-        raise BadRowsError(path, reasons)
+    try:
+        for line, row in read_rows(text):
+            where = f"{path.name}, line {line}: "
+            try:
+                photo, order = _understand(row, now, force)
+            except InputError as error:
+                requests.append(BadRequest(reason=f"{where}{error}"))
+            else:
+                # Rows that ask for the same share one order.
+                order = orders.setdefault(order, order)
+                requests.append(Request(path=path.parent / photo, order=order, where=where))
+    except _BadFileError as error:
+        raise InputError(f"{path.name}, {error}") from error
     if not requests:
         raise InputError(f"There are no rows in {str(path)!r}; give one for each photo.")
     return requests
+
+
+class _BadFileError(InputError):
+    """What follows a line cannot be read row by row."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(f"line {line}: {reason}")
 
 
 def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool) -> tuple[str, Order]:
@@ -151,11 +145,9 @@ def _csv_rows(text: str) -> Iterator[Row]:
                 names = [cell.strip() for cell in cells]
                 named = list(filter(None, names))
                 if len(set(named)) < len(named):
-                    yield line, InputError("The first line names the columns, and it names one twice; write each once.")
-                    return
+                    raise _BadFileError(line, "The first line names a column twice; name each column once.")
                 if set(named) - set(COLUMNS):
-                    yield line, _no_such_column(named)
-                    return
+                    raise _BadFileError(line, str(_no_such_column(named)))
             elif len(cells) > len(names):
                 yield line, InputError(f"It has {len(cells)} cells, and there are {len(names)} columns; add quotes.")
             elif any(cell.strip() for cell in cells):
@@ -163,14 +155,27 @@ def _csv_rows(text: str) -> Iterator[Row]:
                 yield line, {name: cell for name, cell in row if name or cell.strip()}
             line = reader.line_num + 1
     except csv.Error as error:
-        yield line, InputError(f"It is not csv ({error}); close the quotation marks.")
+        raise _BadFileError(line, f"It is not csv ({error}); close the quotation marks.") from error
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its members; json keeps only the last one of a name."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"It names {twice!r} twice; write each column once.")
+    return row
 
 
 def _jsonl_rows(text: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_each_once)
+            except InputError as error:
+                yield number, error
+                continue
             except (ValueError, RecursionError) as error:
                 yield number, InputError(f"It is not JSON ({error}); write one object on each line.")
                 continue
@@ -178,23 +183,7 @@ def _jsonl_rows(text: str) -> Iterator[Row]:
             yield number, row if is_row else InputError('It is not an object such as {"photo": "a.jpg"}; write one.')
 
 
-def _yaml_rows(text: str) -> Iterator[Row]:
-    # Imported here: the other kinds of lists do not need it.
-    import yaml
-
-    from svdq.producer.submitting.yaml_rows import yaml_rows
-
-    try:
-        yield from yaml_rows(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = getattr(error, "problem", None) or str(error)
-        yield mark.line + 1 if mark else 1, InputError(f"It is not YAML ({reason}); correct it.")
-
-
 READERS: dict[str, Callable[[str], Iterator[Row]]] = {
     ".csv": _csv_rows,
     ".jsonl": _jsonl_rows,
-    ".yaml": _yaml_rows,
-    ".yml": _yaml_rows,
 }

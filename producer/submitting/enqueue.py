@@ -49,6 +49,8 @@ class Entry:
     job: Job
     #: Its id.
     job_id: str
+    #: The path of its photo, for people.
+    photo: str = ""
     #: Which queue.
     priority: str = "default"
     #: When it is to be queued, with a zone; None means at once.
@@ -75,7 +77,7 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     with connection.pipeline(transaction=False) as pipeline:
         for entry in entries:
             queue = queue_of(connection, entry.priority)
-            rq_job = new_rq_job(queue, entry.job, entry.job_id, is_scheduled=entry.at is not None)
+            rq_job = new_rq_job(queue, entry.job, entry.job_id, photo=entry.photo, is_scheduled=entry.at is not None)
             if entry.at is None:
                 rq_job.enqueued_at = now()
             place, due = (queue.key, "") if entry.at is None else (queue.scheduled_job_registry.key, _seconds(entry.at))
@@ -117,7 +119,7 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
                 there = rq.job.Job.fetch(entry.job_id, connection=connection, serializer=JSONSerializer)
                 return Enqueued(rq_job=there, is_new=False)
             waits_for = unfinished(connection, parent_ids)
-            rq_job = new_rq_job(queue, entry.job, entry.job_id, after=waits_for)
+            rq_job = new_rq_job(queue, entry.job, entry.job_id, photo=entry.photo, after=waits_for)
             queue.enqueue_job(rq_job, pipeline=pipeline)
             pipeline.execute()
             return Enqueued(rq_job=rq_job, is_new=True)

@@ -76,7 +76,10 @@ def make_job(
         InputError: a value is not allowed.
     """
     values = options.given() | others
-    values["seed"] = secrets.randbits(SEED_BITS) if options.seed is None else options.seed + variation
+    if options.seed is None:
+        values["seed"] = secrets.randbits(SEED_BITS)
+    elif isinstance(options.seed, int):  # files give it any type, which the job then refuses
+        values["seed"] = options.seed + variation
     try:
         return Job(**values)
     except ValidationError as error:
@@ -90,16 +93,28 @@ def _sentence(error: ValidationError, values: dict[str, Any], spell: Callable[[s
     if field in ("width", "height"):
         width = values.get("width", Job.model_fields["width"].default)
         height = values.get("height", Job.model_fields["height"].default)
+        hint = ""
+        if isinstance(width, int) and isinstance(height, int):
+            hint = f"; the nearest such size is {nearest_side(width)}x{nearest_side(height)}"
         return (
-            f"{spell('size')} {width}x{height} is not allowed: both sides must be multiples of {SIZE_MULTIPLE} from "
-            f"{SIZE_MULTIPLE} to {MAX_SIDE}; the nearest such size is {nearest_side(width)}x{nearest_side(height)}."
+            f"{spell('size')} {_shorten(width)}x{_shorten(height)} is not allowed: both sides must be multiples of "
+            f"{SIZE_MULTIPLE} from {SIZE_MULTIPLE} to {MAX_SIDE}{hint}."
         )
     allowed = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     if not field:  # a rule over several parameters, which names them itself
         for name in Job.model_fields:
             allowed = allowed.replace(name, spell(name))
         return f"{allowed}; change one of them."
-    return f"{spell(field)} {first['input']} is not allowed: it must be {allowed}."
+    value = first["input"]
+    # Quotes show that it is a text, such as "7".
+    shown = repr(value) if isinstance(value, str) and first["type"].endswith("_type") else value
+    return f"{spell(field)} {_shorten(shown)} is not allowed: it must be {allowed}."
+
+
+def _shorten(value: object) -> str:
+    """Show a value of a foreign file in a sentence."""
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def nearest_side(pixels: int) -> int:

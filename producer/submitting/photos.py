@@ -5,35 +5,21 @@ Orientation, cropping and resizing happen when the video is made; what is stored
 
 import contextlib
 import hashlib
-import io
+import os
 import stat
+import sys
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
+from svdq.pipeline.photo_file import EXTENSIONS, open_photo, pillow_without_limits
 from svdq.producer.threads import NUM_CORES, Budget, in_order
 
-#: Formats of photos by Pillow's name, and the extension they are stored with. Left out are documents and formats whose
-#: decoder starts another program, such as EPS.
-EXTENSIONS = {
-    "JPEG": "jpg",
-    "MPO": "jpg",
-    "PNG": "png",
-    "WEBP": "webp",
-    "AVIF": "avif",
-    "TIFF": "tif",
-    "GIF": "gif",
-    "BMP": "bmp",
-    "JPEG2000": "jp2",
-    "PPM": "ppm",
-}
-#: Those that Pillow reads without loading more plugins.
-COMMON = ("JPEG", "PNG")
 ACCEPTED = "JPEG, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
 #: No photo takes more bytes a pixel in a file (four channels of 32-bit floats); a larger file is not even read.
@@ -62,6 +48,8 @@ class Photo:
     extension: str
     #: Stem of the file's name, made safe for `Job.name`.
     name: str
+    #: Bytes.
+    num_bytes: int | None = None
 
     @property
     def key(self) -> str:
@@ -74,8 +62,7 @@ class Photo:
         Raises:
             InputError: the file has changed since.
         """
-        with _plain_errors(self.path):
-            data = self.path.read_bytes()
+        data = _read(self.path, sys.maxsize)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InputError(f"The photo {str(self.path)!r} changed while it was being submitted; submit it again.")
         return data
@@ -87,7 +74,7 @@ def check_photo(path: Path, max_pixels: int) -> Photo:
     Raises:
         InputError: it is no photo, is damaged, or has more than `max_pixels` pixels (found before it is decoded).
     """
-    with _pillow_without_limits():
+    with pillow_without_limits():
         return _check(path, max_pixels)
 
 
@@ -109,41 +96,74 @@ def check_photos(
             return InputError(str(error))  # without the traceback, which would keep the photo's bytes
 
     checked = []
-    with _pillow_without_limits():
+    with pillow_without_limits():
         for result in in_order(check, paths, num_threads=NUM_CORES + 1):
             checked.append(result)
             on_checked()
     return checked
 
 
+def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
+    """Decode the first frame of a photo that was read by `read_file`.
+
+    Raises:
+        InputError: as `check_photo`.
+    """
+    with pillow_without_limits():
+        return _decode(data, path, max_pixels)
+
+
+def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
+    """Read an open file.
+
+    Raises:
+        InputError: it is empty, or larger than any photo of `max_pixels` pixels.
+        OSError: it cannot be read.
+    """
+    num_bytes = os.fstat(file.fileno()).st_size
+    if num_bytes == 0:
+        raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
+    limit = max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20)
+    if num_bytes > limit:
+        raise InputError(
+            f"The file {str(path)!r} has {num_bytes:,} bytes, more than a photo of {max_pixels:,} pixels can; "
+            "give a photo or raise SVDQ_MAX_PIXELS."
+        )
+    return file.read(num_bytes)
+
+
 def _check(path: Path, max_pixels: int) -> Photo:
     with _plain_errors(path):
         num_bytes = path.stat().st_size
     with _BYTES.take(num_bytes):
-        data = _read(path, max_pixels)
-        image = _open(path, data)
-        if image.width * image.height > max_pixels:
-            raise InputError(
-                f"The photo {str(path)!r} has {image.width}x{image.height} pixels, more than the {max_pixels:,} "
-                "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
-            )
-        try:
-            # A JPEG is decoded at an eighth of its size: every byte is read, and most of the arithmetic is saved.
-            image.draft("RGB", (max(image.width // 8, 1), max(image.height // 8, 1)))
-            with _PIXELS.take(image.width * image.height):
-                image.load()
-        except Exception as error:
-            # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError and more.
-            raise InputError(
-                f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({reason_of(error)}); "
-                "give a whole copy of it."
-            ) from error
-        return Photo(
-            path=path,
-            sha256=hashlib.sha256(data).hexdigest(),
-            extension=EXTENSIONS[image.format or ""],
-            name=safe_name(path.stem),
+        return _decode(_read(path, max_pixels), path, max_pixels)
+
+
+def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
+    image = _open(path, data)
+    if image.width * image.height > max_pixels:
+        raise InputError(
+            f"The photo {str(path)!r} has {image.width}x{image.height} pixels, more than the {max_pixels:,} "
+            "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
         )
+    try:
+        # A JPEG is decoded at an eighth of its size: every byte is read, and most of the arithmetic is saved.
+        image.draft("RGB", (max(image.width // 8, 1), max(image.height // 8, 1)))
+        with _PIXELS.take(image.width * image.height):
+            image.load()
+    except Exception as error:
+        # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError and more.
+        raise InputError(
+            f"The photo {str(path)!r} is damaged or cut short and cannot be decoded ({reason_of(error)}); "
+            "give a whole copy of it."
+        ) from error
+    return Photo(
+        path=path,
+        sha256=hashlib.sha256(data).hexdigest(),
+        num_bytes=len(data),
+        extension=EXTENSIONS[image.format or ""],
+        name=safe_name(path.stem),
+    )
 
 
 def safe_name(stem: str) -> str:
@@ -156,29 +176,23 @@ def safe_name(stem: str) -> str:
 
 def _read(path: Path, max_pixels: int) -> bytes:
     with _plain_errors(path):
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
+        # Opening a FIFO blocks without O_NONBLOCK.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            os.close(descriptor)
+        if stat.S_ISDIR(mode):
             raise InputError(f"{str(path)!r} is a folder; give the photos in it, such as {str(path / '*.jpg')!r}.")
-        if not stat.S_ISREG(status.st_mode):  # a pipe or a device might never end
+        if not stat.S_ISREG(mode):  # a pipe or a device might never end
             raise InputError(f"{str(path)!r} is not a file; give a photo ({ACCEPTED}).")
-        if status.st_size == 0:
-            raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
-        if status.st_size > max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20):
-            raise InputError(
-                f"The file {str(path)!r} has {status.st_size:,} bytes, more than a photo of {max_pixels:,} pixels can; "
-                "give a photo or raise SVDQ_MAX_PIXELS."
-            )
-        return path.read_bytes()
+        with os.fdopen(descriptor, "rb") as file:
+            return read_file(file, path, max_pixels)
 
 
 def _open(path: Path, data: bytes) -> Image.Image:
     """Read the header only."""
     try:
-        try:
-            return Image.open(io.BytesIO(data), formats=COMMON)
-        except UnidentifiedImageError:
-            Image.init()  # loads all of Pillow's plugins, which takes longer than most photos
-            return Image.open(io.BytesIO(data), formats=[name for name in EXTENSIONS if name in Image.OPEN])
+        return open_photo(data)
     except UnidentifiedImageError as error:
         if data[4:8] == b"ftyp" and data[8:12] in HEIF_BRANDS:
             raise InputError(f"The photo {str(path)!r} is HEIC; convert it to JPEG first.") from error
@@ -198,16 +212,3 @@ def _plain_errors(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"The file {str(path)!r} cannot be read ({reason}); check its path and rights.") from error
-
-
-@contextlib.contextmanager
-def _pillow_without_limits() -> Iterator[None]:
-    """Set aside Pillow's own limit on pixels, for ours is stricter and says more, and its warnings about metadata."""
-    limit = Image.MAX_IMAGE_PIXELS
-    Image.MAX_IMAGE_PIXELS = None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.submitting.photos import safe_name
 
 #: Endings by which a photo is known in a folder; those of HEIC, too, so that it is said why they cannot be used.
 SUFFIXES = frozenset(
@@ -21,12 +22,21 @@ SUFFIXES = frozenset(
 STDIN = "-"
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A photo that was found."""
+
+    path: Path
+    #: The folder it lies in, from the folder that was named on, such as `day 1/morning`; "" for that folder itself.
+    folder: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sources:
     """The photos that were found."""
 
     #: In the order in which they were named; those of a folder by name.
-    paths: tuple[Path, ...]
+    photos: tuple[Source, ...]
     #: Files of folders and patterns that are no photos by their names.
     num_others: int
 
@@ -49,19 +59,19 @@ def find_photos(
         InputError: a folder or a pattern has no photos, or cannot be read.
     """
     walk = _Walk(recursive=recursive, storage=storage)
-    paths: list[Path] = []
+    photos: list[Source] = []
     for word in words:
         if not word:
             raise InputError("An empty path was given; check the variable that it comes from.")
         if word == STDIN and stdin is not None:
-            paths += [path for line in _lines(stdin) for path in walk.file_or_folder(Path(line))]
+            photos += [photo for line in _lines(stdin) for photo in walk.file_or_folder(Path(line))]
         elif glob.has_magic(word) and not os.path.lexists(word):
-            paths += walk.pattern(word)
+            photos += walk.pattern(word)
         else:
-            paths += walk.file_or_folder(Path(word))
-    if not paths:
+            photos += walk.file_or_folder(Path(word))
+    if not photos:
         raise InputError("There are no paths on standard input; give photos, such as by `find . -name '*.jpg'`.")
-    return Sources(paths=tuple(paths), num_others=walk.num_others)
+    return Sources(photos=tuple(photos), num_others=walk.num_others)
 
 
 def _lines(stdin: BinaryIO) -> list[str]:
@@ -79,22 +89,23 @@ class _Walk:
         self._are_stored: dict[Path, bool] = {}
         self.num_others = 0
 
-    def file_or_folder(self, path: Path) -> list[Path]:
+    def file_or_folder(self, path: Path) -> list[Source]:
         if not os.path.isdir(path):  # `Path.is_dir` raises what is better said when the file is opened
-            return [path]
-        found = self._photos(path / name for name in self._names(path))
+            return [Source(path)]
+        names = self._photos(self._names(path))
+        found = [Source(path / name, "/".join(map(safe_name, name.parent.parts))) for name in names]
         if not found:
             hint = "" if self._recursive else "; those in folders below it count with --recursive"
             raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")
         return found
 
-    def pattern(self, pattern: str) -> list[Path]:
+    def pattern(self, pattern: str) -> list[Source]:
         matches = map(Path, sorted(glob.iglob(pattern, recursive=True)))
         found = self._photos(path for path in matches if not os.path.isdir(path) and not self._is_stored(path.parent))
         if not found:
             hint = " Photos and videos of the storage do not count." if any(self._are_stored.values()) else ""
             raise InputError(f"There is no photo like {pattern!r}; check the path and the pattern.{hint}")
-        return found
+        return [Source(path) for path in found]
 
     def _photos(self, files: Iterator[Path]) -> list[Path]:
         found = []

@@ -7,10 +7,15 @@ from itertools import islice
 from pathlib import Path
 
 import redis
+import rq
+from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError, SvdqError
+from svdq.producer.control import retry
 from svdq.producer.queue import connect, read_job, session
 from svdq.producer.settings import Settings
+from svdq.producer.status.ranks import read_groups
+from svdq.producer.status.status import view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many, unfinished
 from svdq.producer.submitting.options import SubmitOptions
@@ -36,6 +41,14 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BadRequest:
+    """A request that cannot be understood, such as a row of a list."""
+
+    #: Where it is and what is wrong with it, as a sentence.
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
     """What became of one job."""
 
@@ -49,28 +62,32 @@ class Submission:
     status: str
     #: Name of the job.
     name: str
+    #: Path of its photo.
+    photo: str
     #: Whether it was enqueued now; else the job was there before.
     is_new: bool
     #: When a new job is to be queued, with a zone; None means that it is.
     at: datetime | None = None
+    #: The model whose video the new job replaces, "" for none.
+    replaced_model: str = ""
 
 
 class BadPhotosError(InputError):
     """Some photos cannot be used; nothing was stored or enqueued."""
 
     def __init__(self, reasons: Sequence[str], num_photos: int) -> None:
-        """Tell of all of them.
+        """Make the sentence.
 
         Args:
             reasons: a sentence for each bad photo.
-            num_photos: how many there are, good ones included.
+            num_photos: number of all photos, good ones included.
         """
         if len(reasons) == 1:
             super().__init__(f"{reasons[0]} Nothing was submitted; --skip-bad leaves it out.")
         else:
             super().__init__(
-                f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted; mend or remove "
-                "them, or leave them out with --skip-bad."
+                f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted; correct or "
+                "remove them, or leave them out with --skip-bad."
             )
         #: What is wrong with each, where the message does not say it.
         self.reasons = tuple(reasons) if len(reasons) > 1 else ()
@@ -103,7 +120,11 @@ def submit(
 
 
 def submit_all(
-    settings: Settings, requests: Sequence[Request], *, skip_bad: bool = False, observer: Observer | None = None
+    settings: Settings,
+    requests: Sequence[Request | BadRequest],
+    *,
+    skip_bad: bool = False,
+    observer: Observer | None = None,
 ) -> Iterator[Submission]:
     """Submit photos: check all of them, then store all, then enqueue their jobs, yielding each as it is done.
 
@@ -113,7 +134,7 @@ def submit_all(
     Args:
         settings: of this process.
         requests: the photos, whose orders were not checked yet.
-        skip_bad: leave out bad photos, instead of refusing all.
+        skip_bad: leave out bad requests and bad photos, instead of refusing all.
         observer: is told how it goes on.
 
     Raises:
@@ -122,7 +143,7 @@ def submit_all(
         UnavailableError: storage or Redis cannot be reached.
     """
     observer = observer or Observer()
-    for order in {id(request.order): request.order for request in requests}.values():
+    for order in {id(request.order): request.order for request in requests if isinstance(request, Request)}.values():
         order.check()
     if settings.redis_url:
         connect(settings).close()  # known at once, and not when thousands of photos are checked; it changes nothing
@@ -132,17 +153,21 @@ def submit_all(
         for after in {order.after for _, order in checked}:
             unfinished(connection, after)
         _store(storage, [photo for photo, _ in checked], observer)
-        yield from _enqueue(connection, checked, observer)
+        replacement = _Replacement(connection, storage, settings)
+        yield from _enqueue(connection, checked, replacement, observer)
 
 
 def _check(
-    settings: Settings, requests: Sequence[Request], skip_bad: bool, observer: Observer
+    settings: Settings, requests: Sequence[Request | BadRequest], skip_bad: bool, observer: Observer
 ) -> list[tuple[Photo, Order]]:
-    observer.begin("checking", len(requests))
-    results = check_photos((request.path for request in requests), settings.max_pixels, observer.advance)
+    paths = [request.path for request in requests if isinstance(request, Request)]
+    observer.begin("checking", len(paths))
+    results = iter(check_photos(paths, settings.max_pixels, observer.advance))
     checked, reasons = [], []
-    for request, result in zip(requests, results, strict=True):
-        if isinstance(result, Photo):
+    for request in requests:
+        if isinstance(request, BadRequest):
+            reasons.append(request.reason)
+        elif isinstance(result := next(results), Photo):
             checked.append((result, request.order))
         else:
             reasons.append(f"{request.where}{result}")
@@ -157,7 +182,9 @@ def _check(
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:
     observer.begin("storing", len(photos))
-    are_there = in_order(lambda photo: storage.has_input(photo.key), photos, num_threads=ASKING_THREADS)
+    are_there = in_order(
+        lambda photo: storage.has_input(photo.key, photo.num_bytes), photos, num_threads=ASKING_THREADS
+    )
     chunk: dict[str, bytes] = {}
     num_bytes = 0
     for photo, is_there in zip(photos, are_there, strict=True):
@@ -172,22 +199,56 @@ def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> Non
     storage.write_many(chunk)
 
 
+class _Replacement:
+    """Queues finished jobs again whose video another model made than the one that is wanted now."""
+
+    def __init__(self, connection: redis.Redis, storage: Storage, settings: Settings) -> None:
+        self._connection = connection
+        self._storage = storage
+        running = {rank.model for group in read_groups(connection) for rank in group.ranks}
+        # Without workers, only a model that was set counts: the default may just not be the workers' one.
+        asked_for = {settings.model} if "model" in settings.model_fields_set else set()
+        self._wanted = set(map(_model_stem, running or asked_for))
+
+    def replace(self, enqueued: Sequence[Enqueued]) -> dict[str, str]:
+        """Queue again what is to be replaced; return the models that made the old videos, by job id."""
+        finished = [job.rq_job.id for job in enqueued if not job.is_new and _is_finished(job.rq_job)]
+        replaced = {}
+        for view in view_many(self._connection, finished) if self._wanted and finished else ():
+            if view.model and _model_stem(view.model) not in self._wanted:
+                retry(self._connection, view.id, storage=self._storage)
+                replaced[view.id] = view.model
+        return replaced
+
+
+def _is_finished(rq_job: rq.job.Job) -> bool:
+    return rq_job.get_status(refresh=False) is JobStatus.FINISHED
+
+
+def _model_stem(name: str) -> str:
+    """Give the last part of a folder or hub id: the same model in another folder is the same model."""
+    return name.rstrip("/").rpartition("/")[2]
+
+
 def _enqueue(
-    connection: redis.Redis, checked: Sequence[tuple[Photo, Order]], observer: Observer
+    connection: redis.Redis, checked: Sequence[tuple[Photo, Order]], replacement: _Replacement, observer: Observer
 ) -> Iterator[Submission]:
     observer.begin("enqueueing", sum(order.num_jobs for _, order in checked))
     entries = _entries(checked)
     while chunk := list(islice(entries, CHUNK)):
-        for (entry, _), enqueued in zip(chunk, _enqueue_chunk(connection, chunk), strict=True):
+        results = list(_enqueue_chunk(connection, chunk))
+        replaced = replacement.replace(results)
+        for (entry, _), enqueued in zip(chunk, results, strict=True):
             observer.advance()
-            yield _submission(entry, enqueued)
+            yield _submission(entry, enqueued, replaced.get(entry.job_id, ""))
 
 
 def _entries(checked: Iterable[tuple[Photo, Order]]) -> Iterator[tuple[Entry, Order]]:
     index = 1
     for photo, order in checked:
         for job, job_id in order.jobs(photo, index):
-            yield Entry(job=job, job_id=job_id, priority=order.priority, at=order.at), order
+            path = str(photo.path.absolute())
+            yield Entry(job=job, job_id=job_id, photo=path, priority=order.priority, at=order.at), order
             index += 1
 
 
@@ -197,7 +258,7 @@ def _enqueue_chunk(connection: redis.Redis, chunk: Sequence[tuple[Entry, Order]]
     return enqueue_many(connection, [entry for entry, _ in chunk])
 
 
-def _submission(entry: Entry, enqueued: Enqueued) -> Submission:
+def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submission:
     recorded = entry.job if enqueued.is_new else read_job(enqueued.rq_job)
     if recorded is None:
         raise SvdqError(f"Job {entry.job_id} is in Redis but its parameters cannot be read; submit with --force.")
@@ -205,8 +266,10 @@ def _submission(entry: Entry, enqueued: Enqueued) -> Submission:
         id=entry.job_id,
         image=recorded.image,
         seed=recorded.seed,
-        status=enqueued.rq_job.get_status(refresh=False).value,
+        status="queued" if replaced_model else enqueued.rq_job.get_status(refresh=False).value,
         name=recorded.name,
-        is_new=enqueued.is_new,
+        photo=entry.photo,
+        is_new=enqueued.is_new or bool(replaced_model),
         at=entry.at if enqueued.is_new else None,
+        replaced_model=replaced_model,
     )

@@ -1,1 +1,1 @@
-"""Watching a folder and submitting the photos that are dropped into it, each once."""
+"""Watches a folder and submits the photos that are dropped into it, each once."""

@@ -1,124 +1,181 @@
-"""Watching a folder, put together: what `svdq watch` calls. Knows no terminal and no signals."""
+"""Watches a folder: what `svdq watch` calls."""
 
-import errno
+import contextlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import time
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.order import Order
-from svdq.producer.watching.aftermath import REJECTED, Then, sweep_copies
-from svdq.producer.watching.changes import Changes, Notifications, Polling, Stop
-from svdq.producer.watching.defaults import FolderDefaults
-from svdq.producer.watching.events import Event, Summary, Troubles
-from svdq.producer.watching.ledger import Ledger, State
-from svdq.producer.watching.selection import Selection
-from svdq.producer.watching.settling import Settling, Signature
-from svdq.producer.watching.sight import Sight
-from svdq.producer.watching.submitter import Submitter
-from svdq.producer.watching.taker import Taker
-from svdq.producer.watching.tree import Tree
-from svdq.producer.watching.watcher import Watcher
+from svdq.producer.watching.events import Conditions, Event, Report, Summary
+from svdq.producer.watching.folder_config import FolderConfig
+from svdq.producer.watching.notifier import Notifier, Stop
+from svdq.producer.watching.options import WatchOptions
+from svdq.producer.watching.post_submit import REJECTED, PostSubmit
+from svdq.producer.watching.processor import Processor, Submitter
+from svdq.producer.watching.scanner import Debounce, Scanner
+from svdq.producer.watching.state import State
+
+#: Seconds between scans: without notifications or shortly after one, and else, in case a notification was lost.
+POLL_S, RESCAN_S = 2.0, 60.0
+#: Seconds for which a notification makes scans frequent: those of what is in a new folder may come late or never.
+RECENT_S = 5.0
+#: Scanning takes at most this share of the time.
+MAX_SHARE = 0.1
+#: Files that are processed between two scans at most.
+BATCH = 100
+#: Seconds until Redis or the storage is tried again: at first, and at most, doubling.
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class WatchOptions:
-    """How a folder is watched."""
-
-    #: Which files are taken.
-    selection: Selection = field(default_factory=Selection)
-    #: Whether those are, too, that lay there before the folder was first watched.
-    existing: bool = False
-    #: Seconds without a change after which a file has stopped growing.
-    settle_s: float = 2.0
-    #: What is done with files afterwards: `keep`, `move:DIR` or `delete`.
-    then: str = "keep"
-    #: Look at the folder again and again, instead of having the kernel tell of changes.
-    poll: bool = False
-    #: Take what is there and end.
-    once: bool = False
-
-
-def watch(
-    settings: Settings, folder: Path, order: Order, options: WatchOptions, tell: Callable[[Event], None], stop: Stop
-) -> Summary:
-    """Watch a folder until told to stop, or once.
+def watch(settings: Settings, folder: Path, order: Order, options: WatchOptions, report: Report, stop: Stop) -> Summary:
+    """Watch a folder until a stop is requested, or once.
 
     Args:
         settings: of this process.
-        folder: what to watch.
-        order: what is wanted of photos where no svdq.toml says otherwise.
-        options: how.
-        tell: is told of each event.
-        stop: ends it, after the file at hand.
+        folder: the folder to watch.
+        order: the parameters of photos without an svdq.toml.
+        options: how to watch.
+        report: called with each event.
+        stop: ends it, after the current file.
 
     Raises:
-        InputError: the folder or an option is not allowed, or the folder is watched already; nothing was done.
-        UnavailableError: the ledger cannot be used; with `once` also Redis or the storage.
+        InputError: the folder or an option is not valid, or the folder is already watched; nothing was done.
+        UnavailableError: the state cannot be used; with `once` also Redis or the storage.
     """
     storage = Storage(settings.storage).folder
     root = _root(folder, storage)
-    then = Then.read(options.then, root)
-    defaults = FolderDefaults(root, order)
-    with Submitter(settings) as submitter, Ledger(settings.home, root) as ledger:
-        away = _away(submitter)
-        if away is not None and options.once:
-            raise away
-        _make_room(then, root)
-        excluded = [root / REJECTED, *filter(None, (then.target, storage))]
-        if settings.home != root and settings.home.is_relative_to(root):
-            excluded.append(settings.home)
-        tree = Tree(root, options.selection, excluded)
-        changes = _changes(root, options, stop)
-        changes.wait()  # from here on nothing that is dropped goes unnoticed
-
-        settling = Settling(options.settle_s)
-        troubles = Troubles(tell)
-        existing = options.existing or options.once
-        taker = Taker(
-            tree=tree,
-            ledger=ledger,
-            defaults=defaults,
-            submitter=submitter,
-            then=then,
-            settling=settling,
-            settle_s=options.settle_s,
-            patient=not options.once,
-            tell=tell,
-        )
-        watcher = Watcher(
-            sight=Sight(tree, ledger, changes, settling, troubles, existing=existing),
-            settling=settling,
-            taker=taker,
-            changes=changes,
-            troubles=troubles,
-            stop=stop,
-        )
-        left = [] if existing else list(_old_files(tree, ledger))
-        ledger.begin(options.selection, left)
-        num_photos = sum(tree.takes(path) for path, _ in left)
-        note = f" {num_photos:,} photos that are there already are left alone; --existing takes them."
-        tell(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}"))
-        if away is not None:
-            watcher.wait_out(away)
+    post_submit = PostSubmit.parse(options.on_success, root)
+    config = FolderConfig(root, order)
+    submitter = Submitter(settings)
+    with State(settings.home, root) as state, contextlib.closing(submitter):
+        unavailable = _check_redis(settings)
+        if unavailable is not None and options.once:
+            raise unavailable
+        post_submit.prepare()
+        excluded = [root / REJECTED, settings.home, *filter(None, (post_submit.target_folder, storage))]
+        scanner = Scanner(root, options, excluded, state)
+        notifier = Notifier(root, options, stop)
+        notifier.wait()  # from here on changes are noticed
+        pending = Debounce(options.stable_for_s)
+        processor = Processor(root, options, state, config, submitter, post_submit, pending, report)
+        skipped = [] if options.existing or options.once else list(scanner.old_files())
+        state.begin(options.selection, skipped)
+        num_photos = sum(options.selection.matches(path) for path, _ in skipped)
+        note = f" Photos that are in it already are skipped: {num_photos:,}; --existing submits them."
+        report(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}"))
+        watcher = Watcher(scanner, processor, notifier, pending, Conditions(report), stop)
         if options.once:
             watcher.run_once()
         else:
-            watcher.run()
-        taker.summary.waiting += len(settling)
-        tell(Event(kind="stopped", text=f"{taker.summary.sentence()}."))
-        return taker.summary
+            watcher.run(unavailable)
+        processor.summary.waiting += len(pending)
+        report(Event(kind="stopped", text=processor.summary.sentence()))
+        return processor.summary
+
+
+class Watcher:
+    """The loop: scan, process what is due, wait for a notification."""
+
+    def __init__(
+        self,
+        scanner: Scanner,
+        processor: Processor,
+        notifier: Notifier,
+        pending: Debounce,
+        conditions: Conditions,
+        stop: Stop,
+    ) -> None:
+        """Initialize with the parts of a watcher."""
+        self._scanner = scanner
+        self._processor = processor
+        self._notifier = notifier
+        self._pending = pending
+        self._conditions = conditions
+        self._stop = stop
+        self._scan_at_s = self._earliest_scan_s = 0.0
+        self._notified_s = float("-inf")
+        self._root_id: tuple[int, int] | None = None
+        self._retry_at_s, self._delay_s = 0.0, FIRST_DELAY_S
+
+    def run(self, unavailable: UnavailableError | None) -> None:
+        """Watch until a stop is requested; `unavailable` says why Redis cannot be used at the start."""
+        if unavailable is not None:
+            self._back_off(unavailable)
+        while not self._stop.is_set():
+            if time.monotonic() >= self._retry_at_s:
+                try:
+                    if time.monotonic() >= self._scan_at_s:
+                        self._scan()
+                    self._process_due()
+                except UnavailableError as error:
+                    self._back_off(error)
+            if self._notifier.wait():
+                self._notified_s = time.monotonic()
+                self._scan_at_s = min(self._scan_at_s, self._earliest_scan_s)
+
+    def run_once(self) -> None:
+        """Process what is there.
+
+        Raises:
+            UnavailableError: Redis, the storage or the state cannot be used.
+        """
+        self._scan()
+        while self._pending and not self._stop.is_set():
+            self._process_due()
+            self._notifier.wait()
+
+    def _process_due(self) -> None:
+        for path in self._pending.due(time.monotonic())[:BATCH]:
+            if self._stop.is_set():
+                return
+            if self._processor.process(path):
+                self._delay_s = FIRST_DELAY_S
+                self._conditions.set("unavailable", None, "Redis and the storage can be used again.")
+
+    def _scan(self) -> None:
+        started_s = time.monotonic()
+        root = self._scanner.root
+        readable = f"The folder {str(root)!r} can be read again."
+        try:
+            status = root.stat()
+            self._scanner.scan(self._pending)
+        except OSError as error:
+            self._conditions.set("folder", f"The folder {str(root)!r} cannot be read ({error.strerror}).", readable)
+            self._scan_at_s = started_s + POLL_S
+            return
+        self._conditions.set("folder", None, readable)
+        if self._root_id is not None and self._root_id != (status.st_dev, status.st_ino):
+            self._notifier.restart()  # it was mounted or created again
+        self._root_id = (status.st_dev, status.st_ino)
+        problem = self._notifier.problem
+        self._conditions.set(
+            "notifications",
+            f"There are no notifications of changes ({problem}); the folder is polled." if problem else None,
+            "There are notifications of changes again.",
+        )
+        ended_s = time.monotonic()
+        is_frequent = self._notifier.is_polling or ended_s - self._notified_s < RECENT_S
+        self._earliest_scan_s = ended_s + (ended_s - started_s) / MAX_SHARE
+        self._scan_at_s = max(ended_s + (POLL_S if is_frequent else RESCAN_S), self._earliest_scan_s)
+
+    def _back_off(self, error: UnavailableError) -> None:
+        """Pause, for longer each time, because Redis, the storage or the state cannot be used."""
+        self._conditions.set("unavailable", f"{error} Photos wait until it can be used again.", "")
+        self._retry_at_s = time.monotonic() + self._delay_s
+        self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
 
 
 def _root(folder: Path, storage: Path | None) -> Path:
-    if not folder.is_dir():
-        raise InputError(f"There is no folder {str(folder)!r} to watch; make it, or check its path.")
+    if not os.path.isdir(folder):
+        raise InputError(f"There is no folder {str(folder)!r} to watch; create it, or check its path.")
     root = folder.resolve()
-    if storage is not None and root.is_relative_to(storage.resolve()):
-        raise InputError(f"The folder {str(root)!r} is in svdq's own storage, where nothing is dropped; watch another.")
+    parents = (root, *root.parents)
+    if storage is not None and os.path.isdir(storage) and any(os.path.samefile(storage, one) for one in parents):
+        raise InputError(f"The folder {str(root)!r} is in svdq's own storage; watch another one.")
     try:
         os.scandir(root).close()
     except OSError as error:
@@ -126,50 +183,10 @@ def _root(folder: Path, storage: Path | None) -> Path:
     return root
 
 
-def _away(submitter: Submitter) -> UnavailableError | None:
-    """Find out whether Redis answers, so that who starts a watcher is told at once."""
+def _check_redis(settings: Settings) -> UnavailableError | None:
+    """Connect to Redis, so that a problem is reported at the start."""
     try:
-        submitter.reach()
+        with session(settings):
+            return None
     except UnavailableError as error:
         return error
-    return None
-
-
-def _changes(root: Path, options: WatchOptions, stop: Stop) -> Changes:
-    if options.poll or options.once:
-        return Polling()
-    return Notifications(root, options.selection.recursive, stop)
-
-
-def _make_room(then: Then, root: Path) -> None:
-    """See to it that files can be put away before the first one is taken."""
-    try:
-        if not then.keeps and not os.access(root, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(root))
-        if then.target is not None:
-            then.target.mkdir(parents=True, exist_ok=True)
-            sweep_copies(then.target)
-    except OSError as error:
-        raise InputError(
-            f"Photos cannot be moved or deleted in {error.filename!r} ({error.strerror}); "
-            "check its rights, or leave them where they are with --then keep."
-        ) from error
-
-
-def _old_files(tree: Tree, ledger: Ledger) -> Iterator[tuple[str, Signature]]:
-    """Find files that lay there before the folder was first watched, or before it was watched in this way.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    scope = ledger.scope
-    for folder, files in tree.scan():
-        known = ledger.in_folder(folder)
-        for name, signature in files.items():
-            path = f"{folder}/{name}" if folder else name
-            is_photo = tree.takes(path)
-            # One that was told of as no photo is a photo by the patterns of today.
-            is_known = name in known and not (is_photo and known[name].state is State.OTHER)
-            was_watched = scope is not None and (scope.takes(path) if is_photo else scope.sees(path))
-            if not is_known and not was_watched:
-                yield path, signature

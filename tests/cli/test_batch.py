@@ -46,20 +46,39 @@ def test_nothing_is_done_when_rows_are_bad(svdq: Cli, home: Path, folder: Path) 
     assert (done.returncode, done.stdout) == (2, "")
     lines = done.stderr.splitlines()
     assert [line[:20] for line in lines[:2]] == ["list.jsonl, line 2: ", "list.jsonl, line 3: "]
-    assert lines[2].startswith("Error: 2 rows of ")
+    assert lines[2].startswith("Error: 2 of 3 photos cannot be used")
     assert len(lines) == 3
     assert not home.exists()
 
 
-def test_nothing_is_done_when_photos_are_bad(svdq: Cli, home: Path, folder: Path) -> None:
-    (folder / "2.png").write_text("no photo")
-    (folder / "list.yaml").write_text("- photo: 0.png\n- photo: 2.png\n- photo: missing.png\n")
-    done = svdq("batch", folder / "list.yaml")
+def test_bad_rows_and_bad_photos_are_reported_and_skipped_together(
+    svdq: Cli, connection: redis.Redis, folder: Path
+) -> None:
+    (folder / "1.png").write_text("no photo")
+    (folder / "list.csv").write_text("photo,fps\n0.png,many\n1.png,8\n2.png,8\n")
+    done = svdq("batch", folder / "list.csv")
     assert (done.returncode, done.stdout) == (2, "")
     lines = done.stderr.splitlines()
-    assert lines[0].startswith("list.yaml, line 2: The file ")
-    assert lines[1].startswith("list.yaml, line 3: There is no file ")
+    assert lines[0].startswith("list.csv, line 2: fps 'many'")
+    assert lines[1].startswith("list.csv, line 3: The file ")
+    assert lines[2].startswith("Error: 2 of 3 photos")
+    assert SvdqQueue("svdq-default", connection=connection).count == 0
+    done = svdq("batch", folder / "list.csv", "--skip-bad")
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)
+    assert "line 2: fps 'many'" in done.stderr
+    assert "line 3: The file " in done.stderr
+    assert SvdqQueue("svdq-default", connection=connection).count == 1
+
+
+def test_nothing_is_done_when_photos_are_bad(svdq: Cli, home: Path, folder: Path) -> None:
+    (folder / "2.png").write_text("no photo")
+    (folder / "list.csv").write_text("photo\n0.png\n2.png\nmissing.png\n")
+    done = svdq("batch", folder / "list.csv")
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("list.csv, line 3: The file ")
+    assert lines[1].startswith("list.csv, line 4: There is no file ")
     assert lines[2].startswith("Error: 2 of 3 photos cannot be used")
     assert not home.exists()
-    done = svdq("batch", folder / "list.yaml", "--skip-bad")
+    done = svdq("batch", folder / "list.csv", "--skip-bad")
     assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)

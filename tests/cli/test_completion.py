@@ -23,7 +23,7 @@ def complete(svdq: Cli, words: str, **environment: str) -> list[str]:
     ("words", "offered"),
     [
         ("svdq do", ["plain,doctor"]),
-        ("svdq re", ["plain,report", "plain,retry", "plain,requeue", "plain,resume", "plain,redis"]),
+        ("svdq re", ["plain,report", "plain,retry", "plain,resume", "plain,redis"]),
         ("svdq redis st", ["plain,start", "plain,stop"]),
         ("svdq submit --var", ["plain,--variations"]),
         ("svdq submit --priority l", ["plain,low"]),

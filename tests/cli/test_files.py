@@ -1,4 +1,4 @@
-"""`svdq open`, `fetch` and `prune`, with real files and a real Redis."""
+"""`svdq fetch` and `prune`, with real files and a real Redis."""
 
 import hashlib
 import json
@@ -15,10 +15,10 @@ import redis
 from rq.job import JobStatus
 
 from svdq.producer.job import Job
-from svdq.producer.queue import SvdqQueue
+from svdq.producer.queue import RENDER, SvdqQueue
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
-from svdq.producer.storage.storage import Storage
+from svdq.producer.storage.storage import MARKER, Storage
 from tests.finished import add_video
 from tests.queued import enqueue
 
@@ -119,6 +119,107 @@ def test_fetch_wants_to_know_what_and_where_to(svdq: Cli, storage: Storage, tmp_
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
+#: What is wrong with a sidecar, and what makes it so.
+BROKEN: dict[str, Callable[[dict], bytes]] = {
+    "not JSON": lambda document: b"",
+    "svdq did not write it": lambda document: b"[]",
+    "names no files": lambda document: json.dumps(document | {"outputs": []}).encode(),
+    "names files that are not its own": lambda document: json.dumps(document | {"outputs": ["/x/../a.mp4"]}).encode(),
+    "not named after its job": lambda document: json.dumps(document | {"job_id": ["x"]}).encode(),
+    "the time": lambda document: json.dumps(document | {"finished_at": "0001-01-01T00:00:00"}).encode(),
+    "the time ": lambda document: json.dumps(document | {"finished_at": "9999-12-31T23:59:59-12:00"}).encode(),
+    "nested too deeply": lambda document: b'{"svdq": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "nested too deeply ": lambda document: (
+        json.dumps(document).encode()[:-1] + b', "x": ' + b"[" * 99 + b"]" * 99 + b"}"
+    ),
+    "not UTF-8": lambda document: json.dumps(document | {"x": "ü"}, ensure_ascii=False).encode("latin-1"),
+    "half characters": lambda document: json.dumps(document | {"svdq": "\ud800"}).encode(),
+    "cannot be printed": lambda document: json.dumps(document | {"job": {"name": "\x1b[2J"}}).encode(),
+    "bytes": lambda document: json.dumps(document | {"x": "x" * 2**20}).encode(),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_a_malformed_sidecar_is_reported_and_hinders_nothing(
+    svdq: Cli, connection: redis.Redis, storage: Storage, root: Path, tmp_path: Path, reason: str
+) -> None:
+    bad, good = add_video(storage, 1), add_video(storage, 2)
+    document = json.loads(storage.read(f"outputs/photo-{bad}.json"))
+    storage.write_bytes(f"outputs/photo-{bad}.json", BROKEN[reason](document))
+    commands = {
+        "fetch": ["--all", "-o", tmp_path / "videos"],
+        "gallery": [],
+        "report": [],
+        "prune": ["--older-than", "30d", "--dry-run"],
+    }
+    age(40, root)
+    for command, arguments in commands.items():
+        if command in ("gallery", "report"):
+            storage.write_bytes("outputs/now", b"")
+            for path in (root / "outputs").iterdir():
+                os.utime(path)
+        done = svdq(command, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert f"outputs/photo-{bad}.json' does not say how a video was made (" in done.stderr
+        assert reason.strip() in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert "1 finished" in done.stdout or "1 video" in done.stdout or good in done.stdout, command
+        age(40, root)
+    assert under(tmp_path / "videos") == [f"photo-{good}.json", f"photo-{good}.mp4"]
+    done = svdq("inspect", root / f"outputs/photo-{bad}.json")
+    assert (done.returncode, done.stdout) in ((0, done.stdout), (2, ""))
+    assert "Traceback" not in done.stderr
+
+
+def test_jobs_that_were_enqueued_through_rq_are_found(
+    svdq: Cli, connection: redis.Redis, storage: Storage, root: Path, tmp_path: Path
+) -> None:
+    """As docs/rq.md has it: the id is a UUID, and the result is kept for as long as RQ does."""
+    job_id, forgotten = "6d9fbd0a-8f0a-4a6e-8b1b-0f5f1b0c9a11", "0b6d1c9e-52b2-4a62-9a38-6d9f0e1e7c22"
+    queue = SvdqQueue("svdq-default", connection=connection)
+    job = queue.enqueue(
+        RENDER, kwargs={"job": Job(image=image_of(b"1"), name="photo", seed=1).model_dump(mode="json")}, job_id=job_id
+    )
+    queue.remove(job)
+    job.ended_at = datetime.now(UTC) - timedelta(minutes=20)
+    job.save()
+    job.set_status(JobStatus.FINISHED)
+    queue.finished_job_registry.add(job, 500)
+    for number, name in enumerate((job_id, forgotten)):
+        add_video(storage, number, photo=str(number).encode(), job_id=name)
+
+    assert svdq("report").stdout.startswith("2 finished, 0 failed")
+    assert json.loads(svdq("report", "--json").stdout)["jobs"][0]["id"] == job_id, "when it ended, Redis says"
+    assert svdq("gallery").stdout == "gallery.html  2 videos, 0 failures\n"
+    done = svdq("fetch", job_id, "-o", tmp_path / "videos")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert under(tmp_path / "videos") == [f"photo-{job_id}.json", f"photo-{job_id}.mp4"]
+    age(40, root)
+    assert "Removed 2 videos" in svdq("prune", "--older-than", "30d", "--yes").stdout
+    assert under(root / "outputs") == []
+
+
+def test_a_malformed_record_in_redis_is_reported_and_hinders_nothing(
+    svdq: Cli, connection: redis.Redis, storage: Storage, root: Path
+) -> None:
+    gone, kept = add_video(storage, 1), add_video(storage, 2)
+    connection.hset(f"rq:job:{kept}", "meta", "[]")
+    connection.set(f"rq:job:{'f' * 20}", "a string")
+    connection.hset(f"rq:job:{'e' * 20}", mapping={"status": b"\xff", "data": b"\xff"})
+    connection.hset(f"rq:job:{'d' * 20}", mapping={"status": "finished", "data": b"x", "ended_at": "long ago"})
+    connection.zadd("rq:finished:svdq-default", {name * 20: 9e9 for name in "def"})
+    age(40, root)
+    done = svdq("prune", "--older-than", "30d", "--yes")
+    assert done.returncode == 0
+    assert sorted(line.split("'")[1] for line in done.stderr.splitlines()) == sorted(
+        [kept, "d" * 20, "e" * 20, "f" * 20]
+    )
+    assert under(root / "outputs") == [f"photo-{kept}.json", f"photo-{kept}.mp4"]
+    assert gone not in done.stderr
+    done = svdq("report")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 3)
+
+
 def test_files_of_others_and_broken_sidecars_are_passed_over(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
     good = add_video(storage, 1)
     name = f"outputs/photo-{2:020x}"
@@ -133,35 +234,8 @@ def test_files_of_others_and_broken_sidecars_are_passed_over(svdq: Cli, storage:
     storage.write_text(f"outputs/y-{3:020x}.json", json.dumps(document | {"job_id": f"{3:020x}"}))
     storage.write_text(f"outputs/z-{4:020x}.json", json.dumps(document))
     done = svdq("fetch", "--all", "-o", tmp_path / "videos")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 8)
     assert under(tmp_path / "videos") == [f"photo-{good}.json", f"photo-{good}.mp4"]
-
-
-# open
-
-
-def desktop(tmp_path: Path, script: str) -> dict[str, str]:
-    """Give a terminal on a desktop whose opener is a program of the test's."""
-    (tmp_path / "bin").mkdir()
-    opener = tmp_path / "bin" / "xdg-open"
-    opener.write_text(f"#!/bin/sh\n{script}\n")
-    opener.chmod(0o755)
-    return {"DISPLAY": ":9", "PATH": f"{opener.parent}{os.pathsep}{os.environ['PATH']}"}
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="the desktop there is always there")
-def test_open(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
-    job_id = add_video(storage, 1, formats=("gif", "mp4"))
-    path = f"{root}/outputs/photo-{job_id}.gif"
-    done = svdq("open", job_id, DISPLAY="", WAYLAND_DISPLAY="")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}\n", "")
-    environment = desktop(tmp_path, f'echo "$1" > "{tmp_path}/opened"; exit $CODE')
-    done = svdq("open", job_id, **environment, CODE="0")
-    assert (done.returncode, done.stdout) == (0, f"{path}\n")
-    assert (tmp_path / "opened").read_text() == f"{path}\n"
-    done = svdq("open", job_id, **environment, CODE="3")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, f"{path}\n", 1)
-    assert svdq("open", "f" * 20).returncode == 2
 
 
 # prune
@@ -181,11 +255,12 @@ def test_prune(svdq: Cli, connection: redis.Redis, settings: Settings, storage: 
     add(connection, again, image)
     add(connection, f"{5:020x}", failed, JobStatus.FAILED)
     add(connection, f"{6:020x}", waiting)
-    # Half done: one that waits to go on, one that nobody knows, and what is left of a kill before the sidecar.
+    # Half done: one that waits to go on, and one that nobody knows. Then what is left of kills before the sidecar.
     for number in (6, 7):
         (settings.home / f"checkpoints/{number:020x}").mkdir(parents=True)
         (settings.home / f"checkpoints/{number:020x}/3.safetensors").write_bytes(b"x" * 1000)
         storage.write_bytes(f"checkpoints/{number:020x}/3.safetensors", b"x" * 1000)
+    for number in (5, 6, 7):
         storage.write_bytes(f"outputs/photo-{number:020x}.mp4", b"half")
     storage.write_bytes("outputs/by hand.txt", b"not ours")
     age(40, root, settings.home / "checkpoints")
@@ -209,7 +284,7 @@ def test_prune(svdq: Cli, connection: redis.Redis, settings: Settings, storage: 
     assert {path for path in gone if "redis" not in path} == {
         *(f"storage/outputs/photo-{old}{end}" for end in (".json", ".mp4", "/frame_0001.png", "/frame_0002.png")),
         *(f"storage/outputs/holiday/photo-{2:020x}{end}" for end in (".json", ".mp4")),
-        f"storage/outputs/photo-{7:020x}.mp4",
+        f"storage/outputs/photo-{5:020x}.mp4",
         f"storage/{orphan}",
         f"storage/{image_of(b'of the old one alone')}",
         f"checkpoints/{7:020x}/3.safetensors",
@@ -220,6 +295,57 @@ def test_prune(svdq: Cli, connection: redis.Redis, settings: Settings, storage: 
     assert connection.zscore("rq:finished:svdq-default", old) is None
     assert connection.llen("rq:queue:svdq-default") == 2
     assert svdq("prune", "--older-than", "30d", "--yes").stdout == "There is nothing to remove.\n"
+
+
+def test_prune_removes_only_what_svdq_has_made(
+    svdq: Cli, connection: redis.Redis, settings: Settings, storage: Storage, root: Path, tmp_path: Path
+) -> None:
+    """`--output clip-$(date +%Y%m%d%H%M%S%6N)/` looks like the id of a job, and so do other things."""
+    folder = "clip-20270131220000123456"
+    old = add_video(storage, 1, folder=folder, formats=("png",), photo=b"old")
+    waiting = add_video(storage, 2, folder=folder, photo=b"waiting")
+    add(connection, waiting, image_of(b"waiting"))
+    theirs = [
+        f"outputs/{folder}/notes.txt",
+        f"outputs/{folder}/photo-{old}/notes.txt",
+        f"outputs/{folder}.mp4",
+        f"outputs/photo-{9:020x}.mp4",
+        "inputs/holiday.jpg",
+        f"inputs/{'0' * 63}.jpg",
+        "checkpoints/my model/100.safetensors",
+        f"checkpoints/{'a' * 20}/weights.bin",
+        "checkpoints/.git/config",
+    ]
+    for key in theirs:
+        storage.write_bytes(key, b"mine")
+    for job_id in (f"{7:020x}", "a-job-of-rq"):
+        storage.write_bytes(f"checkpoints/{job_id}/100.safetensors", b"x")
+    storage.write_bytes("checkpoints/a-job-of-rq/.svdq-storage", b"")
+    (settings.home / "checkpoints/mine").mkdir(parents=True)
+    (settings.home / "checkpoints/mine/1.safetensors").touch()
+    age(40, root, settings.home / "checkpoints")
+
+    assert svdq("fetch", "--all", "-o", tmp_path / "videos").stdout.count("\n") == 2
+    done = svdq("prune", "--older-than", "30d", "--yes")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Removed 1 video, 1 photo, 2 checkpoints (")
+    left = [f"outputs/{folder}/photo-{waiting}.{end}" for end in ("json", "mp4")]
+    assert under(root) == sorted([*theirs, *left, image_of(b"waiting"), ".svdq-storage"])
+    assert under(settings.home / "checkpoints") == ["mine/1.safetensors"]
+
+
+@pytest.mark.usefixtures("connection")
+def test_prune_refuses_a_folder_that_svdq_has_never_written_to(svdq: Cli, storage: Storage, root: Path) -> None:
+    add_video(storage, 1)
+    (root / MARKER).unlink()
+    age(40, root)
+    before = under(root)
+    done = svdq("prune", "--older-than", "30d", "--yes")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert MARKER in done.stderr
+    assert under(root) == before
+    Storage(str(root)).write_text("outputs/new.txt", "")  # whoever goes on to use it has it marked
+    assert "Removed 1 video" in svdq("prune", "--older-than", "30d", "--yes").stdout
 
 
 def test_prune_asks_on_a_terminal(home: Path, storage: Storage, root: Path) -> None:
@@ -252,7 +378,7 @@ def test_what_came_into_use_since_it_was_found_is_kept(connection: redis.Redis, 
     found = find_removals(connection, storage, Storage(str(root / "home")), timedelta(days=30), datetime.now(UTC))
     assert [removal.kind for removal in found] == ["video"] * 3 + ["photo"] * 4
     add(connection, queued_again, image_of(b"1"))
-    storage.remove(f"outputs/photo-{queued_again}.json")  # as `svdq requeue` does
+    storage.remove(f"outputs/photo-{queued_again}.json")  # as `svdq retry --force` does
     add_video(storage, 2, photo=b"2")
     assert storage.has_input(photo)
     removed = remove_all(connection, found)

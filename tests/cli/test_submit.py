@@ -4,22 +4,30 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import redis
+from rq.job import JobStatus
+from rq.results import Result
 
-from svdq.cli import parameters
-from svdq.pipeline.parameters import Fit, Format
-from svdq.producer.queue import PRIORITIES, SvdqQueue
+from svdq.pipeline.parameters import VideoParameters
+from svdq.producer.queue import SvdqQueue, fetch, read_job
+from svdq.producer.status.ranks import RankStatus
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_choices_are_those_of_a_job() -> None:
-    assert get_args(Format) == parameters.FORMATS
-    assert get_args(Fit) == parameters.FITS
-    assert PRIORITIES == parameters.PRIORITIES
+def test_help_gives_the_limits_of_the_job(svdq: Cli) -> None:
+    """Every parameter is declared once: help, flags and jobs agree on limits and defaults."""
+    text = " ".join(svdq("submit", "--help").stdout.split())
+    for name, field in VideoParameters.model_fields.items():
+        if name in ("width", "height", "seed"):
+            continue
+        ge, le = (next(getattr(at, side) for at in field.metadata if hasattr(at, side)) for side in ("ge", "le"))
+        _, _, help_text = text.partition(f"--{name.replace('_', '-')} ")
+        assert f"[{ge:g} to {le:g};" in help_text[:150], name
+        if field.default is not None:
+            assert f"default: {field.default}]" in help_text[:150], name
 
 
 @pytest.fixture
@@ -92,12 +100,13 @@ def test_json(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     assert done.stderr == ""
     first, second = map(json.loads, done.stdout.splitlines())
     assert first == second
-    assert list(first) == ["id", "image", "seed", "status", "name"]
-    assert (first["seed"], first["status"]) == (7, "queued")
+    assert list(first) == ["id", "photo", "image", "seed", "status", "name"]
+    assert (first["seed"], first["status"], first["photo"]) == (7, "queued", str(photo))
     assert first["image"].startswith("inputs/")
     assert SvdqQueue("svdq-low", connection=connection).get_job_ids() == [first["id"]]
     status = json.loads(svdq("status", first["id"], "--json").stdout)
     assert (status["seed"], status["formats"], status["status"]) == (7, ["gif", "mp4"], "queued")
+    assert status["photo"] == str(photo)
 
 
 def test_again_and_force(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
@@ -121,3 +130,51 @@ def test_like(svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path) -
     assert like["seed"] == made["seed"]
     status = json.loads(svdq("status", like["id"], "--json").stdout)
     assert (status["frames"], status["fps"]) == (9, 6)
+
+
+def test_a_photo_whose_name_begins_with_a_dash(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+    """A shell's *.jpg gives such names, and a file is no option."""
+    for name in ("-dash.jpg", "--steps.jpg"):
+        Path(name).write_bytes(photo.read_bytes())  # the working folder is the test's own
+        done = svdq("submit", name, "--json", "--fps", len(name))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["name"] == name.removesuffix(".jpg")
+    assert svdq("submit", "-missing.jpg").returncode == 2
+
+
+def test_recursive_keeps_folders_as_watch_does(svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path) -> None:
+    for folder in ("", "day 1", "day 1/am"):
+        (tmp_path / "trip" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "trip" / folder / "a.jpg").write_bytes(photo.read_bytes())
+    done = svdq("submit", "--recursive", tmp_path / "trip", "--output", "holiday", "--json")
+    ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
+    jobs = [read_job(fetch(connection, job_id)) for job_id in ids]
+    assert [job and job.folder for job in jobs] == ["holiday", "holiday/day 1", "holiday/day 1/am"]
+
+
+def finish(connection: redis.Redis, job_id: str, model: str) -> None:
+    """End a queued job as a worker with that model does."""
+    rq_job = fetch(connection, job_id)
+    queue = SvdqQueue(rq_job.origin, connection=connection)
+    queue.remove(job_id)
+    rq_job.set_status(JobStatus.FINISHED)
+    queue.finished_job_registry.add(rq_job, -1)
+    Result.create(rq_job, Result.Type.SUCCESSFUL, 60, return_value={"outputs": ["x.mp4"], "used": {}, "model": model})
+
+
+def test_a_preview_does_not_stand_for_the_real_video(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+    job_id = json.loads(svdq("submit", photo, "--json").stdout)["id"]
+    finish(connection, job_id, "preview")
+    # Nobody has said which model is wanted, and no worker runs.
+    assert json.loads(svdq("submit", photo, "--json").stdout)["status"] == "finished"
+    again = svdq("submit", photo, SVDQ_MODEL="stabilityai/xt")
+    assert again.stdout.startswith(job_id)
+    assert "replaces the video that preview made" in again.stdout
+    assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == [job_id]
+
+    finish(connection, job_id, "/models/xt")  # the same one, from a folder
+    assert "exists already, finished" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt/").stdout
+    # What workers run is what would be made.
+    rank = RankStatus(group="g", rank=0, num_ranks=1, host="h", pid=1, device="cpu", model="other", started_at=0, at=0)
+    rank.save(connection)
+    assert "replaces the video that /models/xt made" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt").stdout

@@ -28,7 +28,7 @@ class Watch:
 
     def __init__(self, inbox: Path, *arguments: object, **environment: str) -> None:
         self._output = inbox.parent / f"events {len(list(inbox.parent.glob('events *')))}"
-        command = [sys.executable, "-W", "error", "-m", "svdq.cli", "watch", inbox, "--json", "--settle", "200ms"]
+        command = [sys.executable, "-W", "error", "-m", "svdq.cli", "watch", inbox, "--json", "--stable-for", "200ms"]
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
                 [*map(str, command), *map(str, arguments)],
@@ -113,7 +113,7 @@ def test_photos_become_jobs_however_they_come(
     watch: Callable[..., Watch], drop: Drop, inbox: Path, tmp_path: Path, connection: redis.Redis
 ) -> None:
     drop("old.jpg")
-    watching = watch("--recursive", "--then", "move:done", "--frames", "14", "--fps", "5")
+    watching = watch("--recursive", "--on-success", "move:done", "--frames", "14", "--fps", "5")
     watching.wait_for("watching")
 
     drop("renamed.JPG")
@@ -174,7 +174,7 @@ def test_a_restart_takes_what_was_dropped_meanwhile_and_nothing_else(
     drop("day/old too.jpg")
     first = watch()
     (started,) = first.wait_for("watching")
-    assert "1 photos that are there already are left alone" in started["text"]
+    assert "Photos that are in it already are skipped: 1;" in started["text"]
     drop("a.jpg")
     (inbox / "bad.jpg").write_text("no photo")
     first.wait_for("submitted")
@@ -195,7 +195,7 @@ def test_a_restart_takes_what_was_dropped_meanwhile_and_nothing_else(
 
 
 def test_polling_sees_as_much(watch: Callable[..., Watch], drop: Drop, connection: redis.Redis) -> None:
-    polling = watch("--poll", "--recursive", "--then", "delete", "--glob", "*.jpg")
+    polling = watch("--poll", "--recursive", "--on-success", "delete", "--glob", "*.jpg")
     polling.wait_for("watching")
     drop("a.jpg")
     drop("day/b.jpg")
@@ -213,7 +213,7 @@ def once(inbox: Path, capsys: pytest.CaptureFixture[str]) -> Once:
     """Run `svdq watch --once` here; return its exit code and its last line."""
 
     def once(*arguments: object) -> tuple[int, str]:
-        code = run(["watch", str(inbox), "--once", "--settle", "100ms", *map(str, arguments)])
+        code = run(["watch", str(inbox), "--once", "--stable-for", "100ms", *map(str, arguments)])
         captured = capsys.readouterr()
         assert captured.err == ""
         return code, captured.out.splitlines()[-1]
@@ -224,7 +224,7 @@ def once(inbox: Path, capsys: pytest.CaptureFixture[str]) -> Once:
 def test_once_takes_what_is_there_and_ends(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
     drop("a.jpg")
     drop("b.jpg")
-    assert once("--then", "move:../taken") == (0, "2 submitted, 0 known already, 0 rejected.")
+    assert once("--on-success", "move:../taken") == (0, "2 submitted, 0 known already, 0 rejected.")
     assert {*jobs(connection)} == {"a", "b"}
     assert {path.name for path in (inbox.parent / "taken").iterdir()} == {"a.jpg", "b.jpg"}
 
@@ -237,7 +237,7 @@ def test_files_that_are_no_photos_by_their_names_are_told_of_once(once: Once, dr
     drop("a.jpg")
     (inbox / "raw.NEF").write_text("a raw file")
     (inbox / "form.pdf").write_text("a form")
-    assert once("--then", "delete") == (0, "1 submitted, 0 known already, 0 rejected, 2 left out.")
+    assert once("--on-success", "delete") == (0, "1 submitted, 0 known already, 0 rejected, 2 ignored.")
     assert once() == (0, "0 submitted, 0 known already, 0 rejected.")
     assert {path.name for path in inbox.iterdir()} == {"raw.NEF", "form.pdf"}
     # Where they are asked for, they are looked into.
@@ -249,10 +249,10 @@ def test_files_that_are_no_photos_by_their_names_are_told_of_once(once: Once, dr
     [
         (["{inbox}/missing"], "There is no folder"),
         (["{inbox}/file.jpg"], "There is no folder"),
-        (["{inbox}", "--then", "burn"], "--then burn"),
-        (["{inbox}", "--then", "move:."], "--then move:."),
-        (["{inbox}", "--settle", "soon"], "--settle soon"),
-        (["{inbox}", "--settle", "0"], "--settle 0"),
+        (["{inbox}", "--on-success", "burn"], "--on-success burn"),
+        (["{inbox}", "--on-success", "move:."], "--on-success move:."),
+        (["{inbox}", "--stable-for", "soon"], "--stable-for soon"),
+        (["{inbox}", "--stable-for", "0"], "--stable-for 0"),
         (["{inbox}", "--size", "100x100"], "--size 100x100"),
         (["{inbox}", "--frames", "0"], "--frames 0"),
         (["{inbox}/set"], "framez"),
@@ -287,7 +287,7 @@ def test_a_folder_has_one_watcher_systemd_is_told_and_ctrl_c_ends_it(
     assert run(["watch", str(inbox)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert f"is watched already, by process {watching.process.pid};" in captured.err
+    assert f"is already watched by process {watching.process.pid};" in captured.err
     assert watching.end(signal.SIGINT) == 130
     assert len(watching.events("stopped")) == 1
 
@@ -296,9 +296,9 @@ def test_it_waits_for_a_redis_that_is_away(
     watch: Callable[..., Watch], drop: Drop, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = tmp_path / "redis.sock"
-    watching = watch("--redis-url", f"unix://{address}", "--then", "delete")
-    (trouble,) = watching.wait_for("trouble")
-    assert "cannot be used" in trouble["text"]
+    watching = watch("--redis-url", f"unix://{address}", "--on-success", "delete")
+    (problem,) = watching.wait_for("problem")
+    assert "cannot be used" in problem["text"]
     drop("a.jpg")
     server = subprocess.Popen(
         [str(next(iter(find_binaries()))), "--port", "0", "--unixsocket", str(address), "--dir", str(tmp_path)],
@@ -306,9 +306,9 @@ def test_it_waits_for_a_redis_that_is_away(
     )
     try:
         (submitted,) = watching.wait_for("submitted")
-        watching.wait_for("mended")
+        watching.wait_for("resolved")
         assert watching.end() == 0
-        assert len(watching.events("trouble")) == 1
+        assert len(watching.events("problem")) == 1
         assert not (inbox / "a.jpg").exists()
         with redis.Redis(unix_socket_path=str(address)) as connection:
             assert SvdqQueue(connection=connection).job_ids == [submitted["id"]]
@@ -325,10 +325,10 @@ def test_a_folder_that_goes_and_comes_back_is_watched_again(
     drop("a.jpg")
     watching.wait_for("submitted")
     inbox.rename(inbox.with_name("elsewhere"))
-    (trouble,) = watching.wait_for("trouble")
-    assert "cannot be read" in trouble["text"]
+    (problem,) = watching.wait_for("problem")
+    assert "cannot be read" in problem["text"]
     inbox.mkdir()
-    watching.wait_for("mended")
+    watching.wait_for("resolved")
     drop("b.jpg")
     watching.wait_for("submitted", 2)
     assert watching.end() == 0
@@ -345,13 +345,48 @@ def test_photos_wait_for_a_wrong_file_to_be_mended(
     drop("day/a.jpg")
     drop("day/b.jpg")
     drop("c.jpg")
-    watching.wait_for("trouble")
+    watching.wait_for("problem")
     watching.wait_for("submitted")
     (inbox / "day" / "svdq.toml").write_text("frames = 3")
     watching.wait_for("submitted", 3)
     assert watching.end() == 0
-    assert len(watching.events("trouble")) == 1
+    assert len(watching.events("problem")) == 1
     assert {name: job.frames for name, job in jobs(connection).items()} == {"a": 3, "b": 3, "c": None}
+
+
+def test_a_fifo_neither_stops_the_watcher_nor_keeps_it_from_ending(
+    watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
+) -> None:
+    watching = watch("--recursive")
+    watching.wait_for("watching")
+    (inbox / "day").mkdir()
+    os.mkfifo(inbox / "day" / "svdq.toml")
+    drop("day/a.jpg")
+    (problem,) = watching.wait_for("problem")
+    assert "not a regular file" in problem["text"]
+    os.mkfifo(inbox / "b.jpg")
+    drop("c.jpg")
+    watching.wait_for("ignored")
+    watching.wait_for("submitted")
+    assert watching.end() == 0
+    assert {*jobs(connection)} == {"c"}
+
+
+def test_a_folder_whose_path_is_not_utf8_can_be_watched(
+    watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
+) -> None:
+    folder = inbox.with_name(os.fsdecode(b"caf\xe9"))
+    inbox.rename(folder)
+    inbox.symlink_to(folder)
+    watching = watch("--recursive", "--on-success", "move:done")
+    (problem,) = watching.wait_for("problem")
+    assert "not valid UTF-8" in problem["text"]
+    drop(os.fsdecode(b"\xe9/\xe9.jpg"))
+    (submitted,) = watching.wait_for("submitted")
+    assert submitted["path"] == os.fsdecode(b"\xe9/\xe9.jpg")
+    assert watching.end() == 0
+    assert (folder / "done" / os.fsdecode(b"\xe9/\xe9.jpg")).exists()
+    assert {name: job.folder for name, job in jobs(connection).items()} == {"_": "_"}
 
 
 def test_its_own_files_are_no_photos(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
@@ -360,7 +395,7 @@ def test_its_own_files_are_no_photos(once: Once, drop: Drop, inbox: Path, connec
     drop("rejected/bad before.jpg")
     drop("store/outputs/made before.png")
     for number in (1, 0):
-        answer = once("--recursive", "--then", "move:done", "--storage", inbox / "store")
+        answer = once("--recursive", "--on-success", "move:done", "--storage", inbox / "store")
         assert answer == (0, f"{number} submitted, 0 known already, 0 rejected.")
     assert {*jobs(connection)} == {"a"}
 

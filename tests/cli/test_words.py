@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from svdq.cli.words import clock, expected, trouble_reason
-from svdq.producer.status.outlook import Outlook
+from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.ranks import Trouble
 
 NOW = datetime(2027, 1, 30, 22, 15).astimezone()
@@ -18,7 +18,7 @@ def test_what_is_expected_of_a_job() -> None:
     trouble = Trouble(effect="Videos wait", reason="No space left.", since=datetime.now().timestamp(), attempts=1)
     assert trouble_reason(trouble).startswith("No space left. (since ")
     assert trouble_reason(trouble).endswith(", tried once)")
-    assert expected(Outlook(trouble=trouble, eta_s=5.0)) == f", waiting for storage: {trouble_reason(trouble)}"
-    assert expected(Outlook(num_ahead=0)) == ", next"
-    assert expected(Outlook(num_ahead=3, eta_s=150.0)) == ", 3 ahead of it, done in about 2 min"
-    assert expected(Outlook()) == ""
+    assert expected(Estimate(trouble=trouble, eta_s=5.0)) == f", waiting for storage: {trouble_reason(trouble)}"
+    assert expected(Estimate(num_ahead=0)) == ", next"
+    assert expected(Estimate(num_ahead=3, eta_s=150.0)) == ", 3 ahead of it, done in about 2 min"
+    assert expected(Estimate()) == ""

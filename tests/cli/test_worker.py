@@ -37,7 +37,7 @@ def test_a_file_that_could_not_be_written(svdq: Cli, home: Path, option: str, pa
 
 @pytest.mark.parametrize(
     "command",
-    ["worker --burst", "bench", "bench unet", "bench ends", "bench precision", "model tiny folder"],
+    ["worker --burst", "bench", "bench model", "model tiny folder"],
 )
 def test_without_pytorch_there_is_a_sentence(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str

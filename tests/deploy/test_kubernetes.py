@@ -120,13 +120,6 @@ def test_a_stop_takes_less_time_than_kubernetes_grants() -> None:
         assert pod["spec"]["terminationGracePeriodSeconds"] > STOP_S + KILL_S
 
 
-def test_ranks_share_more_memory_than_the_default() -> None:
-    for pod in pods().values():
-        [mount] = [mount for mount in pod["spec"]["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
-        [volume] = [volume for volume in pod["spec"]["volumes"] if volume["name"] == mount["name"]]
-        assert volume["emptyDir"]["medium"] == "Memory"
-
-
 def test_every_volume_is_mounted_and_every_claim_is_there() -> None:
     claims = {thing["metadata"]["name"] for thing in read("base") if thing["kind"] == "PersistentVolumeClaim"}
     for pod in pods().values():
@@ -138,6 +131,11 @@ def test_every_volume_is_mounted_and_every_claim_is_there() -> None:
             if "persistentVolumeClaim" in volume
         }
         assert asked == claims
+
+
+def test_redis_keeps_what_it_has_accepted() -> None:
+    """A power cut must not lose the jobs of the last second."""
+    assert "--appendonly yes --appendfsync always" in " ".join((KUBERNETES / "base/redis.yaml").read_text().split())
 
 
 def test_secrets_are_named_and_not_given() -> None:

@@ -232,7 +232,7 @@ def test_a_night(
     assert night.wait() == 0, night.said()
     assert gone(night.processes())
     assert "1 finished, 0 failed" in night.said()
-    assert "the-photo" in (settings.home / "last-night.html").read_text()
+    assert "the-photo" in (settings.home / "last-night.json").read_text()
     server.stop()
 
 

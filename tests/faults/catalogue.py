@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tests.faults.arena import Arena
-from tests.faults.campaigns import bits, groups, kills, mixed, redis_away, soak, storage, windows
+from tests.faults.campaigns import bits, clock, groups, kills, mixed, poison, redis_away, soak, storage, windows
 from tests.faults.group import READY
 from tests.faults.leftovers import leftovers
 from tests.faults.plan import Size
@@ -51,6 +51,11 @@ CAMPAIGNS = {
     "after-admission": Campaign(run=windows.after_admission, num_jobs=40, ranks=2),
     "after-rename": Campaign(run=windows.after_rename, num_jobs=40, ranks=2),
     "before-acknowledgement": Campaign(run=windows.before_acknowledgement, num_jobs=40, ranks=2),
+    "during-prepare": Campaign(run=windows.during_prepare, num_jobs=40, ranks=2),
+    "during-decode": Campaign(run=windows.during_decode, num_jobs=40, ranks=2),
+    "during-write": Campaign(run=windows.during_write, num_jobs=40, ranks=2),
+    "poisoned-photo": Campaign(run=poison.poisoned_photo),
+    "clock-steps": Campaign(run=clock.clock_steps, ranks=2),
     "soak": Campaign(run=soak.soak, num_jobs=3000, model=QUICK),
 }
 #: What `make test` runs, small.

@@ -43,3 +43,9 @@ def test_the_host_that_keeps_the_store_is_called_what_others_call_it(shared: Set
     assert read_hosts(shared, 2, "localhost", 1) == Hosts(
         num=2, store_host="localhost", store_port=29400, own_address="localhost", keeps_store=None
     )
+
+
+def test_the_log_says_what_is_open(shared: Settings) -> None:
+    hosts = read_hosts(shared, 2, "localhost:29411", 1)
+    assert hosts is not None
+    assert "port 29411 of localhost, at all its addresses" in hosts.warning

@@ -27,8 +27,9 @@ class CountingModel:
         self.fail_decode: dict[int, Exception] = {}
         #: seed -> step that yields NaN.
         self.nan: dict[int, int] = {}
-        #: Frames that fit into memory when decoded at once.
+        #: Frames that fit into memory when decoded at once, and the error of more.
         self.decodable_frames = 1000
+        self.out_of_memory: Exception = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
         self.chunk_sizes: list[int] = []
         #: Bytes by what takes them.
         self.taken: dict[str, int] = {}
@@ -45,7 +46,7 @@ class CountingModel:
     def warm_up(self, parameters: VideoParameters) -> None:
         self.warmed.append(parameters)
         if (parameters.decode_chunk_size or parameters.num_frames) > self.decodable_frames:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+            raise self.out_of_memory
 
     def encode(self, photo, parameters: VideoParameters) -> dict[str, torch.Tensor]:
         if parameters.seed in self.fail_encode:
@@ -60,7 +61,7 @@ class CountingModel:
         if parameters.seed in self.fail_decode:
             raise self.fail_decode[parameters.seed]
         if decode_chunk_size > self.decodable_frames:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+            raise self.out_of_memory
         count = int(tensors["latents"].max())
         return np.full((parameters.num_frames, parameters.height, parameters.width, 3), count % 256, np.uint8)
 
@@ -117,10 +118,14 @@ class ListMonitor:
         #: job -> step at which it is cancelled.
         self.cancel_at: dict[str, int] = {}
         self._now: dict[str, int] = {}
+        self.warmed: list[str] = []
 
     def step(self, sample: Sample, index: int) -> None:
         self.steps.append((sample.job_id, index))
         self._now[sample.job_id] = index
+
+    def warm_up(self, sample: Sample) -> None:
+        self.warmed.append(sample.job_id)
 
     def idle(self) -> None:
         pass

@@ -1,7 +1,5 @@
 """Running estimates of costs: from a guess to measurements, deaf to disturbances."""
 
-import pytest
-
 from svdq.pipeline.costs import CostBook, Guess, Shape
 
 SHAPE = Shape(frames=14, width=576, height=320, guided=True)
@@ -57,10 +55,3 @@ def test_estimates_follow_a_lasting_change() -> None:
     for step_s in [0.1] * 20 + [0.2] * 20:
         costs_book.record(SHAPE, [(rank, 1, step_s) for rank in range(3)], {})
     assert costs_book.estimate(SHAPE).step_s == (0.2, 0.2, 0.2)
-
-
-def test_steps_that_belong_together_count_as_all_of_them() -> None:
-    """The last steps of a video may be fewer; the first of them costs nearly as much as all."""
-    costs_book = CostBook(2, Guess(encode_steps=0, decode_steps=0), stride=3)
-    costs_book.record(SHAPE, [(0, 6, 2.4), (1, 1, 1.2)], {})
-    assert costs_book.estimate(SHAPE).step_s == pytest.approx((0.4, 0.4))

@@ -94,7 +94,7 @@ def over_a_socket(message: Message) -> Message:
     near, far = socket.socketpair()
     with near, far:
         sending = Channel(near, CPU)
-        thread = threading.Thread(target=lambda: sending.finish(message, sending.begin(message)))
+        thread = threading.Thread(target=lambda: sending.finish(sending.begin(message)))
         thread.start()
         receiving = Channel(far, CPU)
         message, layout = receiving.receive_header()

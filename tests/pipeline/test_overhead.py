@@ -1,18 +1,107 @@
 """A step of ours costs no more than one of diffusers' own loop, counted without noise."""
 
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from svdq.pipeline.bench.overhead import measure
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.compare import call_diffusers
+from svdq.pipeline.models.model import Part
+from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.models.svd_folder import be_quiet
+from tests.pipeline.fakes import Alone, request
+
+#: Gives how much was counted so far.
+Meter = Callable[[], int]
 
 
-@pytest.mark.parametrize("count", ["operations", "calls"])
-def test_a_step_takes_no_more_than_one_of_diffusers(tiny_model: Path, count: str) -> None:
-    parameters = VideoParameters(seed=1, steps=4, frames=2, width=64, height=64)
-    pairs = measure(str(tiny_model), parameters, 1, count=count)
-    assert pairs.all_equal
-    assert len(pairs.ours) == len(pairs.theirs) == 3
+class Operations(TorchDispatchMode):
+    """Counts torch's operations, which on a GPU are kernels to launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        with self:
+            # In inference mode, which is ours, operations arrive whole that without it arrive in parts.
+            parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def operations() -> Iterator[Meter]:
+    with Operations() as found:
+        yield lambda: found.number
+
+
+@contextmanager
+def calls() -> Iterator[Meter]:
+    """Count the calls of functions that Python makes."""
+    number = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        yield lambda: number
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As a rank computes: sums of floats depend on how they are split among threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("counting", [operations, calls])
+def test_a_step_takes_no_more_than_one_of_diffusers(
+    tiny_model: Path, counting: Callable[[], AbstractContextManager[Meter]]
+) -> None:
+    be_quiet()
+    from diffusers import StableVideoDiffusionPipeline
+
+    photo = Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 90).convert("RGB")
+    asked = replace(request(1, steps=4, frames=2), photo=photo)
+    ours = SvdModel(str(tiny_model), Part.of_rank(0, 1), torch.device("cpu"), torch.float32)
+    theirs = StableVideoDiffusionPipeline.from_pretrained(str(tiny_model), local_files_only=True)
+    theirs.set_progress_bar_config(disable=True)
+    for _ in range(2):  # what is done once only is not counted
+        with counting() as meter:
+            marks_theirs, marks_ours = [], []
+            # In our mode, too: operations are counted, and computed, in other parts outside of it.
+            with torch.inference_mode():
+                frames = call_diffusers(
+                    theirs,
+                    photo,
+                    asked.parameters,
+                    callback_on_step_end=lambda *_, marks=marks_theirs, meter=meter: marks.append(meter()) or {},
+                )[0]
+            group = Alone(ours, [asked])
+            group.monitor.step = lambda _sample, _index, marks=marks_ours, meter=meter: marks.append(meter())
+            group.stage.run()
+    np.testing.assert_array_equal(group.sink.frames["job-1"], np.stack([np.asarray(frame) for frame in frames]))
+    # Each step but the first: theirs are noted after each step; ours at admission, before each step and at the decode.
+    per_step_theirs = [end - start for start, end in itertools.pairwise(marks_theirs)]
+    per_step_ours = [end - start for start, end in itertools.pairwise(marks_ours)][2:]
+    assert len(per_step_theirs) == len(per_step_ours) == 3
     # Of ours the last one looks for NaN besides.
-    assert 3000 < sum(pairs.ours) <= sum(pairs.theirs)
+    assert 3000 < sum(per_step_ours) <= sum(per_step_theirs)

@@ -46,27 +46,6 @@ def test_boundaries_are_monotone_and_cover_every_step_once(
         assert min(loads(boundaries)) >= 0
 
 
-@given(COSTS, STEPS, st.integers(0, 9), st.integers(2, 6), st.integers(1, 30))
-def test_steps_that_belong_together_stay_on_a_rank(
-    costs: Costs, num_steps: int, first: int, stride: int, num_samples: int
-) -> None:
-    partitioner = Partitioner(len(costs.step_s))
-    last_step = first * stride + num_steps
-    for first_step in (*[first * stride] * num_samples, last_step):
-        boundaries = partitioner.split(first_step, last_step, costs, stride)
-        assert (boundaries[0], boundaries[-1]) == (first_step, last_step)
-        assert len(boundaries) == len(costs.step_s) + 1
-        assert min(loads(boundaries)) >= 0
-        assert all(boundary % stride == 0 or boundary == last_step for boundary in boundaries)
-
-
-def test_a_stride_changes_nothing_about_fairness() -> None:
-    partitioner = Partitioner(3)
-    costs = Costs(step_s=(1.0, 1.0, 2.0), encode_s=3.0)
-    done = [sum(counts) for counts in zip(*(loads(partitioner.split(0, 24, costs, 3)) for _ in range(50)), strict=True)]
-    assert done == pytest.approx([50 * share for share in fair_shares(24, costs)], abs=6)
-
-
 @given(COSTS, st.integers(1, 60))
 @example(Costs(step_s=(1.0, 1.0, 1.0, 4.0, 5.0, 5.0)), 1)  # whoever is owed most first: a rank falls 1.01 steps behind
 @settings(max_examples=60)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.photo import load, prepare
+from svdq.pipeline.photo_file import pillow_without_limits
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options) -> bytes:
@@ -157,3 +158,27 @@ def test_too_many_pixels():
         load(png_header(12000, 10000), max_pixels=1_000_000)
     with pytest.raises(SampleError, match="The photo"):
         load(png_header(60000, 60000))
+
+
+def test_only_formats_of_photos_are_opened() -> None:
+    """Pillow would start Ghostscript for EPS."""
+    eps = BytesIO()
+    gradient(64, 64).save(eps, "EPS")
+    icon = BytesIO()
+    gradient(64, 64).save(icon, "ICO")
+    for data in (eps.getvalue(), icon.getvalue()):
+        with Image.open(BytesIO(data)) as image:
+            assert image.format in ("EPS", "ICO")
+        with pytest.raises(SampleError, match="cannot be decoded"):
+            load(data)
+
+
+def test_the_limit_on_pixels_is_ours_alone(photo_bytes, monkeypatch):
+    """Pillow's own, which no setting changes, refused what was accepted at submission."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    width, height = load(photo_bytes).size
+    with pytest.raises(SampleError, match="more than the"):
+        load(photo_bytes, width * height - 1)
+    with pillow_without_limits(), pillow_without_limits():
+        pass
+    assert Image.MAX_IMAGE_PIXELS == 100

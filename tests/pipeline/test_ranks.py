@@ -50,22 +50,12 @@ def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
         np.testing.assert_array_equal(frames, alone.decode(tensors, video, video.num_frames))
 
 
-@pytest.mark.parametrize("transport", ["host", "gloo"])
-def test_the_simulated_model_checks_that_every_step_is_done_once_in_order(transport: str) -> None:
-    """gloo stands for NCCL, which goes the same way between GPUs."""
+def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> None:
     parameters = VideoParameters(seed=0, steps=9, frames=2, width=64, height=64)
-    logs = run_loop(
-        Workload(models=("simulated:step_ms=1",) * 4, parameters=parameters, num_samples=30, transport=transport)
-    )
+    logs = run_loop(Workload(models=("simulated:step_ms=1",) * 4, parameters=parameters, num_samples=30))
     assert len(logs[-1].finished_s) == 30
     assert logs[0].failures == []
     assert sum(name.startswith("steps") for log in logs for name, *_ in log.spans) >= 30
-
-
-def test_nccl_without_a_gpu_for_every_rank_is_refused() -> None:
-    parameters = VideoParameters(seed=0, steps=2, frames=2, width=64, height=64)
-    with pytest.raises(InputError, match="needs a GPU for every rank, and rank 0 has none"):
-        run_loop(Workload(models=("simulated",) * 2, parameters=parameters, num_samples=1, transport="nccl"))
 
 
 def test_a_model_that_is_not_there_ends_every_rank_with_its_sentence(image) -> None:

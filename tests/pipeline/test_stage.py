@@ -152,6 +152,71 @@ def test_a_decode_without_memory_is_tried_with_smaller_chunks_and_says_so() -> N
     assert int(group.sink.frames["job-1"].max()) == 5, "nothing was denoised twice"
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "Out of GPU memory"),
+        (RuntimeError("CUDA error: out of memory"), "Out of GPU memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "Out of GPU"),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), "Out of GPU memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "Out of memory"),
+        (MemoryError(), "Out of memory"),
+    ],
+)
+def test_memory_that_runs_out_under_any_name_is_tried_with_smaller_chunks_and_explained(error, words) -> None:
+    model = CountingModel()
+    model.out_of_memory, model.decodable_frames = error, 2
+    group = Alone(model, [request(1)])
+    group.stage.run()
+    assert model.chunk_sizes == [4, 2]
+    assert group.source.reports["job-1"].failure is None
+    model.decodable_frames = 0
+    group = Alone(model, [request(1)])
+    group.stage.run()
+    failure = str(group.source.reports["job-1"].failure)
+    assert failure.startswith(f"{words} ")
+    assert "while one frame at a time was decoded; try fewer frames" in failure
+
+
+def test_a_chunk_size_that_ran_out_of_memory_is_not_tried_again_for_videos_of_that_size_or_larger() -> None:
+    model = CountingModel()
+    model.decodable_frames = 1
+    larger, smaller = request(3, frames=6), request(4, frames=2)
+    group = Alone(model, [request(1), request(2), larger, smaller])
+    group.stage.run()
+    assert model.chunk_sizes == [4, 2, 1, 1, 1, 2, 1]
+    assert [report.body["ran_out"] for report in group.source.reports.values()] == [True, False, False, True]
+    assert {report.body["parameters"]["decode_chunk_size"] for report in group.source.reports.values()} == {1}
+
+
+def test_a_chunk_size_that_the_job_names_is_tried_and_one_that_the_worker_chose_is_not() -> None:
+    model = CountingModel()
+    model.decodable_frames = 2
+    asked = request(2)
+    named = replace(asked, parameters=asked.parameters.model_copy(update={"decode_chunk_size": 4}))
+    chosen = replace(named, job_id="job-3", chunk_chosen=True)
+    group = Alone(model, [request(1), named, chosen])
+    group.stage.run()
+    assert model.chunk_sizes == [4, 2, 4, 2, 2]
+
+
+def test_when_a_named_chunk_size_fits_again_later_videos_begin_with_all_frames_again() -> None:
+    model = CountingModel()
+    model.decodable_frames = 2
+    asked = request(2)
+    named = replace(asked, parameters=asked.parameters.model_copy(update={"decode_chunk_size": 4}))
+    group = Alone(model, [request(1), named, request(3)])
+    encode = model.encode
+
+    def end_the_other_program(photo, parameters):
+        model.decodable_frames = 4 if parameters.seed == 2 else model.decodable_frames
+        return encode(photo, parameters)
+
+    model.encode = end_the_other_program  # type: ignore[method-assign]
+    group.stage.run()
+    assert model.chunk_sizes == [4, 2, 4, 4]
+
+
 def test_a_warm_up_without_memory_ends_no_rank(caplog: pytest.LogCaptureFixture) -> None:
     model = CountingModel()
     model.decodable_frames = 3
@@ -202,27 +267,6 @@ def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
     # Each as it was, whatever the steps after it did to their latents.
     assert [int(sample.tensors["latents"].max()) for sample in group.keeper.samples[1:]] == [1, 2, 3, 4, 5]
     assert [sum(steps for _, steps, _ in sample.stages) for sample in group.keeper.samples] == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("stopped_at", [3, 4, 5, 6])
-def test_steps_that_belong_together_are_kept_together(stopped_at: int) -> None:
-    class InPlaceModel(CountingModel):
-        info = replace(CountingModel.info, stride=3)
-
-        def denoiser(self, tensors, parameters):
-            self.steps = 0
-            return self
-
-        def step(self, latents, index):
-            self.steps += 1
-            return latents + 1 if self.steps == 1 else latents.add_(1)
-
-    group = Alone(InPlaceModel(), [request(1, steps=10)], keep_every_s=0.0)
-    group.monitor.step = lambda sample, index: group.stage.stop() if index == stopped_at else None  # type: ignore[method-assign]
-    group.stage.run()
-    kept = [(sample.step, int(sample.tensors["latents"].max())) for sample in group.keeper.samples]
-    # Once when it was time, and once more to stop.
-    assert kept == [(0, 0), (3, 3), *([(6, 6)] if stopped_at == 6 else []), (6, 6) if stopped_at >= 5 else (3, 3)]
 
 
 def test_stop_keeps_the_sample_that_is_being_denoised() -> None:

@@ -21,6 +21,7 @@ from svdq.producer.queue import (
     statuses,
 )
 from svdq.producer.settings import Settings
+from tests.conftest import Cli
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -94,3 +95,32 @@ def test_a_server_that_never_answers(home: object, monkeypatch: pytest.MonkeyPat
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(UnavailableError, match=rf"^The Redis server {url} cannot be used \(Timeout"):
             connect(Settings.load(redis_url=url))
+
+
+@pytest.mark.parametrize(
+    ("acl", "login", "sentence"),
+    [
+        (["resetpass", ">secret"], "", "needs a password; set SVDQ_REDIS_URL with it, such as redis://:PASSWORD@"),
+        (["resetpass", ">secret"], ":wrong-one@", "refuses the user or the password; correct them in SVDQ_REDIS_URL."),
+        (["resetpass", ">secret"], "nobody:secret@", "refuses the user or the password; correct them"),
+        (["-@all", "+auth", "+hello", "+ping", "+client"], "", "does not allow its user to do this ("),
+    ],
+)
+def test_a_server_that_lets_one_in_with_a_password_or_rights(
+    connection: redis.Redis, settings: Settings, svdq: Cli, acl: list[str], login: str, sentence: str
+) -> None:
+    url = server_url(settings).replace("unix://", f"unix://{login}")
+    connection.execute_command("ACL", "SETUSER", "helper", "on", ">helper", "~*", "+@all")
+    connection.execute_command("ACL", "SETUSER", "default", *acl)
+    try:
+        done = svdq("status", "--redis-url", url)
+    finally:
+        helper = redis.Redis(
+            unix_socket_path=connection.get_connection_kwargs()["path"], username="helper", password="helper"
+        )
+        helper.execute_command("ACL", "SETUSER", "default", "resetpass", "nopass", "+@all")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert sentence in done.stderr
+    assert "HELLO" not in done.stderr
+    assert "secret" not in done.stderr
+    assert "wrong-one" not in done.stderr

@@ -27,6 +27,16 @@ def test_order_of_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.load().max_pixels == 5
 
 
+@pytest.mark.parametrize("url", ["videos", "file://videos", "local://videos"])
+def test_a_relative_folder_is_the_same_for_every_process(home: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("SVDQ_STORAGE", url)
+    assert Settings.load().storage == str(Path("videos").absolute())
+    monkeypatch.delenv("SVDQ_STORAGE")
+    home.mkdir()
+    (home / "svdq.toml").write_text(f'storage = "{url}"')
+    assert Settings.load().storage == str(home / "videos"), "relative to the file"
+
+
 def test_home_of_a_file_decides_the_next_file(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SVDQ_HOME")
     other = tmp_path / "other"

@@ -82,7 +82,7 @@ def test_a_second_burst_leaves_the_queue_to_the_first(house, until) -> None:
     stored = Path(house.settings.storage) / house.view(jobs[-1]).parameters["image"]
     stored.write_bytes(stored.read_bytes()[:300])
     jobs += [house.submit(steps=1000), house.submit(steps=4)]
-    report, page = house.folder / "night.json", house.folder / "night.html"
+    report, stopped = house.folder / "night.json", house.folder / "stopped.json"
 
     first = house.start(2, "--burst", "--report", str(report), model=SIMULATED)
     second = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--burst")
@@ -95,25 +95,25 @@ def test_a_second_burst_leaves_the_queue_to_the_first(house, until) -> None:
 
     assert house.states(jobs) == ["finished"] * 3 + ["failed", "stopped", "finished"]
     told = json.loads(report.read_text())
-    assert (told["finished"], told["failed"], told["cancelled"], sum(told["left"].values())) == (4, 1, 1, 0)
+    assert (told["finished"], told["failed"], told["stopped"], sum(told["left"].values())) == (4, 1, 1, 0)
     assert told["ending"] == "It ended because the queue was empty."
     assert {job["id"]: job["status"] for job in told["jobs"]} == dict(zip(jobs, house.states(jobs), strict=True))
     assert 0 < told["busy_share"] < 1
     assert told["videos_per_hour"] > 0
     lines = first.text.splitlines()
-    assert any(line.startswith("4 finished, 1 failed, 1 cancelled, from 20") for line in lines)
-    assert any(line.startswith("Failed, 1 x: The photo cannot be decoded") for line in lines)
+    assert any(line.startswith("4 finished, 1 failed, 1 stopped, 0 canceled, from 20") for line in lines)
+    assert any(line.startswith("Failed, 1 x: The photo inputs/") for line in lines)
 
     # Stopped in the middle: what is left is told, and the same numbers are found later.
     jobs = [house.submit(steps=300) for _ in range(3)]
-    group = house.start(2, "--burst", "--report", str(page), model=SIMULATED)
+    group = house.start(2, "--burst", "--report", str(stopped), model=SIMULATED)
     until(lambda: "started" in house.states(jobs))
     group.tell(signal.SIGTERM)
     assert group.end() == 0
-    assert "0 finished, 0 failed, 0 cancelled, from 20" in group.text
+    assert "0 finished, 0 failed, 0 stopped, 0 canceled, from 20" in group.text
     assert "It was stopped by a signal." in group.text
     assert "Left: 3 queued, 0 started, 0 scheduled, 0 deferred." in group.text
-    assert "It was stopped by a signal." in page.read_text()
+    assert json.loads(stopped.read_text())["ending"] == "It was stopped by a signal."
     later = json.loads(house.run("svdq", "report", "--since", "1h", "--json").stdout)
     assert {**later["left"], "finished": later["finished"]} == {
         "queued": 3,

@@ -1,18 +1,25 @@
 """Half-done videos on disk and in object stores: what is kept comes back bit by bit, and nothing stays behind."""
 
+import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer.storage.storage import Storage
-from svdq.worker.recovery.checkpoints import MAX_BYTES, MAX_WAITING, Archive, Codec, Spool, resumed
+from svdq.worker.recovery import checkpoints
+from svdq.worker.recovery.checkpoint_codec import Codec
+from svdq.worker.recovery.checkpoints import Archive, Spool, resumed
 from svdq.worker.recovery.shelf import FOLDER, FolderShelf, Shelf, StorageShelf, open_shelf
 
 CODEC = Codec(model="tiny", device=torch.device("cpu"))
@@ -38,6 +45,30 @@ def sample_at(step: int, job_id: str = "job") -> Sample:
         seconds={"encode": 0.5},
         resumed=(Resumption(from_step=1, steps_done_again=0),),
     )
+
+
+def with_header(data: bytes, header: object) -> bytes:
+    """Give a checkpoint another header."""
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :]
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+
+def metadata_of(data: bytes) -> dict[str, Any]:
+    return json.loads(header_of(data)["__metadata__"]["svdq"])
+
+
+def with_metadata(data: bytes, metadata: dict[str, Any]) -> bytes:
+    return with_header(data, header_of(data) | {"__metadata__": {"svdq": json.dumps(metadata)}})
+
+
+def document_at(document: dict[str, Any], where: tuple[str, ...]) -> dict[str, Any]:
+    for name in where:
+        document = document[name]
+    return document
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -101,18 +132,25 @@ def test_nothing_is_left_on_disk_when_a_job_has_ended_however_late_a_rank_is(tmp
         lambda data: b"\xff" * 100,
         lambda data: data.replace(b'"latents"', b'"patents"', 1),
         lambda data: data.replace(b'\\"step\\"', b'\\"stop\\"', 1),
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: (2**63).to_bytes(8, "little") + data[8:],
+        lambda data: with_header(data, {}),
+        lambda data: with_header(data, []),
+        lambda data: with_header(data, {"__metadata__": {"svdq": "[" * 100_000}}),
+        lambda data: with_header(data, {"__metadata__": {"svdq": 5}}),
+        lambda data: b"%b%b" % ((100_000).to_bytes(8, "little"), b"[" * 100_000),
     ],
 )
 def test_what_cannot_be_read_is_passed_over_with_a_line_in_the_log(
     shelf: Shelf, archive: Archive, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     archive.open("job")
-    good, bad = CODEC.encode(sample_at(2)), CODEC.encode(sample_at(5))
+    good, bad = bytes(CODEC.encode(sample_at(2))), bytes(CODEC.encode(sample_at(5)))
     assert damage(bad) != bad
     shelf.write("job", 5, damage(bad))
     shelf.write("job", 2, good)  # older ones go when a newer one is written, not the other way round
     assert_same(archive.furthest("job", PARAMETERS), sample_at(2))
-    assert "The checkpoint of job job at step 5 is of no use" in caplog.text
+    assert "The checkpoint of job job at step 5 cannot be used" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -126,25 +164,81 @@ def test_what_cannot_be_read_is_passed_over_with_a_line_in_the_log(
 )
 def test_what_would_give_other_bits_is_refused(codec: Codec, job_id: str, parameters: VideoParameters) -> None:
     with pytest.raises(ValueError, match="another model, with other parameters or on another kind of device"):
-        codec.decode(CODEC.encode(sample_at(4)), job_id, parameters)
+        codec.decode(bytes(CODEC.encode(sample_at(4))), job_id, parameters)
 
 
 def test_what_memory_decided_at_the_beginning_stays() -> None:
-    now = PARAMETERS.model_copy(update={"decode_chunk_size": 1, "frames": 1})
-    assert (PARAMETERS.decode_chunk_size, PARAMETERS.frames) == (None, 2)
-    assert_same(CODEC.decode(CODEC.encode(sample_at(4)), "job", now), sample_at(4))
+    now = PARAMETERS.model_copy(update={"decode_chunk_size": 1})
+    assert PARAMETERS.decode_chunk_size is None
+    assert_same(CODEC.decode(bytes(CODEC.encode(sample_at(4))), "job", now), sample_at(4))
 
 
-@pytest.mark.parametrize("step", [-1, 10])
-def test_a_step_that_the_video_does_not_have_is_refused(step: int) -> None:
-    with pytest.raises(ValueError, match="nothing to go on with"):
-        CODEC.decode(
-            CODEC.encode(
-                sample_at(step) if step > 0 else sample_at(1).__class__(**{**vars(sample_at(1)), "step": step})
-            ),
-            "job",
-            PARAMETERS,
-        )
+#: A value of every kind that JSON has, one of which each field refuses.
+VALUES = (None, True, -1, 2**70, 1.5, "text", [], [[]], [[0, 1]], {}, {"a": []}, {"a": "text"}, [{"from_step": 1}])
+
+
+@pytest.mark.parametrize("where", [(), ("sample",)])
+def test_a_field_of_the_wrong_type_is_refused_or_makes_no_difference(where: tuple[str, ...]) -> None:
+    """Whatever a checkpoint says, reading it raises nothing but ValueError, and what it gives is a whole sample."""
+    data = bytes(CODEC.encode(sample_at(4)))
+    for name in document_at(metadata_of(data), where):
+        refused = 0
+        for value in VALUES:
+            metadata = metadata_of(data)
+            document_at(metadata, where)[name] = value
+            try:
+                found = CODEC.decode(with_metadata(data, metadata), "job", PARAMETERS)
+            except ValueError:
+                refused += 1
+            else:
+                assert CODEC.decode(bytes(CODEC.encode(found)), "job", PARAMETERS) is not None
+        assert refused, name
+        metadata = metadata_of(data)
+        del document_at(metadata, where)[name]
+        with pytest.raises(ValueError, match="not a checkpoint"):
+            CODEC.decode(with_metadata(data, metadata), "job", PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    "latents",
+    [
+        torch.zeros(1, 3, 4, 8, 8),
+        torch.zeros(2, 2, 4, 8, 8),
+        torch.zeros(1, 2, 4, 8, 9),
+        torch.zeros(1, 2, 4, 64),
+        torch.zeros(()),
+        torch.zeros(1, 2, 4, 8, 8, dtype=torch.bfloat16),
+    ],
+)
+def test_latents_of_another_shape_or_dtype_are_refused(latents: torch.Tensor) -> None:
+    codec = Codec(model="tiny", device=CODEC.device, compute={"dtype": "float32"})
+    data = codec.encode(replace(sample_at(4), tensors={"latents": latents}))
+    with pytest.raises(ValueError, match="its latents are"):
+        codec.decode(bytes(data), "job", PARAMETERS)
+
+
+def test_a_dtype_that_no_sample_has_is_refused() -> None:
+    metadata = {"__metadata__": {"svdq": json.dumps(metadata_of(bytes(CODEC.encode(sample_at(4)))))}}
+    latents = torch.zeros(1, 2, 4, 8, 8, dtype=torch.int64)
+    data = safetensors.torch.save({"latents": latents}, metadata["__metadata__"])
+    with pytest.raises(ValueError, match=r"checksum|torch\.int64"):
+        CODEC.decode(data, "job", PARAMETERS)
+
+
+def test_what_is_written_is_what_safetensors_reads() -> None:
+    sample = sample_at(4)
+    read = safetensors.torch.load(bytes(CODEC.encode(sample)))
+    assert read.keys() == sample.tensors.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in sample.tensors.items())
+
+
+@pytest.mark.parametrize("step", [-1, 10, True, 4.0, "4", None])
+def test_a_step_that_the_video_does_not_have_is_refused(step: object) -> None:
+    data = bytes(CODEC.encode(sample_at(1)))
+    metadata = metadata_of(data)
+    metadata["sample"]["step"] = step
+    with pytest.raises(ValueError, match="step"):
+        CODEC.decode(with_metadata(data, metadata), "job", PARAMETERS)
 
 
 def test_resuming_counts_what_was_done_before_and_is_done_again() -> None:
@@ -169,7 +263,12 @@ class SlowShelf(FolderShelf):
         super().write(job_id, step, data)
 
 
-def test_a_slow_disk_never_stands_in_the_way_and_holds_no_more_than_a_few_samples(tmp_path: Path) -> None:
+def test_a_slow_disk_never_stands_in_the_way_and_holds_no_more_than_so_many_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_waiting = 3
+    size = sum(tensor.nbytes for tensor in sample_at(1).tensors.values())
+    monkeypatch.setattr(checkpoints, "MAX_WAITING_BYTES", (num_waiting + 1) * size - 1)
     shelf = SlowShelf(tmp_path)
     spool = Spool(shelf, CODEC)
     for number in range(20):
@@ -182,7 +281,7 @@ def test_a_slow_disk_never_stands_in_the_way_and_holds_no_more_than_a_few_sample
     assert not spool.flush(0)
     shelf.may_write.set()
     assert spool.flush(60)
-    newest = [(f"job-{number}", 8) for number in range(20 - MAX_WAITING, 20)]
+    newest = [(f"job-{number}", 8) for number in range(20 - num_waiting, 20)]
     assert shelf.written == [("job-0", 1), *newest]
 
 
@@ -200,17 +299,55 @@ def test_a_newer_sample_of_a_job_takes_the_place_of_an_older_one(tmp_path: Path)
     assert shelf.written == [("first", 1), ("second", 8)]
 
 
-def test_what_is_large_broken_or_at_its_end_is_not_kept(tmp_path: Path) -> None:
+def test_what_is_broken_or_at_its_end_is_not_kept(tmp_path: Path) -> None:
     shelf = FolderShelf(tmp_path)
     spool = Spool(shelf, CODEC)
-    sample = sample_at(3)
-    large = {"latents": torch.zeros(MAX_BYTES // 4 + 1)}
     broken = {"latents": torch.full((1, 2, 4, 8, 8), torch.nan)}
     shelf.open("job")
-    for tensors in (large, broken, {}):
-        spool.keep(Sample(**{**vars(sample), "tensors": tensors}))
+    for tensors in (broken, {}):
+        spool.keep(replace(sample_at(3), tensors=tensors))
         assert spool.flush(60)
     assert shelf.steps("job") == []
+
+
+def test_a_sample_larger_than_what_may_wait_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default preview has 98 MB, one of 1024x576 with 25 frames 177 MB."""
+    monkeypatch.setattr(checkpoints, "MAX_WAITING_BYTES", 1)
+    shelf = FolderShelf(tmp_path)
+    spool = Spool(shelf, CODEC)
+    for number in range(2):
+        shelf.open(f"job-{number}")
+        spool.keep(sample_at(3, f"job-{number}"))
+        assert spool.flush(60)
+        assert shelf.steps(f"job-{number}") == [3]
+
+
+def test_the_interpreter_goes_on_while_a_large_sample_is_encoded() -> None:
+    """The stage loop needs Python's lock between two kernels; safetensors' own writer holds it for 0.3 s here."""
+    latents = torch.zeros(1, 25, 192, 72, 128)  # a preview of 1024x576 with 25 frames
+    parameters = PARAMETERS.model_copy(update={"frames": 25, "width": 1024, "height": 576})
+    large = replace(sample_at(3), parameters=parameters, tensors={"latents": latents})
+    done = threading.Event()
+    num_encoded = 0
+
+    def encode() -> None:
+        nonlocal num_encoded
+        for _ in range(3):
+            CODEC.encode(large)
+            num_encoded += 1
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    took_s = []
+    while not done.is_set():
+        began = time.perf_counter()
+        time.sleep(0.001)
+        took_s.append(time.perf_counter() - began)
+    thread.join()
+    assert num_encoded == 3
+    # The lock would be held three times; a busy machine delays one sleep or another, but not the third longest.
+    assert sorted(took_s)[-3] < 0.1
 
 
 def test_trouble_is_logged_once_and_is_over_when_it_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -243,7 +380,8 @@ def test_a_sweep_removes_what_has_ended_and_what_nobody_has_known_for_a_day(tmp_
     for job_id in ("ended", "started", "unknown", "old"):
         shelf.open(job_id)
     os.utime(tmp_path / "old", (0, 0))
-    (tmp_path / ".ended-half-removed").mkdir()
+    shelf.open("removed")
+    (tmp_path / "removed").rename(tmp_path / ".removed-0123abcd")  # a kill in the middle of `clear`
     Archive(shelf=shelf, codec=CODEC).sweep(lambda job_ids: {"ended": True, "started": False})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["started", "unknown"]
 
@@ -257,3 +395,30 @@ def test_where_checkpoints_lie(tmp_path: Path) -> None:
         assert (folder / FOLDER / "job").is_dir()
     assert open_shelf("off", home, storage) is None
     assert isinstance(open_shelf("storage", home, Storage("memory://x")), StorageShelf)
+
+
+@pytest.mark.parametrize("name", ["my model", "5", ".git", f".models-{'0' * 8}", "a-job", "0" * 20])
+def test_folders_of_others_are_left_alone_however_old(tmp_path: Path, name: str) -> None:
+    """`SVDQ_STORAGE=~ --checkpoints storage` makes `~/checkpoints` the folder for checkpoints."""
+    shelf = FolderShelf(tmp_path)
+    (tmp_path / name).mkdir()
+    for file in ("100.safetensors", "config.json"):
+        (tmp_path / name / file).write_bytes(b"mine")
+    os.utime(tmp_path / name, (0, 0))
+    Archive(shelf=shelf, codec=CODEC).sweep(lambda job_ids: dict.fromkeys(job_ids, True))
+    if not name.startswith("."):
+        shelf.open(name)
+        shelf.clear(name)
+    assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["100.safetensors", "config.json"]
+
+
+def test_folders_of_earlier_versions_are_still_known(tmp_path: Path) -> None:
+    shelf, job_id = FolderShelf(tmp_path), "0123456789abcdef0123"
+    for name in (job_id, f".{job_id}-01234567"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "7.safetensors").touch()
+        (tmp_path / name / ".8-01234567").touch()
+    assert list(shelf.ages_s()) == [job_id]
+    assert [path.name for path in tmp_path.iterdir()] == [job_id]
+    shelf.clear(job_id)
+    assert list(tmp_path.iterdir()) == []

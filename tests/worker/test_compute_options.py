@@ -10,24 +10,22 @@ import torch
 from click.testing import CliRunner
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import APPROXIMATE, ATTENTION_WAYS, COMPILED, DTYPES, ComputeOptions
+from svdq.pipeline.models.compute import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.results.provenance import read_provenance
 from svdq.worker.launching import compiling
 from svdq.worker.launching.compute_options import as_arguments, check_alike, compute_options, read
-from svdq.worker.recovery.checkpoints import Archive, Codec
+from svdq.worker.recovery.checkpoint_codec import Codec
+from svdq.worker.recovery.checkpoints import Archive
 from svdq.worker.recovery.shelf import FolderShelf
 
 EVERY_WAY = [
     ComputeOptions(),
     *(ComputeOptions(dtype=name) for name in DTYPES),
-    *(ComputeOptions(attention=name) for name in ATTENTION_WAYS[1:]),
     *(ComputeOptions(compiled=name) for name in COMPILED),
     *(ComputeOptions(approximate=(name,)) for name in APPROXIMATE),
-    ComputeOptions(
-        channels_last=True, fused_qkv=True, forward_chunking=True, dtype="bf16", approximate=("int8", "reuse2")
-    ),
+    ComputeOptions(dtype="bf16", compiled="blocks", approximate=("int8",)),
 ]
 
 
@@ -68,7 +66,7 @@ def codec(options: ComputeOptions) -> Codec:
 
 
 def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(tmp_path: Path, caplog) -> None:
-    before = codec(ComputeOptions(attention="flash", approximate=("int8",)))
+    before = codec(ComputeOptions(compiled="blocks", approximate=("int8",)))
     shelf = FolderShelf(tmp_path)
     shelf.open("job")
     shelf.write("job", 4, before.encode(SAMPLE))
@@ -76,23 +74,11 @@ def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(t
     assert found is not None
     assert found.step == 4
 
-    for other in (ComputeOptions(), ComputeOptions(attention="math", approximate=("int8",))):
+    for other in (ComputeOptions(), ComputeOptions(compiled="whole", approximate=("int8",))):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert Archive(shelf=shelf, codec=codec(other)).furthest("job", PARAMETERS) is None
-        assert "of no use: it was computed with attention flash, approximate ['int8'], dtype float32" in caplog.text
-
-
-def test_a_checkpoint_that_does_not_say_how_is_not_taken_up(tmp_path: Path) -> None:
-    data = codec(ComputeOptions()).encode(SAMPLE)
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    document = json.loads(header["__metadata__"]["svdq"])
-    del document["compute"]
-    header["__metadata__"]["svdq"] = json.dumps(document)
-    text = json.dumps(header).encode()
-    with pytest.raises(ValueError, match="it was computed with no options"):
-        codec(ComputeOptions()).decode(len(text).to_bytes(8, "little") + text + data[8 + length :], "job", PARAMETERS)
+        assert "it was computed with compiled blocks, approximate ['int8'], dtype float32" in caplog.text
 
 
 def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, monkeypatch) -> None:
@@ -110,10 +96,11 @@ def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, mo
 
 
 def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(house) -> None:
-    group = house.start(2, "--attention", "cudnn", wait=False)
+    group = house.start(2, "--compile", "blocks", wait=False, CXX="/no/compiler")
     assert group.end() == 2
-    sentence = "Error: --attention cudnn does not work in float32 on this processor; use auto or flash or math."
-    assert group.text.splitlines() == [sentence]
+    [_, sentence] = group.text.splitlines()
+    assert sentence.startswith("Error: --compile blocks does not work on this processor (")
+    assert sentence.endswith("torch.compile needs a C++ compiler, and Triton on a GPU. Use --compile off.")
 
 
 @pytest.mark.long
@@ -124,13 +111,13 @@ def test_a_video_says_how_it_was_computed(house) -> None:
     model = house.folder / "tiny"
     write_tiny_model(model)
     job_id = house.submit(formats=("mp4",))
-    options = ["--dtype", "bf16", "--attention", "math", "--fused-qkv", "--approximate", "int8"]
+    options = ["--dtype", "bf16", "--approximate", "int8"]
     group = house.start(1, "--burst", *options, model=str(model), wait=False)
     assert group.end() == 0, group.text
     view = house.view(job_id)
     notice = "tiny (untrained: shows noise), approximate (int8)"
     assert (view.status, view.notice) == ("finished", notice)
-    compute = {"dtype": "bfloat16", "attention": "math", "fused_qkv": True, "approximate": ["int8"]}
+    compute = {"dtype": "bfloat16", "approximate": ["int8"]}
     for file in (Path(view.outputs[0]), Path(view.outputs[0]).with_suffix(".json")):
         assert read_provenance(file)["model"] == {"name": str(model), "notice": notice, "compute": compute}
     shown = house.run("svdq", "inspect", view.outputs[0]).stdout

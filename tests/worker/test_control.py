@@ -1,4 +1,4 @@
-"""Cancel, retry, requeue, move, pause and resume: on queued jobs, and on those that a real group has in flight."""
+"""Cancel, retry, move, pause and resume: on queued jobs, and on those that a real group has in flight."""
 
 from pathlib import Path
 
@@ -10,8 +10,15 @@ from svdq.pipeline.errors import InputError
 from svdq.producer import control, keys
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.storage.storage import Storage
+from svdq.worker.jobs import handover
+from svdq.worker.jobs.rq_adapter import GroupWorker
 
 SIMULATED = "simulated:step_ms=50"
+
+
+@pytest.fixture
+def worker(house) -> GroupWorker:
+    return GroupWorker(house.connection, on_stop=print, on_shutdown=print)
 
 
 def default(house) -> SvdqQueue:
@@ -20,7 +27,7 @@ def default(house) -> SvdqQueue:
 
 def test_a_queued_job_is_cancelled_at_once(house) -> None:
     first, second = house.submit(), house.submit()
-    assert house.run("svdq", "cancel", first).stdout == f"{first}  cancelled\n"
+    assert house.run("svdq", "cancel", first).stdout == f"{first}  canceled\n"
     assert house.states([first, second]) == ["canceled", "queued"]
     assert house.queued() == [second]
     assert CanceledJobRegistry(queue=default(house)).get_job_ids() == [first]
@@ -56,7 +63,7 @@ def test_jobs_are_moved(house) -> None:
 
 def test_all_ids_are_looked_up_before_the_first_job_is_touched(house) -> None:
     one, two = house.submit(), house.submit()
-    for command in (["cancel"], ["retry"], ["requeue"], ["move", "--priority", "high"]):
+    for command in (["cancel"], ["retry"], ["retry", "--force"], ["move", "--priority", "high"]):
         done = house.run("svdq", *command, one, "nope", two)
         assert (done.returncode, done.stdout) == (2, "")
     control.cancel(house.connection, two)
@@ -64,7 +71,91 @@ def test_all_ids_are_looked_up_before_the_first_job_is_touched(house) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "has ended already" in done.stderr
     assert house.states([one, two]) == ["queued", "canceled"]
-    assert house.run("svdq", "cancel", one, one).stdout == f"{one}  cancelled\n"
+    assert house.run("svdq", "cancel", one, one).stdout == f"{one}  canceled\n"
+
+
+def unlisted(house) -> str:
+    """A job that is queued, in no list."""
+    job_id = house.submit()
+    house.connection.delete("rq:queue:svdq-default")
+    return job_id
+
+
+def popped(house) -> str:
+    """A job that a group took off its queue and has not begun."""
+    job_id = house.submit()
+    queues = [default(house)]
+    assert handover.pop(house.connection, queues, "svdq-elsewhere-1-x.2.c").job_id == job_id.encode()
+    return job_id
+
+
+def elsewhere(house) -> str:
+    """A job in another queue than its record says."""
+    job_id = house.submit()
+    house.connection.rename("rq:queue:svdq-default", "rq:queue:svdq-low")
+    return job_id
+
+
+def held_by_nobody(house) -> str:
+    """A job that is started, without any execution."""
+    job_id = unlisted(house)
+    house.connection.hset(f"rq:job:{job_id}", "status", "started")
+    return job_id
+
+
+@pytest.mark.parametrize("make", [unlisted, popped, elsewhere, held_by_nobody])
+def test_a_job_that_no_group_renders_is_cancelled_wherever_it_is(house, make) -> None:
+    job_id = make(house)
+    assert house.run("svdq", "cancel", job_id).stdout == f"{job_id}  canceled\n"
+    assert house.states([job_id]) == ["canceled"]
+    assert CanceledJobRegistry(queue=default(house)).get_job_ids() == [job_id]
+    for name in keys.QUEUE_NAMES:
+        assert not house.connection.exists(f"rq:queue:{name}", f"rq:queue:{name}:intermediate")
+    assert not house.connection.exists(keys.POPPED)
+
+
+def test_a_job_that_is_cancelled_while_a_group_takes_it_is_not_begun(house, worker, monkeypatch) -> None:
+    job_id = house.submit()
+    fetch_job = worker.fetch
+
+    def fetch_and_cancel(name: bytes):
+        job = fetch_job(name)
+        control.cancel(house.connection, job_id)
+        return job
+
+    monkeypatch.setattr(worker, "fetch", fetch_and_cancel)
+    assert worker.pop() is None
+    assert house.states([job_id]) == ["canceled"]
+    assert not house.connection.exists("rq:wip:svdq-default", keys.POPPED)
+
+
+def test_a_job_that_is_deleted_while_a_group_takes_it_leaves_no_record(house, worker, monkeypatch) -> None:
+    job_id = house.submit()
+    fetch_job = worker.fetch
+
+    def fetch_and_delete(name: bytes):
+        job = fetch_job(name)
+        house.connection.delete(f"rq:job:{job_id}")
+        return job
+
+    monkeypatch.setattr(worker, "fetch", fetch_and_delete)
+    assert worker.pop() is None
+    assert not house.connection.exists(f"rq:job:{job_id}", "rq:wip:svdq-default", keys.POPPED)
+    assert not house.connection.exists("rq:queue:svdq-default:intermediate")
+
+
+@pytest.mark.parametrize("spoil", ["data", "record"])
+def test_a_record_that_cannot_be_read_is_said_in_a_sentence(house, spoil: str) -> None:
+    job_id = house.submit()
+    if spoil == "data":
+        house.connection.hdel(f"rq:job:{job_id}", "data")
+    else:
+        house.connection.set(f"rq:job:{job_id}", "x")
+    for command in ("cancel", "retry", "move"):
+        done = house.run("svdq", command, job_id, *(["--front"] if command == "move" else []))
+        assert done.returncode == 2
+        assert f"The record of job '{job_id}' cannot be read" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_pause_is_rqs_and_shown(house) -> None:
@@ -72,10 +163,10 @@ def test_a_pause_is_rqs_and_shown(house) -> None:
     assert house.connection.exists("rq:suspended")
     house.connection.hset(keys.PAUSES, mapping={"svdq-a-1-x": "Three jobs failed.", "svdq-b-2-y": "It died since."})
     house.connection.hset("rq:worker:svdq-a-1-x", "birth", "…")  # it lives
-    for command in ("info", "status"):
-        shown = house.run("svdq", command).stdout
+    for command in (["status"], ["top", "--once"]):
+        shown = house.run("svdq", *command).stdout
         assert "Paused: no jobs are taken" in shown
-        assert "PAUSED svdq-a-1-x: Three jobs failed. Mend it; `svdq resume` goes on." in shown
+        assert "PAUSED svdq-a-1-x: Three jobs failed. Fix the cause, then run `svdq resume`." in shown
         assert "svdq-b-2-y" not in shown
     assert house.run("svdq", "resume").returncode == 0
     assert not house.connection.exists("rq:suspended", keys.PAUSES)
@@ -109,7 +200,7 @@ def test_jobs_in_flight_stop_at_their_next_step(house, until) -> None:
 
 
 @pytest.mark.slow
-def test_pause_and_requeue_of_a_running_group(house, until) -> None:
+def test_pause_and_retry_of_a_finished_job_of_a_running_group(house, until) -> None:
     group = house.start(1, model=SIMULATED)
     done = house.submit(steps=4)
     file = Path(house.wait([done])[0].outputs[0])
@@ -119,9 +210,9 @@ def test_pause_and_requeue_of_a_running_group(house, until) -> None:
     until(lambda: "Intake is paused" in group.text, lambda: group.text)
     waiting = house.submit(steps=4)
     # Which takes longer than the group takes between two looks at the queue.
-    assert "Paused: no jobs are taken" in house.run("svdq", "info").stdout
+    assert "Paused: no jobs are taken" in house.run("svdq", "status").stdout
     assert house.states([waiting]) == ["queued"]
-    control.requeue(house.connection, Storage(house.settings.storage), done)
+    control.retry(house.connection, done, storage=Storage(house.settings.storage))
     control.resume(house.connection)
     assert [view.status for view in house.wait([waiting, done])] == ["finished", "finished"]
     assert file.stat().st_mtime_ns > before  # really made again
@@ -136,7 +227,7 @@ def test_three_jobs_that_fail_alike_pause_intake(house, until) -> None:
     until(lambda: "INTAKE IS PAUSED" in group.text, lambda: group.text)
     rest = [house.submit(steps=6, seed=6) for _ in range(2)]
     until(lambda: "Intake is paused" in group.text, lambda: group.text)
-    assert "3 different jobs in a row failed" in house.run("svdq", "info").stdout
+    assert "3 different jobs in a row failed" in house.run("svdq", "status").stdout
     assert house.states(rest) == ["queued", "queued"]
     house.run("svdq", "resume")
     assert [view.status for view in house.wait(rest)] == ["finished", "finished"]

@@ -103,7 +103,7 @@ def test_a_night_of_short_windows(house, cron: Callable[[str], None], until: Cal
     # Each window adds up, and the next one takes the rest.
     left = NUM_PHOTOS
     for report in told():
-        assert report["failed"] == report["cancelled"] == report["left"]["started"] == 0
+        assert report["failed"] == report["canceled"] == report["left"]["started"] == 0
         assert report["finished"] + report["left"]["queued"] == left
         left = report["left"]["queued"]
     assert left == 0

@@ -1,5 +1,8 @@
 """RQ's `depends_on` with jobs of ours: what waits for a job is queued when that ends, however it ends."""
 
+import subprocess
+import sys
+
 import pytest
 import redis
 import rq
@@ -7,7 +10,8 @@ from rq.job import Dependency
 
 from svdq.producer import control
 from svdq.producer.job import Job
-from svdq.producer.queue import RENDER, SvdqQueue, fetch
+from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
+from svdq.producer.settings import Settings
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.recovery.recovery import Recovery
 
@@ -111,7 +115,7 @@ def test_a_parent_of_a_dead_group_queues_them_in_the_end(
 ) -> None:
     put_family(connection)
     assert dead.pop().rq_job.id == "parent"
-    Recovery(worker, max_attempts=2).at_start(None)
+    Recovery(worker, max_attempts=2).at_start([])
     flight = worker.pop()
     assert flight.rq_job.id == "parent"
     assert worker.pop() is None
@@ -128,7 +132,7 @@ def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Re
     connection.zadd("rq:deferred:svdq-low", {"heir": 1})
     connection.sadd("rq:job:parent:dependents", "heir")
 
-    Recovery(worker, max_attempts=2).at_start(None)
+    Recovery(worker, max_attempts=2).at_start([])
 
     assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
     assert rest(worker) == ["heir"]
@@ -156,7 +160,7 @@ def test_an_unreadable_dependent_keeps_no_job_from_ending(
 ) -> None:
     put_family(connection)
     UNREADABLE[what](connection)
-    Recovery(worker, max_attempts=2).at_start(None)
+    Recovery(worker, max_attempts=2).at_start([])
     flight = worker.pop()
     if ends == "succeed":
         worker.succeed(flight, {"outputs": []})
@@ -165,3 +169,25 @@ def test_an_unreadable_dependent_keeps_no_job_from_ending(
     assert fetch(connection, "parent").get_status().value == ("finished" if ends == "succeed" else "failed")
     assert connection.zcard("rq:wip:svdq-default") == 0
     assert "heir" in rest(worker)
+
+
+def test_a_job_of_the_users_own_queue_follows_a_video(
+    settings: Settings, connection: redis.Redis, worker: GroupWorker
+) -> None:
+    """What docs/rq.md recommends in place of callbacks, run by RQ's own worker."""
+    put(connection, "video")
+    put(connection, "broken")
+    studio = SvdqQueue("studio", connection=connection)
+    for job_id in ("video", "broken"):
+        after = Dependency(job_id, allow_failure=True)
+        studio.enqueue("os.path.basename", f"videos/{job_id}", job_id=f"after-{job_id}", depends_on=after)
+    worker.succeed(worker.pop(), {"outputs": []})
+    assert studio.get_job_ids() == ["after-video"]
+    worker.fail(worker.pop(), "It broke.")
+    assert studio.get_job_ids() == ["after-video", "after-broken"]
+    assert worker.pop() is None  # it is not ours to run
+
+    command = [sys.executable, "-m", "rq.cli", "worker", "--burst", "--serializer", "rq.serializers.JSONSerializer"]
+    done = subprocess.run([*command, "--url", server_url(settings), "studio"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [fetch(connection, f"after-{name}").return_value() for name in ("video", "broken")] == ["video", "broken"]

@@ -1,7 +1,9 @@
 """Rank 0's intake against a real Redis and a real storage; the test stands in the place of the stage loop."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,19 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.ports import Report, Request
-from svdq.producer import keys
+from svdq.producer import control, keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
-from svdq.producer.queue import fetch
+from svdq.producer.queue import fetch, read_job
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake import intake as intake_module
 from svdq.worker.intake.feeder import IntakeOptions
 from svdq.worker.intake.intake import Intake
 from svdq.worker.jobs.rq_worker import LEASE_S
-from svdq.worker.recovery.checkpoints import Archive, Codec
+from svdq.worker.recovery.checkpoint_codec import Codec
+from svdq.worker.recovery.checkpoints import Archive
 from svdq.worker.recovery.shelf import open_shelf
 from svdq.worker.redis_link import connect
 
@@ -110,6 +114,45 @@ def test_no_more_is_in_flight_than_the_group_can_hold(house, open_intake: Open, 
     assert house.queued() == job_ids[2:]
 
 
+def test_a_suspect_of_a_crash_runs_alone(house, open_intake: Open, until) -> None:
+    """Nothing else is in flight, and no other photo is prepared, until it has ended."""
+    marked: list[str] = []
+    first, bad, after = (house.submit() for _ in range(3))
+    house.connection.hset(keys.CRASHES, bad, "{}")
+    intake = open_intake(mark_prepare=lambda job_id: nullcontext(marked.append(job_id)))
+    request = take(intake)
+    intake.nearly_free()
+    until(lambda: house.view(bad).status == "started")
+    let_it_go_round(house, until)
+    assert (request.job_id, {*marked}) == (first, {first})
+
+    intake.ended(finished(request))
+    request = take(intake)
+    intake.nearly_free()
+    let_it_go_round(house, until)
+    assert (request.job_id, {*marked}) == (bad, {first, bad})
+    assert house.queued() == [after]
+
+    intake.ended(finished(request))
+    assert take(intake).job_id == after
+    assert not house.connection.exists(keys.CRASHES)
+
+
+def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(house, open_intake: Open, until) -> None:
+    first, bad = house.submit(), house.submit()
+    house.connection.hset(keys.CRASHES, bad, "{}")
+    intake = open_intake()
+    request = take(intake)
+    intake.nearly_free()
+    until(lambda: house.view(bad).status == "started")
+    intake.drain()
+    intake.ended(finished(request))
+    assert take(intake).job_id == bad
+    intake.ended(Report(job_id=bad, body={}, result={}, failure="It broke."))
+    assert intake.take() is None
+    assert house.states([first, bad]) == ["finished", "failed"]
+
+
 def test_an_urgent_job_overtakes_what_is_not_taken_yet(house, open_intake: Open) -> None:
     first, second = house.submit(), house.submit()
     intake = open_intake()
@@ -152,8 +195,8 @@ def test_what_was_taken_and_not_ended_goes_back(house, open_intake: Open) -> Non
 
 
 BAD_PHOTOS = {
-    "damaged": (lambda path: path.write_bytes(path.read_bytes()[:200]), "The photo cannot be decoded"),
-    "replaced": (lambda path: path.write_text("not a photo"), "The photo cannot be decoded"),
+    "damaged": (lambda path: path.write_bytes(path.read_bytes()[:200]), "was damaged in the storage; submit it again"),
+    "replaced": (lambda path: path.write_text("not a photo"), "was damaged in the storage; submit it again"),
     "gone": (lambda path: path.unlink(), "submit it again"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "submit it again"),
 }
@@ -279,6 +322,69 @@ def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
         shelf.write(job_id, 5, b"late")
     until(lambda: not shelf.steps(ended))
     assert shelf.steps(waiting) == [5]
+
+
+@pytest.mark.parametrize("meta", [{"step": "x"}, {"step": None}, {"step": [3]}, {"step": True}, [], None, "x", {}])
+def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake: Open, until, meta: object) -> None:
+    codec = Codec(model="fake", device=torch.device("cpu"))
+    shelf = open_shelf("local", house.settings.home, Storage(house.settings.storage))
+    job_id = house.submit()
+    job = read_job(fetch(house.connection, job_id))
+    half_done = Sample(
+        job_id=job_id,
+        parameters=job.parameters,
+        boundaries=(0, 4),
+        step=2,
+        tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
+    )
+    shelf.open(job_id)
+    shelf.write(job_id, 2, codec.encode(half_done))
+    house.connection.hset(f"rq:job:{job_id}", "meta", json.dumps(meta))
+    request = take(open_intake(archive=Archive(shelf=shelf, codec=codec)))
+    assert request.resume is not None
+    assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
+
+
+FIELDS = {
+    "result_ttl": "1" + "0" * 30,
+    "failure_ttl": "1" + "0" * 30,
+    "repeat_intervals": '["x"]',
+    "retry_intervals": '["x"]',
+    "dependency_ids": "7",
+    "meta": "[1]",
+    "created_at": "0001-01-01T00:00:00.000000Z",
+}
+
+
+@pytest.mark.parametrize("failure", [None, "It broke."])
+def test_a_record_with_senseless_values_ends_as_any_other(house, open_intake: Open, until, failure) -> None:
+    bad, good = house.submit(), house.submit()
+    house.connection.hset(f"rq:job:{bad}", mapping=FIELDS | {"repeats_left": 2})
+    intake = open_intake()
+    for _ in range(2):
+        request = take(intake)
+        intake.ended(
+            finished(request) if failure is None else Report(job_id=request.job_id, body={}, result={}, failure=failure)
+        )
+    expected = "finished" if failure is None else "failed"
+    until(
+        lambda: (
+            [house.connection.hget(f"rq:job:{job_id}", "status") for job_id in (bad, good)] == [expected.encode()] * 2
+        )
+    )
+    assert not house.connection.exists("rq:wip:svdq-default")
+
+
+def test_a_job_that_the_user_stops_is_neither_finished_nor_failed(house, open_intake: Open, until) -> None:
+    job_id = house.submit()
+    intake = open_intake()
+    take(intake)
+    assert control.cancel(house.connection, job_id) == "stopping"
+    intake.ended(Report(job_id=job_id, body={}, result={}, cancelled=True))
+    until(lambda: house.states([job_id]) == ["stopped"])
+    until(lambda: not intake.status().in_flight)
+    assert (intake.status().finished, intake.status().failed) == (0, 0)
+    assert [(seen.finished, seen.failed) for seen in view_workers(house.connection)] == [(0, 0)]
 
 
 class EndLosingRedis(LossyRedis):

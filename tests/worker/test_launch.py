@@ -10,7 +10,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.worker.launching import rundir
-from svdq.worker.launching.gpus import gpu_names, num_gpus, share_out, visible_gpus
+from svdq.worker.launching.gpus import num_gpus, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launching.model_check import check_model
 
 
@@ -76,23 +76,19 @@ def test_groups_get_gpus_among_those_that_the_user_left(
     assert share_out(visible_gpus(), groups, ranks) == expected
 
 
-def put_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-def test_gpus_are_listed_by_nvidias_tool(tmp_path: Path, monkeypatch) -> None:
-    put_nvidia_smi(tmp_path, 'echo "GPU 0: RTX A5000 (UUID: a)"; echo "GPU 1: RTX A5000 (UUID: b)"', monkeypatch)
-    assert visible_gpus() == ["0", "1"]
-    assert gpu_names() == ["RTX A5000", "RTX A5000"]
-
-
-def test_a_tool_that_fails_means_no_gpus(tmp_path: Path, monkeypatch) -> None:
-    put_nvidia_smi(tmp_path, 'echo "GPU 0: it says"; exit 9', monkeypatch)
-    assert num_gpus() == 0
+@pytest.mark.parametrize(
+    ("num_gpus", "groups", "ranks", "expected"),
+    [(7, 1, 7, 1), (1, 1, 7, 7), (2, 2, 1, 1), (1, 2, 1, 2), (4, 2, 3, 2), (4, 2, 5, 3), (0, 2, 7, 1)],
+)
+def test_ranks_of_all_groups_that_share_a_gpu_are_counted(
+    num_gpus: int, groups: int, ranks: int, expected: int
+) -> None:
+    assert ranks_per_gpu(num_gpus, groups * ranks) == expected
+    if num_gpus:
+        gpus = [str(number) for number in range(num_gpus)]
+        # As `group.choose_device` has the ranks of a group take turns at what it sees.
+        chosen = [share[rank % len(share)] for share in share_out(gpus, groups, ranks) for rank in range(ranks)]
+        assert max(chosen.count(gpu) for gpu in gpus) == expected
 
 
 def test_ranks_and_launcher_know_each_other_through_the_run_folder(tmp_path: Path) -> None:
@@ -160,7 +156,8 @@ def test_what_only_loading_shows_is_said_once(house, tmp_path: Path) -> None:
     done = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", folder)
     assert (done.returncode, done.stdout) == (2, "")
     # The other rank may have loaded its own parts by then.
-    *before, message = done.stderr.splitlines()
+    starting, *before, message = done.stderr.splitlines()
+    assert starting == f"Starting 2 ranks on the processors with the model {folder}; this takes some seconds."
     assert all("Loaded" in line for line in before), done.stderr
     assert message.startswith(f"Error: The image_encoder of the model {folder} cannot be loaded")
     assert "expected int, got str" in message

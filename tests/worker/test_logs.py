@@ -83,7 +83,6 @@ def test_a_line_is_never_longer_than_a_pipe_takes_in_one_piece() -> None:
     [
         ("W1121 10:00:00.123456 42 torch/distributed/run.py:774] a master port", "WARNING", "torchrun"),
         ("E1121 10:00:00.123456 42 elastic.py:882] failed (exitcode: -9)", "ERROR", "torchrun"),
-        ("[scheduler] 1 job was due, in svdq-low.", "INFO", "svdq.worker.jobs.scheduler"),
         ("Segmentation fault", "INFO", "stderr"),
         ('{"time": "cut in t', "INFO", "stderr"),
         ('{"a": "JSON of somebody else"}', "INFO", "stderr"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
@@ -24,14 +25,15 @@ MODEL = ModelInfo(name="fake", notice="", default_frames=2)
 FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
 
 
-def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png")) -> Sample:
+def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png"), folder: str = "") -> Sample:
     return Sample(
         job_id=f"id-{name}",
         parameters=VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=2),
         boundaries=(0, 4),
         step=4,
         # `execution` and whatever else is not the job's is nobody's business here.
-        ticket={"image": f"inputs/{'a' * 64}.png", "name": name, "formats": formats, "fit": "crop", "execution": ["x"]},
+        ticket={"image": f"inputs/{'a' * 64}.png", "name": name, "formats": formats, "fit": "crop", "folder": folder}
+        | {"execution": ["x"]},
         stages=((0, 4, 0.5),),
         memory={"step": 9},
         resumed=(Resumption(from_step=2, steps_done_again=1),),
@@ -149,6 +151,68 @@ def test_what_no_patience_mends_fails_at_once(folder: Path) -> None:
     outlet.deliver(sample_of("ä" * 190), FRAMES, reports)  # no file system takes so many bytes in a name
     outlet.close()
     assert "File name too long" in str(reports.all[0].failure)
+
+
+@pytest.mark.parametrize(
+    ("taken", "reason"),
+    [
+        ("p4-1.mp4", "File exists"),
+        ("p4-1.mp4/x", "Not a directory"),
+        ("one-id-one.gif/", "Is a directory"),
+        ("one-id-one", "Not a directory"),
+        ("one-id-one.json/", "Is a directory"),
+    ],
+)
+def test_a_place_that_is_taken_fails_that_job_alone(folder: Path, taken: str, reason: str) -> None:
+    """As `--output p4-1.mp4` where a video of that name is."""
+    output = "" if taken.startswith("one-") else taken.rstrip("/")
+    path = folder / "outputs" / taken.partition("/")[0]
+    path.parent.mkdir()
+    if taken.endswith("/"):
+        (path / "mine").mkdir(parents=True)
+    else:
+        path.write_text("mine")
+    outlet, reports = open_outlet(folder), Reports()
+    outlet.deliver(sample_of("one", folder=output), FRAMES, reports)
+    for name in ("two", "three"):
+        outlet.deliver(sample_of(name), FRAMES, reports)
+    outlet.close()
+    assert [report.job_id for report in reports.all] == ["id-one", "id-two", "id-three"]
+    assert reason in str(reports.all[0].failure)
+    assert [report.failure for report in reports.all[1:]] == [None, None]
+    if path.is_file():
+        assert path.read_text() == "mine"
+    assert list((folder / "tmp").iterdir()) == []
+    assert not (folder / "outputs/.svdq-probe").exists()
+
+
+class Denied(Storage):
+    """A storage that can be used, but for one folder."""
+
+    def publish(self, local_path: Path, key: str) -> None:
+        if key.startswith("outputs/denied/"):
+            raise UnavailableError("The storage cannot be used.") from PermissionError(13, "Permission denied", key)
+        super().publish(local_path, key)
+
+
+def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Path) -> None:
+    outlet = Outlet(Denied(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, file_patience_s=0.2)
+    reports = Reports()
+    outlet.deliver(sample_of("one", folder="denied"), FRAMES, reports)
+    outlet.deliver(sample_of("two"), FRAMES, reports)
+    outlet.close()
+    failure, other = [report.failure for report in reports.all]
+    assert other is None
+    assert "though the storage can be used otherwise: Permission denied at 'outputs/denied/one-id-one" in str(failure)
+
+
+def test_a_key_that_no_object_store_takes_fails_that_job_alone(s3: str) -> None:
+    outlet, reports = Outlet(Storage(s3), MODEL, Tracer(0, on=False), first_delay_s=0.01), Reports()
+    outlet.deliver(sample_of("one", ("gif",), folder="/".join(["x" * 99] * 10)), FRAMES, reports)
+    outlet.deliver(sample_of("two", ("gif",)), FRAMES, reports)
+    outlet.close()
+    assert "File name too long" in str(reports.all[0].failure)
+    assert reports.all[1].failure is None
 
 
 def test_what_is_not_ours_any_more_is_not_published(folder: Path) -> None:

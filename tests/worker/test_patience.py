@@ -124,7 +124,7 @@ def prepare(beside: ThreadPoolExecutor, preparer: Preparer, job: Job) -> "Future
 
 
 def test_a_photo_is_waited_for_while_the_storage_is_away(folder: Path, job: Job, beside, until) -> None:
-    preparer = open_preparer(Storage(str(folder)), photo_patience_s=0.0)
+    preparer = open_preparer(Storage(str(folder)), file_patience_s=0.0)
     shutil.move(folder, folder.with_name("away"))
     done = prepare(beside, preparer, job)
     trouble = until(lambda: (found := preparer.trouble) and found.attempts >= 3 and found)
@@ -143,14 +143,28 @@ def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Pa
     assert done.result(60).photo is not None
 
     storage.is_locked = True
-    with pytest.raises(SvdqError, match=r"could not be read for 0 minutes, though .* \(SlowDown\)") as caught:
-        open_preparer(storage, photo_patience_s=0.0).prepare("a-job", job)
+    with pytest.raises(SvdqError, match=r"could not be read or written for 0 minutes, though .*: SlowDown\.") as caught:
+        open_preparer(storage, file_patience_s=0.0).prepare("a-job", job)
     assert "svdq retry" in str(caught.value)
 
 
 def test_a_photo_that_is_gone_for_good_fails_its_job_at_once(folder: Path, job: Job) -> None:
     (folder / job.image).unlink()
     with pytest.raises(SvdqError, match="is not in the storage, or no file; submit it again"):
+        open_preparer(Storage(str(folder))).prepare("a-job", job)
+
+
+def test_a_photo_whose_content_is_another_is_never_decoded(folder: Path, job: Job) -> None:
+    other = folder.with_name("other.png")
+    Image.new("RGB", (80, 80), "red").save(other)
+    (folder / job.image).write_bytes(other.read_bytes())
+    with pytest.raises(SvdqError, match="damaged in the storage; submit it again, then `svdq retry` the job"):
+        open_preparer(Storage(str(folder))).prepare("a-job", job)
+
+
+def test_a_folder_in_the_place_of_a_sidecar_fails_its_job(folder: Path, job: Job) -> None:
+    (folder / "outputs/photo-a-job.json").mkdir(parents=True)
+    with pytest.raises(SvdqError, match="Its output 'outputs/photo-a-job' cannot be read or written: Is a directory"):
         open_preparer(Storage(str(folder))).prepare("a-job", job)
 
 

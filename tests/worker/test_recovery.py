@@ -1,5 +1,6 @@
 """What dead groups had is taken back: real kills of real processes, on this host and as another host sees it."""
 
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import redis
 
 from svdq.pipeline.models.tiny import write_tiny_model
 from svdq.producer import keys
+from svdq.producer.control import cancel
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
@@ -21,12 +23,33 @@ from svdq.producer.status.workers import view_workers
 from svdq.worker import identity
 from svdq.worker.jobs import handover
 from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.recovery.breadcrumbs import Blame
-from svdq.worker.recovery.recovery import Crashes, Recovery
+from svdq.worker.recovery.crash_count import CrashCount, count_crash, must_run_alone, read_count
+from svdq.worker.recovery.crash_marker import CrashSuspect, Phase
+from svdq.worker.recovery.recovery import POPPED_S, SILENT_S, Recovery
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 SIMULATED = "simulated:step_ms=50"
+
+
+class Clock:
+    """A monotonic clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def _once(pop):
+    """Pop one job, then find nothing."""
+    pops = iter([pop])
+    return lambda *arguments: next(pops, lambda *_: handover.Pop())(*arguments)
 
 
 def put(connection: redis.Redis, *job_ids: str) -> None:
@@ -69,6 +92,38 @@ def test_a_process_that_is_only_not_collected_is_gone() -> None:
     assert identity.process_is_gone(process.pid)
     process.wait()
     assert not identity.process_is_gone(os.getpid())
+
+
+def test_a_process_that_is_hidden_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with hidepid=invisible or ProtectProc=invisible, where a process of another user has no folder in /proc."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        before, _, place = identity.new_name().rsplit("-", 2)
+        name = f"{before}-{process.pid}-{place.replace('.' + place.split('.')[1], '.1')}"
+        assert identity.is_gone(name)  # seen: another one has its number
+        monkeypatch.setattr(identity, "PROC", tmp_path)
+        assert not identity.is_gone(name)
+        assert not identity.process_is_gone(process.pid)
+        process.kill()
+        process.wait()
+        assert identity.is_gone(name)
+        assert identity.process_is_gone(process.pid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a /proc that hides processes")
+@pytest.mark.parametrize("hidepid", ["1", "2"])
+def test_under_hidepid_a_worker_of_another_user_is_not_gone(hidepid: str) -> None:
+    script = (
+        f"mount -t proc -o hidepid={hidepid} proc /proc && "
+        'exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all "$0" -c "$1" "$2"'
+    )
+    look = "import sys; from svdq.worker import identity; print(identity.is_gone(sys.argv[1]))"
+    name = identity.new_name()
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, sys.executable, look, name], capture_output=True, text=True
+    )
+    if "mount:" in done.stderr or "unshare:" in done.stderr or "setpriv:" in done.stderr:
+        pytest.skip(done.stderr)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 # Hand-overs.
@@ -124,43 +179,34 @@ def test_jobs_of_a_dead_group_come_back_in_order(
     handover.pop(connection, dead.queues, dead.name)  # killed right after: d
     put(connection, "newer")
 
-    Recovery(worker, 2).at_start(None)
+    Recovery(worker, 2).at_start([])
 
     assert waiting(connection) == ["b", "c", "d", "e", "newer"]
     assert worker.holds(mine)
     for job_id in ("b", "c", "d"):
         job = fetch(connection, job_id)
         assert (job.get_status().value, job.retries_left) == ("queued", 3)
-    Recovery(worker, 2).at_start(None)
+    Recovery(worker, 2).at_start([])
     assert waiting(connection) == ["b", "c", "d", "e", "newer"]
-
-
-def test_a_dead_groups_lock_is_freed_and_a_living_ones_is_not(
-    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
-) -> None:
-    connection.set("rq:clean_registries:svdq-default", dead.name)
-    connection.set("rq:clean_registries:svdq-high", worker.name)
-    connection.set("rq:clean_registries:svdq-low", 1)  # RQ's own
-    Recovery(worker, 2).at_start(None)
-    assert not connection.exists("rq:clean_registries:svdq-default")
-    assert connection.exists("rq:clean_registries:svdq-high", "rq:clean_registries:svdq-low") == 2
 
 
 # In regular maintenance, as another host sees it.
 
 
 def test_expired_leases_come_back_without_spending_retries(
-    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, clock: Clock
 ) -> None:
     put(connection, "a", "b", "c", "d")
     first, _ = dead.pop(), dead.pop()
     handover.pop(connection, dead.queues, dead.name)
-    recovery = Recovery(worker, 2)
+    recovery = Recovery(worker, 2, clock)
     recovery.expired()
     assert waiting(connection) == ["d"]  # a living one's, as far as Redis knows
 
     connection.zadd("rq:wip:svdq-default", dict.fromkeys(connection.zrange("rq:wip:svdq-default", 0, -1), 1))
     connection.delete(first.execution.key, dead.key)  # what ends with the lease
+    recovery.expired()
+    clock.now += SILENT_S
     recovery.expired()
     worker.maintain()
     assert waiting(connection) == ["a", "b", "c", "d"]
@@ -168,23 +214,162 @@ def test_expired_leases_come_back_without_spending_retries(
     assert [key for key in leftovers(connection) if key != b"rq:execution"] == []
 
 
+def test_a_popped_job_is_never_stuck_while_its_group_is_alive(connection: redis.Redis, worker: GroupWorker) -> None:
+    """It is seen between pop and admission by two rounds of maintenance, a day apart; RQ's own would queue it twice."""
+    put(connection, "a")
+    handover.pop(connection, worker.queues, worker.name)
+    other = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    recovery = Recovery(other, 2, itertools.count(0, 100).__next__)
+    for _ in range(2):
+        recovery.expired()
+        other.maintain()
+        for key in connection.scan_iter("rq:queue:*:first_seen:*"):
+            connection.set(key, 1)
+    assert connection.hget("rq:job:a", "retries_left") == b"3"
+    assert waiting(connection) == []
+    assert connection.lrange("rq:queue:svdq-default:intermediate", 0, -1) == [b"a"]
+
+
+def test_what_another_program_has_popped_comes_back_after_a_minute(
+    connection: redis.Redis, worker: GroupWorker, clock: Clock
+) -> None:
+    put(connection, "a")
+    SvdqQueue.lmove(connection, "rq:queue:svdq-default", None)
+    recovery = Recovery(worker, 2, clock)
+    recovery.expired()
+    clock.now += POPPED_S - 1
+    recovery.expired()
+    assert waiting(connection) == []
+    clock.now += 1
+    recovery.expired()
+    assert waiting(connection) == ["a"]
+    assert connection.hget("rq:job:a", "retries_left") == b"3"
+
+
+def test_a_job_that_was_taken_back_before_it_was_begun_is_not_begun(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group slept between pop and admission for longer than it counts as alive."""
+    put(connection, "a")
+    connection.delete(dead.key)
+    fetch_job = dead.fetch
+
+    def sleep_and_fetch(job_id: bytes):
+        job = fetch_job(job_id)
+        Recovery(worker, 2).expired()
+        return job
+
+    monkeypatch.setattr(dead, "fetch", sleep_and_fetch)
+    monkeypatch.setattr(handover, "pop", _once(handover.pop))
+    assert dead.pop() is None
+    monkeypatch.undo()
+    assert waiting(connection) == ["a"]
+    taken = worker.pop()
+    assert taken is not None
+    assert worker.pop() is None
+    assert [key.decode() for key in connection.zrange("rq:wip:svdq-default", 0, -1)] == [taken.execution.composite_key]
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda connection: connection.hset(keys.CRASHES, "a", "[1]"),
+        lambda connection: connection.hset(keys.CRASHES, "a", '{"step": 1, "rank": 1, "here": [], "total": "x"}'),
+        lambda connection: connection.hset(keys.CRASHES, b"\xff", "{"),
+        lambda connection: connection.hset(keys.PAUSES, b"\xff", "x"),
+        lambda connection: connection.zadd("rq:wip:svdq-high", {b"\xff": 1, "x": 1, "x:y:z": 1}),
+        lambda connection: connection.rpush("rq:queue:svdq-high:intermediate", b"\xff", "no such job"),
+        lambda connection: connection.hset(keys.POPPED, "a", b"\xff"),
+        lambda connection: connection.zadd("rq:deferred:svdq-high", {b"\xff": 1, "x": 1}),
+        lambda connection: connection.hset("rq:job:a", mapping={"worker_name": b"\xff", "started_at": b"\xff"}),
+    ],
+)
+def test_what_others_have_written_breaks_no_recovery(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, plant
+) -> None:
+    put(connection, "a")
+    dead.pop()
+    plant(connection)
+    recovery = Recovery(worker, 2, itertools.count(0, 100).__next__)
+    recovery.at_start([suspect("a")])
+    for _ in range(3):
+        recovery.unknown(())
+        recovery.expired()
+        worker.maintain()
+    assert waiting(connection) == ["a"]
+
+
 # Jobs that end their rank.
 
 
-def crash(step: int, *, stalled: bool = False) -> Blame:
-    return Blame(job_id="a", step=step, rank=1, stalled=stalled)
+def suspect(job_id: str, step: int = 4, phase: Phase = "step") -> CrashSuspect:
+    return CrashSuspect(job_id=job_id, phase=phase, step=step, rank=1)
 
 
-def test_crashes_are_counted_at_one_step() -> None:
-    first = Crashes.after(None, crash(4))
+def counted(before: CrashCount | None, found: CrashSuspect, *, only_suspect: bool = True) -> CrashCount:
+    return CrashCount.after(before, found, worker="", only_suspect=only_suspect)
+
+
+def test_crashes_are_counted_at_one_place() -> None:
+    first = counted(None, suspect("a"))
     assert (first.here, first.total) == (1, 1)
-    assert Crashes.after(first, crash(4)).too_many(2)
-    moved = Crashes.after(first, crash(7))
-    assert not moved.too_many(2)
+    assert counted(first, suspect("a")).is_too_many(2)
+    assert not counted(first, suspect("a", 4, "decode")).is_too_many(2), "another phase is another place"
+    moved = counted(first, suspect("a", 7))
+    assert not moved.is_too_many(2)
     for step in range(8, 16):
-        moved = Crashes.after(moved, crash(step))
+        moved = counted(moved, suspect("a", step))
     assert moved.total == 10
-    assert moved.too_many(2)  # wherever: it does not go on for ever
+    assert moved.is_too_many(2), "at any place: it does not go on for ever"
+
+
+def test_one_of_several_suspects_is_never_set_aside_before_it_has_died_alone() -> None:
+    count = None
+    for _ in range(20):
+        count = counted(count, suspect("a"), only_suspect=False)
+    assert count is not None
+    assert not count.is_too_many(2)
+    assert counted(count, suspect("a")).is_too_many(2)
+
+
+def test_suspects_run_alone_until_they_have_ended(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+) -> None:
+    put(connection, "a", "b", "c")
+    dead.pop()
+    dead.pop()
+    Recovery(worker, 1).at_start([suspect("a"), suspect("c", 0, "prepare"), suspect("gone")])
+    assert waiting(connection) == ["a", "b", "c"], "none is set aside, though one attempt is all they have"
+    assert [must_run_alone(connection, job_id) for job_id in ("a", "b", "c", "gone")] == [True, False, True, False]
+    worker.succeed(worker.pop(), {"outputs": []})
+    assert not must_run_alone(connection, "a")
+    cancel(connection, "c")
+    assert not must_run_alone(connection, "c")
+    assert not connection.exists(keys.CRASHES)
+
+
+def test_one_crash_that_two_hosts_of_a_group_report_is_counted_once(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker
+) -> None:
+    put(connection, "a")
+    dead.pop()
+    count_crash(connection, [suspect("a", 0, "warm-up")])
+    Recovery(worker, 2).at_start([suspect("a", 0, "warm-up")])
+    count = read_count(connection, "a")
+    assert count is not None
+    assert (count.here, count.total) == (1, 1)
+    assert waiting(connection) == ["a"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 4, "rank": 1, "here": 1, "total": 1}', "null"])
+def test_a_count_that_cannot_be_read_is_begun_anew(connection: redis.Redis, worker: GroupWorker, text: str) -> None:
+    put(connection, "a", "b")
+    connection.hset(keys.CRASHES, mapping={"a": text, "gone": text})
+    Recovery(worker, 2).at_start([suspect("a")])
+    count = read_count(connection, "a")
+    assert count is not None
+    assert count.total == 1
+    assert connection.hkeys(keys.CRASHES) == [b"a"], "what was counted of a job that is gone goes, too"
 
 
 def test_a_job_that_killed_its_rank_twice_is_set_aside(
@@ -193,11 +378,12 @@ def test_a_job_that_killed_its_rank_twice_is_set_aside(
     put(connection, "a", "b")
     dead.pop()
     dead.pop()
-    Recovery(worker, 2).at_start(crash(4))
+    Recovery(worker, 2).at_start([suspect("a")])
     assert waiting(connection) == ["a", "b"]
     dead.pop()
     dead.pop()
-    Recovery(worker, 2).at_start(crash(4))
+    connection.hset("rq:job:a", "worker_name", "another process's")
+    Recovery(worker, 2).at_start([suspect("a")])
     assert waiting(connection) == ["b"]
     failed = fetch(connection, "a")
     assert failed.get_status().value == "failed"
@@ -364,4 +550,4 @@ def test_redis_that_is_killed_comes_back_and_nothing_is_lost(house, until) -> No
     check_all_finished(house, jobs)
     assert "Traceback" not in group.text
     assert group.text.count("Ready with") == 1
-    assert json.loads(house.run("svdq", "info", "--json").stdout)["workers"]
+    assert json.loads(house.run("svdq", "status", "--json").stdout)["workers"]

@@ -52,34 +52,30 @@ def kill(group) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "ranks_then", "stride", "options"),
+    ("ranks", "ranks_then"),
     [
-        pytest.param(1, 2, 1, (), marks=pytest.mark.long),
-        (2, 1, 1, ()),
-        pytest.param(3, 2, 1, (), marks=pytest.mark.long),
-        pytest.param(2, 3, 5, ("--approximate", "reuse5"), marks=pytest.mark.long),
+        pytest.param(1, 2, marks=pytest.mark.long),
+        (2, 1),
+        pytest.param(3, 2, marks=pytest.mark.long),
     ],
 )
-def test_a_group_that_was_stopped_goes_on_where_it_was(
-    house, until, tiny: str, ranks: int, ranks_then: int, stride: int, options: tuple[str, ...]
-) -> None:
+def test_a_group_that_was_stopped_goes_on_where_it_was(house, until, tiny: str, ranks: int, ranks_then: int) -> None:
     job_id, same = submit_twice(house, frames=2, steps=20, width=128, height=64)
-    group = house.start(ranks, *options, model=tiny)
-    until(lambda: house.view(job_id).step >= stride + 2, lambda: group.text)
+    group = house.start(ranks, model=tiny)
+    until(lambda: house.view(job_id).step >= 3, lambda: group.text)
     group.tell(signal.SIGTERM)
     assert group.end() == 0
     assert house.queued() == [job_id, same]
-    kept = [int(path.stem) for path in (house.settings.home / "checkpoints" / job_id).iterdir()]
-    assert max(kept) >= stride
-    assert max(kept) % stride == 0, "steps that use features again stay with those that computed them"
+    kept = [int(path.stem) for path in (house.settings.home / "checkpoints" / job_id).glob("*.safetensors")]
+    assert max(kept) >= 1
 
     # With another number of ranks: what is left is spread over those that are there.
-    assert house.start(ranks_then, "--burst", *options, model=tiny, wait=False).end() == 0
+    assert house.start(ranks_then, "--burst", model=tiny, wait=False).end() == 0
     np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
     sidecar = sidecar_of(house, job_id)
     (resumption,) = sidecar["resumed"]
     assert resumption["from_step"] == max(kept)
-    assert resumption["steps_done_again"] < stride
+    assert resumption["steps_done_again"] == 0
     assert sum(stage["steps"] for stage in sidecar["stages"]) == 20
     nothing_is_left(house)
 

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import json
 import pickle
 import re
@@ -17,21 +18,23 @@ import rq
 import rq.command
 import rq.executions
 import rq.registry
+import rq.results
 import rq.serializers
 import rq.suspension
 import rq.utils
 import rq.webhook
 import rq.worker_registration
 from rq.job import JobStatus
-from rq.scheduler import RQScheduler
+from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
-from svdq.producer import control
+from svdq.producer import control, keys, untrusted_job
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
 from svdq.producer.status.workers import view_workers
-from svdq.worker.jobs import callback_process, handover, inert_job, rq_adapter, rq_ends, rq_worker, scheduler
+from svdq.producer.untrusted_job import UntrustedJob
+from svdq.worker.jobs import handover, rq_adapter, rq_ends, rq_worker
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.jobs.rq_ends import Flight
 from svdq.worker.jobs.rq_worker import LEASE_S
@@ -196,10 +199,12 @@ def test_stop_is_rqs_stop(connection: redis.Redis, worker: GroupWorker) -> None:
     first, second = take(worker, 2)
     worker.stop(first)
     assert status_of(connection, "a") == "stopped"
+    assert view_workers(connection)[0].failed == 0
     assert waiting(connection) == []
     # Stopping one says nothing about the next.
     worker.fail(second, "It broke.")
     assert status_of(connection, "b") == "failed"
+    assert view_workers(connection)[0].failed == 1
 
 
 def test_put_back_restores_the_order_and_spends_no_retry(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -224,8 +229,7 @@ def test_what_was_taken_away_is_neither_held_nor_put_back(connection: redis.Redi
     put(connection, "a")
     flight = take(worker)[0]
     assert worker.holds(flight)
-    connection.zadd("rq:wip:svdq-default", {flight.execution.composite_key: 1})  # the lease has run out
-    worker.maintain()  # any group's
+    assert handover.give_back(connection, flight.queue, flight.execution)
     assert waiting(connection) == ["a"]
     assert not worker.holds(flight)
     worker.put_back([flight])
@@ -356,9 +360,9 @@ def with_values(**values: object) -> dict[str, object]:
 
 FOREIGN = {
     "function": (lambda trap: {"function": "svdq_trap.go"}, "Its function 'svdq_trap.go' is not svdq's"),
-    "on_success": (lambda trap: {"on_success": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not"),
-    "on_failure": (lambda trap: {"on_failure": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not"),
-    "on_stopped": (lambda trap: {"on_stopped": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not"),
+    "on_success": (lambda trap: {"on_success": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not run"),
+    "on_failure": (lambda trap: {"on_failure": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not run"),
+    "on_stopped": (lambda trap: {"on_stopped": rq.Callback("svdq_trap.go")}, "Its callback 'svdq_trap.go' is not run"),
     "webhook": (lambda trap: {"webhooks": webhook(trap)}, "Its webhook 'http://127.0.0.1"),
     "extra field": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"run": "svdq_trap.go"}}}, "param"),
     "wrong value": (lambda trap: {"kwargs": {"job": JOB.model_dump(mode="json") | {"steps": 0}}}, "parameters"),
@@ -439,6 +443,8 @@ UNREADABLE = {
     "no number": lambda connection: connection.hset("rq:job:bad", "retries_left", "many"),
     "no date": lambda connection: connection.hset("rq:job:bad", "created_at", "yesterday"),
     "no text": lambda connection: connection.hset("rq:job:bad", "success_callback_name", b"\xff\xfe"),
+    "too large": lambda connection: connection.hset("rq:job:bad", "meta", bytes(4 << 20)),
+    "large when decompressed": lambda connection: connection.hset("rq:job:bad", "data", zlib.compress(bytes(4 << 20))),
     "no id": lambda connection: connection.lset("rq:queue:svdq-default", 0, "b a d: \u00e9"),
     "no utf-8": lambda connection: connection.lset("rq:queue:svdq-default", 0, b"\xff"),
 }
@@ -462,10 +468,16 @@ def test_an_unreadable_job_is_dropped_with_a_word(
     worker.maintain()
     worker.succeed(flight, {"outputs": []})
     assert status_of(connection, "good") == "finished"
+    if connection.type("rq:job:bad") == b"hash" and what not in ("no id", "no utf-8"):
+        assert connection.hget("rq:job:bad", "status") == b"failed"
+        assert connection.zscore("rq:failed:svdq-default", "bad") is not None
+        assert 0 < connection.ttl("rq:job:bad") <= keys.FAILURE_TTL_S
+        reason = UntrustedJob("bad", connection=connection, serializer=JSONSerializer).latest_result()
+        assert "malformed or too large" in reason.exc_string
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_maintenance_calls_nothing_and_recovers_the_rest(
+def test_a_foreign_workers_jobs_are_taken_back_and_nothing_is_called(
     connection: redis.Redis, worker: GroupWorker, trap: Trap, retries: int
 ) -> None:
     """A worker of someone else's died with jobs that name callbacks: here they are recovered, not obeyed."""
@@ -475,30 +487,34 @@ def test_maintenance_calls_nothing_and_recovers_the_rest(
         job = fetch(connection, job_id)
         with connection.pipeline() as pipeline:
             rq.executions.Execution.create(job, ttl=15, pipeline=pipeline)
+            job.prepare_for_execution("somebody", pipeline)
             pipeline.execute()
-    connection.zadd("rq:wip:svdq-default", dict.fromkeys(wip(connection), 1))
+    connection.zadd("rq:wip:svdq-default", dict.fromkeys(wip(connection), 1) | {b"\xff:1": 1, "a:b:c": 1})
     connection.delete("rq:queue:svdq-default")
     connection.hset("rq:job:broken", "timeout", "soon")
 
+    taking_back = recovery.Recovery(worker, 2, monotonic=itertools.count(0, 100).__next__)
+    for _ in range(2):
+        taking_back.expired()
     worker.maintain()
 
     assert wip(connection) == {}
-    assert waiting(connection) == (["bad", "good"] if retries else ["good"])
-    assert status_of(connection, "bad") == ("queued" if retries else "failed")
-    assert fetch(connection, "good").retries_left == 2
+    assert sorted(waiting(connection)) == ["bad", "broken", "good"]
+    assert fetch(connection, "good").retries_left == 3
+    assert worker.pop().rq_job.id == "good"
+    assert worker.pop() is None
+    assert status_of(connection, "bad") == "failed"
     trap.check()
 
 
-def test_maintenance_that_fails_keeps_no_lock(connection: redis.Redis, worker: GroupWorker) -> None:
+def test_a_registry_that_cannot_be_cleaned_keeps_no_other_from_it(
+    connection: redis.Redis, worker: GroupWorker, caplog: pytest.LogCaptureFixture
+) -> None:
     connection.set("rq:failed:svdq-high", "not a registry")
-    put(connection, "a")
-    flight = take(worker)[0]
-    connection.zadd("rq:wip:svdq-default", {flight.execution.composite_key: 1})
-
+    connection.zadd("rq:failed:svdq-default", {"expired": 1})
     worker.maintain()
-
-    assert waiting(connection) == ["a"]
-    assert list(connection.scan_iter("rq:clean_registries:*")) == []
+    assert "The clean-up of svdq-high failed." in caplog.text
+    assert not connection.exists("rq:failed:svdq-default")
 
 
 # RQ's commands.
@@ -532,9 +548,7 @@ def test_the_worker_leaves_no_trace(connection: redis.Redis) -> None:
 CONTRACT: dict[str, tuple[object, str | None]] = {
     "Queue._enqueue_job": (rq.Queue, "self, job, pipeline, at_front"),
     "Queue.intermediate_queue_key": (rq.Queue, None),
-    "Queue.intermediate_queue": (rq.Queue, None),
     "Queue.started_job_registry": (rq.Queue, None),
-    "Queue.registry_cleaning_key": (rq.Queue, None),
     "Queue.scheduled_job_registry": (rq.Queue, None),
     "Queue.deferred_job_registry": (rq.Queue, None),
     "Queue.schedule_job": (rq.Queue, "self, job, datetime, pipeline"),
@@ -543,7 +557,6 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "Execution.from_composite_key": (rq.executions.Execution, "composite_key, connection"),
     "ExecutionRegistry.remove": (rq.executions.ExecutionRegistry, "self, execution, pipeline"),
     "Execution.save": (rq.executions.Execution, "self, ttl, pipeline"),
-    "Execution.heartbeat": (rq.executions.Execution, "self, started_job_registry, ttl, pipeline"),
     "Execution.delete": (rq.executions.Execution, "self, job, pipeline"),
     "Execution.composite_key": (rq.executions.Execution, None),
     "Job.prepare_for_execution": (rq.job.Job, "self, worker_name, pipeline"),
@@ -557,10 +570,13 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "Job.fetch_many": (rq.job.Job, "job_ids, connection, serializer"),
     "Job.get_retry_interval": (rq.job.Job, "self"),
     "Job.should_retry": (rq.job.Job, None),
-    "Job.success_callback_timeout": (rq.job.Job, None),
-    "Job.failure_callback_timeout": (rq.job.Job, None),
-    "Job.stopped_callback_timeout": (rq.job.Job, None),
     "Job.redis_job_namespace_prefix": (rq.job.Job, None),
+    "Job.refresh": (rq.job.Job, "self"),
+    "Job.latest_result": (rq.job.Job, "self, timeout"),
+    "Result.get_key": (rq.results.Result, "job_id"),
+    "Result.restore": (rq.results.Result, "job_id, result_id, payload, connection, serializer"),
+    "Result.create_failure": (rq.results.Result, "job, ttl, exc_string"),
+    "BaseRegistry.cleanup": (rq.registry.BaseRegistry, "self, timestamp"),
     "BaseWorker.handle_job_success": (BaseWorker, "self, job, queue, started_job_registry"),
     "BaseWorker.handle_job_failure": (BaseWorker, "self, job, queue, started_job_registry, exc_string"),
     "BaseWorker.cleanup_execution": (BaseWorker, "self, job, pipeline"),
@@ -576,38 +592,26 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "BaseWorker.set_state": (BaseWorker, "self, state, pipeline"),
     "BaseWorker.heartbeat": (BaseWorker, "self, timeout, pipeline"),
     "BaseWorker.serialize": (BaseWorker, "self"),
-    "RQScheduler.acquire_locks": (RQScheduler, "self, auto_start"),
-    "RQScheduler.acquired_locks": (RQScheduler, None),
-    "RQScheduler.enqueue_scheduled_jobs": (RQScheduler, "self"),
-    "RQScheduler.get_locking_key": (RQScheduler, "name"),
-    "RQScheduler.heartbeat": (RQScheduler, "self"),
-    "RQScheduler.key": (RQScheduler, None),
-    "RQScheduler.register_birth": (RQScheduler, "self"),
-    "RQScheduler.should_reacquire_locks": (RQScheduler, None),
-    "RQScheduler.stop": (RQScheduler, "self"),
     "command.parse_payload": (rq.command, "payload"),
-    "registry.clean_registries": (rq.registry, "queue"),
     "worker_registration.register": (rq.worker_registration, "worker, pipeline"),
     "worker_registration.clean_worker_registry": (rq.worker_registration, "queue"),
-    "utils.import_attribute": (rq.utils, "name"),
     "utils.utcformat": (rq.utils, "dt"),
     "utils.as_text": (rq.utils, "v"),
     "utils.now": (rq.utils, ""),
-    "utils.current_timestamp": (rq.utils, ""),
     "suspension.suspend": (rq.suspension, "connection, ttl"),
     "suspension.resume": (rq.suspension, "connection"),
 }
 
 #: Who touches RQ's internals.
-MODULES = (callback_process, control, handover, inert_job, recovery, rq_adapter, rq_ends, rq_worker, scheduler)
+MODULES = (control, handover, recovery, rq_adapter, rq_ends, rq_worker, untrusted_job)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {
     "Job": ["_result", "_status", "_success_callback_name", "_failure_callback_name", "_stopped_callback_name"],
     "Job ": ["retries_left", "retry_intervals", "enqueue_at_front_on_retry", "ended_at", "started_at", "webhooks"],
-    "Job  ": ["key", "dependencies_key", "meta"],
+    "Job  ": ["key", "dependencies_key", "meta", "repeats_left", "repeat_intervals", "_dependency_ids"],
     "BaseWorker": ["execution", "_stopped_job_id", "queues", "connection", "key", "birth_date", "pubsub_thread"],
-    "Execution": ["created_at", "key"],
+    "Execution": ["created_at", "last_heartbeat", "key"],
     "Queue": ["job_class", "key"],
 }
 

@@ -1,10 +1,14 @@
-"""A stop while the storage neither answers nor refuses: it comes in time, and the job goes back to its queue."""
+"""Stops at inconvenient moments: they come in time, and jobs go back to their queue."""
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
+
+from svdq.producer.status.ranks import read_groups
+from svdq.worker.launching.launch import STOP_NOW_S
 
 
 @pytest.mark.slow
@@ -19,3 +23,27 @@ def test_a_group_stops_although_a_photo_never_comes(house, until) -> None:
     assert group.end() == 0, group.text
     assert "1 job went back to the queue" in group.text
     assert house.queued() == [job]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_draining_puts_jobs_back(house, until, number: signal.Signals) -> None:
+    """Rank 0 has nothing more to do and waits for the reports of jobs that later ranks still have."""
+    group = house.start(3, model="simulated:step_ms=50")
+    job = house.submit(steps=900)
+
+    def is_past_rank_0() -> bool:
+        ranks = [rank for found in read_groups(house.connection) for rank in found.ranks]
+        return any(rank.rank == 1 and rank.job_id == job for rank in ranks)
+
+    until(is_past_rank_0, lambda: group.text)
+    group.tell(signal.SIGINT)
+    until(lambda: "Taking no more jobs" in group.text, lambda: group.text)
+    time.sleep(2)  # rank 0 closes its link to rank 1
+    started = time.monotonic()
+    group.tell(number)
+    assert group.end() == 0, group.text
+    assert house.view(job).status == "queued", group.text
+    assert house.queued() == [job]
+    assert "1 job went back to the queue" in group.text
+    assert time.monotonic() - started < STOP_NOW_S, "the launcher would have killed the ranks"

@@ -29,7 +29,7 @@ def test_videos_that_cannot_be_written_wait_in_sight(house, until) -> None:
     first, second = house.submit(), house.submit()
 
     def troubles() -> list[dict[str, object]]:
-        found = json.loads(shown(house, "info", "--json"))["troubles"]
+        found = json.loads(shown(house, "status", "--json"))["troubles"]
         return found if found and first in found[0]["job_ids"] and second in found[0]["job_ids"] else []
 
     (trouble,) = until(troubles, lambda: group.text)
@@ -37,7 +37,7 @@ def test_videos_that_cannot_be_written_wait_in_sight(house, until) -> None:
     (status,) = read_groups(house.connection)
     assert status.ranks[1].activity == "waiting"
     assert 0 < house.connection.ttl(status.ranks[1].key) <= keys.RANK_TTL_S
-    assert "WAITING FOR STORAGE on " in shown(house, "info")
+    assert "WAITING FOR STORAGE on " in shown(house, "status")
     assert "WAITING FOR STORAGE on " in shown(house, "status")
     for job_id in (first, second):
         line = shown(house, "status", job_id)
@@ -62,8 +62,8 @@ def test_videos_that_cannot_be_written_wait_in_sight(house, until) -> None:
         outputs.unlink()
         assert house.wait([second])[0].status == "finished"
         assert waiting.wait(60) == 0
-    until(lambda: json.loads(shown(house, "info", "--json"))["troubles"] == [])
-    assert "WAITING" not in shown(house, "info")
+    until(lambda: json.loads(shown(house, "status", "--json"))["troubles"] == [])
+    assert "WAITING" not in shown(house, "status")
     assert not list(outputs.glob(f"*{first}*"))
     logged = shown(house, "logs", second)
     assert f"Job {second} finished" in logged
@@ -79,7 +79,7 @@ def test_photos_that_cannot_be_read_hold_intake_in_sight(house, until) -> None:
         # The photo is stored again under the same name when it is submitted.
         held, after = (requeued(house, job_id) for job_id in (held, after))
         until(lambda: "waiting for storage" in shown(house, "status", held), lambda: group.text)
-        assert "No video is begun: The storage " in shown(house, "info")
+        assert "No video is begun: The storage " in shown(house, "status")
         assert house.states([held, after]) == ["started", "queued"]
         shown(house, "cancel", held)
         assert house.wait([held])[0].status == "stopped"
@@ -87,10 +87,10 @@ def test_photos_that_cannot_be_read_hold_intake_in_sight(house, until) -> None:
     finally:
         inputs.with_name("away").rename(inputs)
     assert house.wait([after])[0].status == "finished"
-    until(lambda: "WAITING" not in shown(house, "info"))
+    until(lambda: "WAITING" not in shown(house, "status"))
     assert 1 <= group.text.count("No video is begun") <= 3
 
 
 def requeued(house, job_id: str) -> str:
-    shown(house, "requeue", job_id)
+    shown(house, "retry", job_id, "--force")
     return job_id

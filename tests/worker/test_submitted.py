@@ -31,6 +31,6 @@ def test_folder_name_time_and_order(house: House) -> None:
     assert Path(gif) == folder / f"{house.photo.stem}-3-{first['id']}.gif"
     assert {path.suffix for path in folder.iterdir()} == {".gif", ".json"}
 
-    again = house.run("svdq", "requeue", first["id"])
+    again = house.run("svdq", "retry", first["id"], "--force")
     assert again.returncode == 0
     assert house.wait([str(first["id"])])[0].outputs == (gif,)

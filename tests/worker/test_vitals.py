@@ -4,7 +4,6 @@ import logging
 import socket
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 import redis
@@ -137,8 +136,6 @@ def test_a_rank_tells_what_it_does_and_goes_when_it_ends(connection, monitor: Pr
     assert seen.step_s is not None
     assert fetch(connection, SAMPLE.job_id).meta["step"] == 4
     assert fetch(connection, SAMPLE.job_id).meta["notice"] == "a notice"
-    monitor.step(replace(SAMPLE, ticket={"adjusted": "adjusted to memory: it"}), 5)
-    until(lambda: fetch(connection, SAMPLE.job_id).meta["notice"] == "a notice, adjusted to memory: it")
     monitor.idle()
     until(lambda: the_rank(connection).activity == "idle")
     monitor.close()

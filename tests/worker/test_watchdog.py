@@ -55,6 +55,14 @@ def test_a_decode_that_never_ends_is_called_one(caplog: pytest.LogCaptureFixture
     assert "the decode of job a-job" in caplog.text
 
 
+def test_a_warm_up_that_never_ends_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    dog = Dog()
+    dog.watchdog.warm_up(NEW)
+    assert dog.stalled.wait(60)
+    assert "the warm-up of job a-job (64x64, 2 frames)" in caplog.text
+    assert dog.monitor.warmed == ["a-job"]
+
+
 def test_it_is_asleep_while_idle_and_awake_again_with_the_next_step() -> None:
     dog = Dog(first_bound_s=NEVER_S)
     for _ in range(3):

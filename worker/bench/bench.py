@@ -12,8 +12,8 @@ from svdq.pipeline.bench.bench import RankLog, Workload, run_loop
 from svdq.pipeline.bench.figures import Run, make_run
 from svdq.pipeline.bench.files import write_json, writing
 from svdq.pipeline.bench.timeline import plot_timeline
+from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.group import check_device
 from svdq.pipeline.models.model import Part, open_model
 from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters
@@ -41,8 +41,6 @@ class BenchOptions:
     frames: int
     size: str
     device: str
-    #: What tensors go through between ranks: host or nccl.
-    transport: str
     #: loop or daemon.
     through: str
     compare_replicas: bool
@@ -140,7 +138,6 @@ def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
         parameters=parameters,
         num_samples=options.samples,
         device=options.device,
-        transport=options.transport,
     )
 
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from svdq.producer.settings import without_secrets
+from svdq.producer.text import printable
 
 #: Bytes of a line at most, its end included: POSIX has a pipe take 512 in one piece, Linux and macOS these.
 LINE_BYTES = {"linux": 4096}.get(sys.platform, 512)
@@ -20,6 +21,14 @@ LINE_BYTES = {"linux": 4096}.get(sys.platform, 512)
 GAP = "\n…\n"
 
 _URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+")
+
+
+class TextFormatter(logging.Formatter):
+    """Formats records as text whose characters cannot control a terminal; tracebacks keep their lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 class JsonFormatter(logging.Formatter):
@@ -97,7 +106,7 @@ def json_line(
     line["message"] = masked(message)
     if exception is not None:
         line["exception"] = masked(exception)
-    while len((text := json.dumps(line, ensure_ascii=False)).encode(errors="replace")) >= LINE_BYTES:
+    while len(text := json.dumps(line)) >= LINE_BYTES:
         name = max(("exception", "job_ids", "message"), key=lambda name: len(str(line.get(name, ""))))
         long = line[name]
         if isinstance(long, list):
@@ -124,5 +133,5 @@ def start_logging(
     if log_format == "json":
         handler.setFormatter(JsonFormatter(rank=rank, group=group, job_ids=job_ids))
     else:
-        handler.setFormatter(logging.Formatter(f"[rank {rank}] %(message)s"))
+        handler.setFormatter(TextFormatter(f"[rank {rank}] %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

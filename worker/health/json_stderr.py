@@ -1,6 +1,6 @@
 """Makes everything JSON that a launcher and its children write to stderr. Knows no Redis; imports no torch.
 
-What is no JSON already (torchrun's own lines, a crash in native code, the scheduler's lines) is put into an object a
+What is no JSON already (torchrun's own lines, a crash in native code) is put into an object a
 line. All of it goes through a pipe, which one thread empties for as long as the launcher lives.
 """
 
@@ -23,10 +23,9 @@ CHUNK = 65536
 #: Seconds in which what children have written last must have come.
 END_S = 2.0
 
-#: How lines of torchrun (W1121 10:00:00.123 …) and of the scheduler begin.
+#: How lines of torchrun begin: W1121 10:00:00.123 …
 _GLOG = re.compile(r"([DIWEFC])\d{4} \d\d:\d\d:\d\d")
 _LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "C": "CRITICAL"}
-_SCHEDULER = "[scheduler] "
 
 
 @contextlib.contextmanager
@@ -72,6 +71,4 @@ def as_json(text: str, now: float) -> str:
         else:
             return text
     glog = _GLOG.match(text)
-    if text.startswith(_SCHEDULER):
-        return json_line(text.removeprefix(_SCHEDULER), at=now, level="INFO", logger="svdq.worker.jobs.scheduler")
     return json_line(text, at=now, level=_LEVELS[glog[1]] if glog else "INFO", logger="torchrun" if glog else UNKNOWN)

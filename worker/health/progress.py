@@ -1,7 +1,7 @@
 """Tells Redis what a rank is doing and hears what is cancelled, beside the step loop.
 
 The step loop only leaves a note; a thread of its own talks to Redis a few times a second while there is work, and every
-few seconds otherwise. The breadcrumb is left at once: it must be there when the step kills the process.
+few seconds otherwise. The crash marker is written at once: it must be there when the step kills the process.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from svdq.producer import keys
 from svdq.producer.status import job_log
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.vitals import Vitals
-from svdq.worker.recovery.breadcrumbs import Breadcrumbs
+from svdq.worker.recovery.crash_marker import CrashMarker
 from svdq.worker.recovery.fence import execution_of
 
 #: Seconds between two talks with Redis: what a person watching a bar can tell apart.
@@ -39,7 +39,7 @@ def meta_of(sample: Sample, index: int, rank: int, notice: str) -> dict[str, obj
     return {
         "step": index,
         "rank": rank,
-        "notice": ", ".join(filter(None, (notice, sample.ticket.get("adjusted")))),
+        "notice": notice,
         "used": {"frames": parameters.frames, "decode_chunk_size": parameters.decode_chunk_size},
     }
 
@@ -53,7 +53,7 @@ class ProgressMonitor:
         notice: str,
         vitals: Vitals,
         log: JobLogHandler,
-        breadcrumbs: Breadcrumbs | None = None,
+        marker: CrashMarker | None = None,
     ) -> None:
         """Begin to tell.
 
@@ -62,13 +62,13 @@ class ProgressMonitor:
             notice: what is to be said wherever the work is shown.
             vitals: gathers the record of this rank.
             log: collects what is logged about jobs.
-            breadcrumbs: where each step is noted before it is done.
+            marker: where each phase of a job is recorded before it begins.
         """
         self._connection = connection
         self._notice = notice
         self._vitals = vitals
         self._log = log
-        self._breadcrumbs = breadcrumbs
+        self._marker = marker
         self._note: tuple[Sample, int] | None = None
         #: The sample that was computed last, or is; when its last step began, and how long the one before took.
         self._last: Sample | None = None
@@ -97,8 +97,13 @@ class ProgressMonitor:
 
     def step(self, sample: Sample, index: int) -> None:
         """Note that a step is about to be done."""
-        if self._breadcrumbs is not None:
-            self._breadcrumbs.step(sample.job_id, index)
+        if self._marker is not None:
+            if index == sample.parameters.steps:
+                self._marker.begin("decode", sample.job_id)
+            elif sample.tensors:
+                self._marker.begin("step", sample.job_id, index)
+            else:  # before its photo is encoded a sample has no tensors
+                self._marker.begin("encode", sample.job_id)
         now = time.perf_counter()
         note = self._note
         if note is None:
@@ -116,6 +121,11 @@ class ProgressMonitor:
         self._last = sample
         self._news.set()
 
+    def warm_up(self, sample: Sample) -> None:
+        """Record that this rank warms up for a sample that will come; until `idle`."""
+        if self._marker is not None:
+            self._marker.begin("warm-up", sample.job_id)
+
     def idle(self) -> None:
         """Note that nothing is being done."""
         note = self._note
@@ -126,8 +136,8 @@ class ProgressMonitor:
                 self._tally_steps(index + 1 - self._stage_from, time.perf_counter())
         self._note = None
         self._vitals.meter.end()
-        if self._breadcrumbs is not None:
-            self._breadcrumbs.idle()
+        if self._marker is not None:
+            self._marker.idle()
 
     def _tally_steps(self, number: int, now: float) -> None:
         """Count the steps of a stage by what they took on average: on a GPU, single ones only seem to take no time."""

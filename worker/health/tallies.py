@@ -88,7 +88,7 @@ class TallyingShelf:
         self.open, self.steps, self.read = shelf.open, shelf.steps, shelf.read
         self.clear, self.ages_s = shelf.clear, shelf.ages_s
 
-    def write(self, job_id: str, step: int, data: bytes) -> None:
+    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
         """Write, and count it when that went well."""
         self._shelf.write(job_id, step, data)
         self._tallies.num_checkpoints += 1

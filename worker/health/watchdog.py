@@ -27,7 +27,7 @@ SHORTEST_BOUND_S: Final = 60.0
 MIN_LOOKS: Final = 4
 
 #: A kind of work: the shape of the video, and what is done for it.
-Kind = tuple[Shape, Literal["encode", "step", "decode"]]
+Kind = tuple[Shape, Literal["encode", "warm-up", "step", "decode"]]
 
 
 class Watchdog:
@@ -93,11 +93,13 @@ class Watchdog:
         else:
             # Before its photo is encoded a sample has no tensors.
             kind = (self._shape, "step" if sample.tensors else "encode")
-        self._work = _Work(sample, index, kind)
-        if not self._is_awake:
-            self._is_awake = True
-            self._wake.set()
+        self._watch(_Work(sample, index, kind))
         self._monitor.step(sample, index)
+
+    def warm_up(self, sample: Sample) -> None:
+        """Take this as the beginning of work of its own kind; until `idle`."""
+        self._watch(_Work(sample, 0, (Shape.of(sample.parameters), "warm-up")))
+        self._monitor.warm_up(sample)
 
     def idle(self) -> None:
         """Watch nothing until the next step."""
@@ -108,6 +110,12 @@ class Watchdog:
     def cancelled(self, job_id: str) -> bool:
         """Pass the question on."""
         return self._monitor.cancelled(job_id)
+
+    def _watch(self, work: "_Work") -> None:
+        self._work = work
+        if not self._is_awake:
+            self._is_awake = True
+            self._wake.set()
 
     def _learn(self) -> None:
         """Note how long the step that has just ended took, pauses of the process left out."""

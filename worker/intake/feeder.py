@@ -8,23 +8,25 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.models.memory_plan import MemoryPlan
 from svdq.pipeline.transport.ports import Report, Request
 from svdq.producer.queue import read_job
+from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.intake.preparing import Prepared, Preparer
 from svdq.worker.intake.reports import Reporter
 from svdq.worker.intake.until import is_too_late
-from svdq.worker.jobs.callbacks import Callbacks
 from svdq.worker.jobs.rq_adapter import GroupWorker
 from svdq.worker.jobs.rq_ends import Flight
 from svdq.worker.output.patience import UnwantedError
-from svdq.worker.recovery.breadcrumbs import Blame
 from svdq.worker.recovery.checkpoints import Archive, resumed
+from svdq.worker.recovery.crash_count import must_run_alone
+from svdq.worker.recovery.crash_marker import CrashSuspect
 from svdq.worker.recovery.fence import execution_ticket
 
 logger = logging.getLogger(__name__)
@@ -39,10 +41,6 @@ class IntakeOptions:
 
     #: End when the queue is empty.
     burst: bool = False
-    #: Whether a scheduler queues jobs that are due.
-    has_scheduler: bool = False
-    #: Runs what jobs want called at their end; None refuses such jobs.
-    callbacks: Callbacks | None = None
     #: Photos with more pixels are refused.
     max_pixels: int = 100_000_000
     #: Seconds since the epoch at which the group will be stopped: no video is begun that would not be done by then.
@@ -54,8 +52,10 @@ class IntakeOptions:
     #: Jobs in flight at once, at most. What waits between ranks is bounded in bytes, by sockets; small samples would
     #: let one group take the whole queue while its last rank waits for a slow disk.
     max_in_flight: int = 25
-    #: The job that the life before of this group died of, if it is known.
-    blame: Blame | None = None
+    #: What ranks of this host were working on when this group died before.
+    suspects: Sequence[CrashSuspect] = ()
+    #: Marks in the block that it guards that the photo of a job, by its id, is being prepared.
+    mark_prepare: Callable[[str], AbstractContextManager[object]] = nullcontext
 
 
 class Feeder:
@@ -98,8 +98,11 @@ class Feeder:
         self._ahead: tuple[str, Future[Prepared]] | None = None
         #: How many requests were given.
         self._num_given = 0
-        #: The job that is taken and waits for what is prepared for it.
+        #: The job that is taken and not begun yet, and the one that waits for what is prepared for it.
+        self._taken: Flight | None = None
         self._next: tuple[Flight, Future[Prepared]] | None = None
+        #: Id of the last job that had to run alone.
+        self._alone = ""
         #: When videos in flight were begun, and how long the last ones took, in seconds.
         self._begun_at: dict[str, float] = {}
         self._latencies_s: deque[float] = deque(maxlen=NUM_LATENCIES)
@@ -109,21 +112,23 @@ class Feeder:
 
     def fill(self, num_wanted: int) -> None:
         """Take the next job when the stage wants one, and look ahead for what it needs when not."""
-        if self._next is None and not self.draining.is_set():
-            full = len(self._reporter.flights) >= self._options.max_in_flight
+        if self._taken is None and self._next is None and not self.draining.is_set():
+            full = len(self._reporter.flights) >= self._options.max_in_flight or self._is_alone()
             if full or self._num_given >= num_wanted:
                 self._look_ahead()
             elif is_too_late(time.time(), self._options.until_s, self._latencies_s):
                 self.draining.set()
             elif (flight := self._worker.pop()) is not None:
                 self._reporter.flights[flight.rq_job.id] = flight
-                self._next = (flight, self._prepared(flight))
+                self._taken = flight
             elif self._options.burst and not self._reporter.flights and not self._more_will_come():
                 self.draining.set()
             self._tell_pause()
+        if self._taken is not None and self._may_begin(self._taken):
+            self._next, self._taken = (self._taken, self._prepared(self._taken)), None
         if self._next is not None:
             self._give_next(*self._next)
-        elif self.draining.is_set() and not self._ended:
+        elif self._taken is None and self.draining.is_set() and not self._ended:
             self._ended = True
             self.ready.put(None)
 
@@ -142,13 +147,13 @@ class Feeder:
         """Whether a burst goes on because a job is about to be queued; says what is left when not."""
         self._take_back_unknown()
         due, later = self._worker.num_scheduled()
-        if due and self._options.has_scheduler:
+        if due:
             return True
-        # Taken back just now, or queued by the scheduler as the last that was due.
+        # Taken back just now, or queued by another group as the last that was due.
         if not self._worker.paused and self._worker.peek() is not None:
             return True
-        if due or later:
-            logger.info("The queue is empty; scheduled for later: %d.", due + later)
+        if later:
+            logger.info("The queue is empty; scheduled for later: %d.", later)
         return False
 
     def _tell_pause(self) -> None:
@@ -166,6 +171,7 @@ class Feeder:
         self._next = None
         try:
             prepared = prepared_ahead.result()
+            request = self._request(flight, prepared) if prepared.result is None else None
         except UnavailableError:
             # Looking ahead is done once; now that the job is ours, its storage is waited for.
             self._next = (flight, self._submit(flight))
@@ -178,9 +184,9 @@ class Feeder:
             self._reporter.add(Report(job_id=job_id, body={}, result={}, failure=_sentence(error)))
             self._wake.set()
             return
-        if prepared.result is not None:
+        if request is None:
             logger.info("The files of job %s are there already; nothing is rendered again.", job_id)
-            self._reporter.add(Report(job_id=job_id, body={}, result=prepared.result))
+            self._reporter.add(Report(job_id=job_id, body={}, result=prepared.result or {}))
             self._wake.set()
             return
         if self._archive is not None:
@@ -188,13 +194,28 @@ class Feeder:
         if prepared.resume is None:
             self._begun_at[job_id] = time.monotonic()
         self._num_given += 1
-        self.ready.put(self._request(flight, prepared))
+        self.ready.put(request)
+
+    def _may_begin(self, flight: Flight) -> bool:
+        """Whether a job that was taken can be begun; a suspect of a crash only when nothing else is in flight."""
+        if not must_run_alone(self._worker.connection, flight.rq_job.id):
+            return True
+        if self._alone != flight.rq_job.id:
+            self._alone = flight.rq_job.id
+            logger.info("Job %s was being worked on when a rank died; it runs alone now.", self._alone)
+        return len(self._reporter.flights) == 1
+
+    def _is_alone(self) -> bool:
+        """Whether a job is in flight that runs alone."""
+        return self._alone in self._reporter.flights
 
     def _look_ahead(self) -> None:
+        if self._is_alone():
+            return
         rq_job = self._worker.peek()
         if rq_job is not None and (self._ahead is None or self._ahead[0] != rq_job.id):
             job = read_job(rq_job)
-            if job is not None:
+            if job is not None and not must_run_alone(self._worker.connection, rq_job.id):
                 self._ahead = (rq_job.id, self._loader.submit(self._preparer.prepare_ahead, rq_job.id, job))
 
     def _prepared(self, flight: Flight) -> Future[Prepared]:
@@ -218,18 +239,23 @@ class Feeder:
         job_id, job = flight.rq_job.id, flight.job
         resume = prepared.resume
         if resume is not None:
-            resume = resumed(resume, int(flight.rq_job.meta.get("step", 0)))
+            resume = resumed(resume, _step_seen(flight.rq_job.meta))
             logger.info("Job %s goes on from step %d of %d.", job_id, resume.step, job.steps)
         ticket = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
-        if prepared.adjusted:
-            ticket["adjusted"] = prepared.adjusted
         return Request(
             job_id=job_id,
             parameters=prepared.parameters,
             photo=prepared.photo,
             resume=resume,
+            chunk_chosen=job.decode_chunk_size is None,
             ticket=ticket | execution_ticket(flight.queue.started_job_registry.key, flight.execution.composite_key),
         )
+
+
+def _step_seen(meta: Any) -> int:
+    """Read from a job's `meta`, which anyone may write, the step at which it was seen last; 0 for none."""
+    step = meta.get("step") if isinstance(meta, dict) else None
+    return step if isinstance(step, int) else 0
 
 
 def _sentence(error: Exception) -> str:

@@ -13,10 +13,10 @@ import time
 import redis
 
 from svdq.pipeline.models.model import ModelInfo
-from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.transport.ports import Report, Request
+from svdq.producer.queue import statuses
 from svdq.producer.status.ranks import IntakeStatus, Trouble
-from svdq.producer.status.status import view_many
+from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.feeder import Feeder, IntakeOptions
 from svdq.worker.intake.preparing import Preparer
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between looks at an empty queue: the first job after an idle night starts at once, for 0.1% of a core.
 POLL_S = 0.1
-#: Seconds for which Redis must have answered before leases count as run out: their holders must be heard first.
-GRACE_S = 8.0
+#: Seconds between looks for jobs that are due; RQ's times are whole seconds.
+DUE_S = 1.0
 #: Seconds between looks for checkpoints of jobs that have ended: a slow rank may write one after its job's end.
 SWEEP_S = 3600.0
 #: Seconds that a group which is told to stop waits for Redis.
@@ -68,13 +68,13 @@ class Intake:
         self._archive = archive
         self._spool = spool
         self._outage = outage or Outage()
-        self._worker = GroupWorker(
-            connection, on_stop=self._stop_job, on_shutdown=self.drain, callbacks=options.callbacks
-        )
+        self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain)
         self._recovery = Recovery(self._worker, options.max_attempts)
         self._reporter = Reporter(self._worker, on_ended=self._forget)
         self._wake = threading.Event()
-        self._preparer = Preparer(storage, model, options.max_pixels, archive, options.memory)
+        self._preparer = Preparer(
+            storage, model, options.max_pixels, archive, options.memory, mark=options.mark_prepare
+        )
         self._feeder = Feeder(
             self._worker, self._reporter, self._preparer, options, archive, self._wake, self._take_back_unknown
         )
@@ -84,7 +84,7 @@ class Intake:
         self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: Whether the group has shown up in Redis and taken back what its dead predecessors had.
         self._begun = False
-        self._beat_at = self._maintain_at = self._sweep_at = 0.0
+        self._beat_at = self._due_at = self._maintain_at = self._sweep_at = 0.0
         self._closing = threading.Event()
         #: When to stop waiting for Redis at the end.
         self._give_up_at: float | None = None
@@ -133,9 +133,8 @@ class Intake:
         """Take note of how a sample ended, and of what it took."""
         self._reporter.add(report)
         self._wake.set()
-        if self._options.memory is not None and report.body.get("memory"):
-            parameters = VideoParameters.model_validate(report.body["parameters"])
-            self._options.memory.learn(parameters, report.body["memory"])
+        if self._options.memory is not None:
+            self._options.memory.learn(report.body)
 
     def drain(self) -> None:
         """Take no more jobs; those in flight are finished."""
@@ -164,8 +163,6 @@ class Intake:
         except redis.RedisError as error:
             logger.warning("Redis does not answer (%s); jobs in flight are taken again after their lease.", error)
         self._feeder.close()
-        if self._options.callbacks is not None:
-            self._options.callbacks.close(wait=not put_back)
 
     def _stop_job(self, job_id: str) -> None:
         self._stops.put(job_id)
@@ -184,6 +181,7 @@ class Intake:
                     return
             except redis.RedisError as error:
                 self._outage.note(error)
+                self._recovery.forget_leases()
                 if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                     return
                 time.sleep(RETRY_S)
@@ -197,7 +195,7 @@ class Intake:
     def _round(self, *, closing: bool) -> None:
         if not self._begun:
             self._worker.start()
-            self._recovery.at_start(self._options.blame)
+            self._recovery.at_start(self._options.suspects)
             self._sweep()
             self._sweep_at = time.monotonic() + SWEEP_S
             self._begun = True
@@ -210,12 +208,14 @@ class Intake:
         self._reporter.finish_all()
         if closing:
             return
+        if time.monotonic() >= self._due_at:
+            more = self._worker.promote_due()
+            self._due_at = time.monotonic() + (0.0 if more else DUE_S)
         self._feeder.fill(self._num_wanted)
         if time.monotonic() >= self._maintain_at:
             self._take_back_unknown()
-            if self._outage.steady_s >= GRACE_S:
-                self._recovery.expired()
-                self._worker.maintain()
+            self._recovery.expired()
+            self._worker.maintain()
             self._maintain_at = time.monotonic() + MAINTENANCE_S
         if time.monotonic() >= self._sweep_at:
             # A thread of its own: a bucket takes longer to list than leases can wait.
@@ -238,9 +238,12 @@ class Intake:
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while nobody was there to remove them."""
         if self._archive is not None:
-            self._archive.sweep(
-                lambda job_ids: {view.id: view.ended for view in view_many(self._worker.connection, job_ids)}
-            )
+            self._archive.sweep(self._which_ended)
+
+    def _which_ended(self, job_ids: list[str]) -> dict[str, bool]:
+        """Say of jobs whether they have ended; jobs that are not there are left out."""
+        found = zip(job_ids, statuses(self._worker.connection, job_ids), strict=True)
+        return {job_id: status in ENDED for job_id, status in found if status is not None}
 
 
 def _jobs(number: int) -> str:

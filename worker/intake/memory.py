@@ -1,122 +1,235 @@
-"""The memory plan of a group, on rank 0: what the ranks have, and who says what videos take. Decides nothing."""
+"""The memory plan of a group, on rank 0: whether a video fits, in which chunks it is decoded, what else would fit."""
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.models.compute import ComputeOptions
-from svdq.pipeline.models.memory_measured import WORKSPACE_BYTES, MeasuredMemory
-from svdq.pipeline.models.memory_plan import MemoryPlan
-from svdq.pipeline.models.memory_process import EstimatorProcess
-from svdq.pipeline.models.memory_room import RESERVE_BYTES, rooms_of
-from svdq.pipeline.models.memory_words import place
+from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, MeasuredMemory, chunk_of, estimate, shape_for
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.models.size_text import size_text
+from svdq.pipeline.parameters import SIZE_MULTIPLE, VideoParameters
 
 logger = logging.getLogger(__name__)
 
 
-def start_estimates(
-    model: str, dtype: torch.dtype, device: torch.device, compute: ComputeOptions, limit: int | None, *, fit: bool
-) -> EstimatorProcess | None:
-    """Begin to estimate, beside the loading of the model, where memory is limited and the model takes any to speak of.
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """What one rank has and holds; each rank tells rank 0 of it when the ranks meet."""
 
-    Options of memory that come to nothing here are said to.
+    #: Bytes for weights and all that is computed; None: no limit.
+    capacity: int | None
+    #: Bytes of its weights.
+    weights: int
+    #: The kind of GPU, or cpu.
+    device: str
+    #: Ranks that share the GPU, those of other groups included.
+    ranks_per_gpu: int = 1
 
-    Args:
-        model: as in SVDQ_MODEL.
-        dtype: what it computes in.
-        device: of rank 0.
-        compute: how it computes.
-        limit: bytes that the user grants each rank; None: what its GPU has.
-        fit: whether the user wants videos changed that do not fit.
-    """
-    if not is_svd(model):
-        asked = ["--memory-limit (SVDQ_MEMORY_LIMIT)"] * (limit is not None) + ["--fit-memory"] * fit
-        if asked:
-            logger.warning(
-                "%s: of no effect with the model %s, which takes little memory; its videos are neither refused nor "
-                "changed.",
-                " and ".join(asked),
-                model,
-            )
+
+class DoesNotFitError(SvdqError):
+    """A video needs more memory than there is; says what would fit."""
+
+
+class MemoryPlan:
+    """What the ranks of a group can hold."""
+
+    def __init__(self, ranks: Sequence[RankMemory], dtype: str, measured: MeasuredMemory | None = None) -> None:
+        """Make it.
+
+        Args:
+            ranks: what each rank has, rank 0 first.
+            dtype: torch's name of what they compute in.
+            measured: what is known from videos that were made.
+        """
+        self._ranks = ranks
+        self._dtype = dtype
+        self._measured = measured or MeasuredMemory()
+
+    def admit(self, parameters: VideoParameters) -> VideoParameters:
+        """Fill in an open decode_chunk_size with the largest, by halves, that fits, and leave all else as it is.
+
+        Args:
+            parameters: with frames filled in.
+
+        Raises:
+            DoesNotFitError: the video does not fit.
+        """
+        if parameters.decode_chunk_size is not None:
+            asked_for = _with_chunks(parameters, chunk_of(parameters))
+            if self._fits(asked_for):
+                return asked_for
+            raise DoesNotFitError(self._sentence(asked_for))
+        largest = _with_chunks(parameters, self._measured.largest_chunk(parameters))
+        fitting = largest if self._fits(largest) else self._smaller_chunks(largest)
+        if fitting is None:
+            raise DoesNotFitError(self._sentence(_with_chunks(parameters, 1)))
+        return fitting
+
+    def learn(self, body: Mapping[str, Any]) -> None:
+        """Note what a video took, from the body of its report; from any thread."""
+        if not body:
+            return  # it was not begun
+        ran_out = body["ran_out"] if body["ran_out"] or "decode" in body["seconds"] else None
+        self._measured.learn(VideoParameters.model_validate(body["parameters"]), body["memory"], ran_out=ran_out)
+
+    def need(self, rank: int, parameters: VideoParameters) -> int:
+        """Give the bytes that a rank needs for a video: its weights, and the most that it computes in at a time."""
+        is_last = rank == len(self._ranks) - 1
+        peaks = [self._expected("step", parameters)]
+        if rank == 0:
+            peaks.append(self._expected("encode", parameters))
+        if is_last:
+            peaks.append(self._expected("decode", parameters))
+        return self._ranks[rank].weights + max(peaks)
+
+    def _expected(self, activity: Any, parameters: VideoParameters) -> int:
+        alone = len(self._ranks) == 1
+        estimated = partial(_estimate, activity, self._dtype, alone)
+        return self._measured.expected(activity, shape_for(activity, parameters), estimated)
+
+    def _excess(self, parameters: VideoParameters) -> tuple[int, int]:
+        """Give the rank that is shortest of memory, and by how many bytes; negative where the video fits."""
+        excesses = [
+            (self.need(rank, parameters) - there.capacity, -rank)
+            for rank, there in enumerate(self._ranks)
+            if there.capacity is not None
+        ]
+        excess, rank = max(excesses, default=(-1, 0))
+        return -rank, excess
+
+    def _fits(self, parameters: VideoParameters) -> bool:
+        return self._excess(parameters)[1] <= 0
+
+    # What would fit.
+
+    def _smaller_chunks(self, parameters: VideoParameters) -> VideoParameters | None:
+        """Find the largest decode_chunk_size, by halves, with which a video fits."""
+        chunk = chunk_of(parameters)
+        while chunk > 1:
+            chunk = (chunk + 1) // 2
+            if self._fits(smaller := _with_chunks(parameters, chunk)):
+                return smaller
         return None
-    if limit is None and device.type != "cuda":
-        if fit:
-            logger.warning(
-                "--fit-memory: of no effect on a processor without --memory-limit; no video is refused or changed."
-            )
+
+    def _fewer_frames(self, parameters: VideoParameters) -> str | None:
+        """Find the most frames with which a video fits, in chunks of at most the same size."""
+        for frames in range(parameters.num_frames - 1, 0, -1):
+            fewer = parameters.model_copy(update={"frames": frames})
+            if self._fits(_with_chunks(fewer, chunk_of(fewer))):
+                return _frames_text(frames)
         return None
-    return EstimatorProcess(model, dtype, device.type, compute)
+
+    def _smaller_size(self, parameters: VideoParameters) -> str | None:
+        """Find the largest size of nearly the same shape with which a video fits."""
+        for width in range(parameters.width - SIZE_MULTIPLE, 0, -SIZE_MULTIPLE):
+            height = round(parameters.height * width / parameters.width / SIZE_MULTIPLE) * SIZE_MULTIPLE
+            height = min(max(height, SIZE_MULTIPLE), parameters.height)
+            if self._fits(parameters.model_copy(update={"width": width, "height": height})):
+                return f"{width}x{height}"
+        return None
+
+    # What is said.
+
+    def _sentence(self, parameters: VideoParameters) -> str:
+        rank, _ = self._excess(parameters)
+        there = self._ranks[rank].capacity or 0
+        where = f"{_place(rank, len(self._ranks))}, which has {size_text(there)}"
+        chunk, need = chunk_of(parameters), size_text(self.need(rank, parameters))
+        in_chunks = f", decoded {chunk} at a time," if chunk < parameters.num_frames else ""
+        shape = f"{parameters.width}x{parameters.height} with {_frames_text(parameters.num_frames)}{in_chunks}"
+        return f"{shape} needs about {need} {where}: {self._advice(parameters)}"
+
+    def _advice(self, parameters: VideoParameters) -> str:
+        in_chunks = self._smaller_chunks(parameters)
+        named = f"--decode-chunk-size {in_chunks.decode_chunk_size}" if in_chunks else None
+        found = [named, self._fewer_frames(parameters), self._smaller_size(parameters)]
+        if texts := [text for text in found if text]:
+            return f"{texts[0]} would fit{''.join(f', or {other}' for other in texts[1:])}."
+        # None of them alone: what would do together.
+        one_by_one = _with_chunks(parameters, 1)
+        if text := self._fewer_frames(one_by_one) or self._smaller_size(one_by_one):
+            return f"{text} with --decode-chunk-size 1 would fit."
+        return "no smaller video of this shape would fit either."
 
 
-def remembered(home: Path, info: ModelInfo, facts: Sequence[str]) -> MeasuredMemory:
-    """Take up what groups like this one have measured.
+def plan_of(home: Path, info: ModelInfo, facts: Sequence[str], limit: int | None) -> MemoryPlan:
+    """Make the plan of a group whose ranks have met.
 
     Args:
-        home: SVDQ_HOME.
+        home: SVDQ_HOME; what was measured is kept in it.
         info: the model.
-        facts: what the ranks told, as `memory_room.look` found it, in JSON.
-    """
-    told = [json.loads(fact) for fact in facts]
-    devices = sorted({fact["device"] for fact in told})
-    identity = {
-        "model": info.name,
-        "compute": info.compute,
-        "devices": devices,
-        # A rank alone has the decoder beside the encoder.
-        "is_alone": len(told) == 1,
-        "versions": {name: version(name) for name in ("svdq", "torch", "diffusers")},
-    }
-    unseen = 0 if devices == ["cpu"] else WORKSPACE_BYTES
-    # A limit is kept within a tenth, which is about what estimates are good for.
-    slack = min(fact["limit"] // 10 if "limit" in fact else RESERVE_BYTES for fact in told)
-    return MeasuredMemory(unseen, slack, home / "memory", identity)
-
-
-def plan_of(
-    home: Path, info: ModelInfo, facts: Sequence[str], estimates: EstimatorProcess | None, *, fit: bool
-) -> MemoryPlan | None:
-    """Make the plan of a group whose ranks have met; None where nothing is limited.
-
-    Args:
-        home: SVDQ_HOME.
-        info: the model.
-        facts: what the ranks told, as `memory_room.look` found it, in JSON.
-        estimates: what the model takes.
-        fit: change videos that do not fit, in place of refusing them.
+        facts: fields of each rank's `RankMemory` as JSON, besides others, rank 0 first.
+        limit: bytes that the user grants each rank; None: what its device has.
 
     Raises:
         InputError: the weights alone need more than the user grants a rank.
     """
-    rooms = rooms_of([json.loads(fact) for fact in facts])
-    if estimates is None or not rooms:
-        return None
-    what = "changed to fit" if fit else "refused"
-    smallest = min(room.capacity for room in rooms)
-    logger.info("Ranks have at least %s of memory; videos that need more are %s.", size_text(smallest), what)
-    plan = MemoryPlan(len(facts), rooms, estimates, fit=fit, measured=remembered(home, info, facts))
-    _check_weights(plan, [json.loads(fact).get("limit") for fact in facts])
-    return plan
+    told = [json.loads(fact) for fact in facts]
+    ranks = [RankMemory(**{name: fact[name] for name in RankMemory.__dataclass_fields__}) for fact in told]
+    devices = sorted({rank.device for rank in ranks})
+    identity = {
+        "model": info.name,
+        "compute": info.compute,
+        "devices": devices,
+        "ranks_per_gpu": max(rank.ranks_per_gpu for rank in ranks),
+        "memory_limit": limit,
+        # A rank alone has the decoder beside the encoder.
+        "is_alone": len(ranks) == 1,
+        "versions": {name: version(name) for name in ("svdq", "torch", "diffusers")},
+    }
+    unseen = 0 if devices == ["cpu"] else WORKSPACE_BYTES
+    # A limit is kept within a tenth, which is about what estimates are good for.
+    slack = RESERVE_BYTES if limit is None else limit // 10
+    measured = MeasuredMemory(unseen, slack, home / "memory", identity)
+    if not is_svd(info.name):
+        if limit is not None:
+            logger.warning(
+                "--memory-limit (SVDQ_MEMORY_LIMIT) has no effect with the model %s, which takes little memory.",
+                info.name,
+            )
+        ranks = [RankMemory(capacity=None, weights=0, device=rank.device) for rank in ranks]
+    elif limit is not None:
+        _check_weights(ranks)
+    if there := [rank.capacity for rank in ranks if rank.capacity is not None]:
+        logger.info("Ranks have at least %s of memory; videos that need more are refused.", size_text(min(there)))
+    return MemoryPlan(ranks, str(info.compute.get("dtype", "float32")), measured)
 
 
-def _check_weights(plan: MemoryPlan, limits: Sequence[int | None]) -> None:
-    """Refuse limits under which every video would be refused; what a GPU has free may be more again tomorrow."""
-    try:
-        needs = [(plan.need(rank, None), rank, limit) for rank, limit in enumerate(limits) if limit is not None]
-    except UnavailableError as error:
-        logger.warning("Whether the weights fit is not known: %s", error)
-        return
-    need, rank, limit = max(needs, key=lambda found: found[0] - found[2], default=(0, 0, 0))
+def _check_weights(ranks: Sequence[RankMemory]) -> None:
+    """Refuse a limit under which every video would be refused; what a GPU has free may be more again tomorrow."""
+    limits = [(there.weights, number, there.capacity) for number, there in enumerate(ranks) if there.capacity]
+    need, rank, limit = max(limits, key=lambda found: found[0] - found[2], default=(0, 0, 0))
     if need > limit:
         raise InputError(
-            f"The weights alone need {size_text(need)} {place((rank,), len(limits))}, and --memory-limit "
+            f"The weights alone need {size_text(need)} {_place(rank, len(ranks))}, and --memory-limit "
             f"(SVDQ_MEMORY_LIMIT) grants {size_text(limit) if limit >= 10**5 else f'{limit} bytes'}: every video would "
             "be refused; grant more, such as 24GB."
         )
+
+
+def _estimate(activity: Any, dtype: str, has_decoder: bool, shape: tuple[int, ...]) -> int:
+    return estimate(activity, shape, dtype, has_decoder=has_decoder)
+
+
+def _with_chunks(parameters: VideoParameters, chunk: int) -> VideoParameters:
+    return parameters.model_copy(update={"decode_chunk_size": chunk})
+
+
+def _frames_text(number: int) -> str:
+    return "1 frame" if number == 1 else f"{number} frames"
+
+
+def _place(rank: int, num_ranks: int) -> str:
+    """Say which of K ranks it is."""
+    if num_ranks == 1:
+        return "on this worker's only rank"
+    if rank == num_ranks - 1:
+        return "on the last rank of this group"
+    return "on the first rank of this group" if rank == 0 else f"on rank {rank} of this group"

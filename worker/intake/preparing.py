@@ -4,7 +4,8 @@ Runs in a thread beside everything else, ahead of need. Knows no queue.
 """
 
 import logging
-import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,22 +14,18 @@ from PIL.Image import Image
 
 from svdq.pipeline import photo
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.models.memory_plan import Admitted, MemoryPlan
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
 from svdq.producer.status.ranks import Trouble
 from svdq.producer.storage.storage import Storage
+from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.output.finished import job_as_used, recognise
-from svdq.worker.output.patience import FIRST_DELAY_S, Patience
+from svdq.worker.output.patience import FILE_PATIENCE_S, FIRST_DELAY_S, FileRefusals, Patience
 from svdq.worker.recovery.checkpoints import Archive
 
 logger = logging.getLogger(__name__)
-
-#: Seconds for which a photo may be refused by a storage that can be used otherwise, before its job fails: an object
-#: store is back by then, and one photo that nobody may read does not hold up the rest for the night.
-PHOTO_PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +40,6 @@ class Prepared:
     result: dict[str, Any] | None = None
     #: All that it leaves open filled in.
     parameters: VideoParameters
-    #: What was changed to make it fit into memory, in words; "" for nothing.
-    adjusted: str = ""
 
 
 class Preparer:
@@ -58,8 +53,9 @@ class Preparer:
         archive: Archive | None,
         memory: MemoryPlan | None = None,
         *,
+        mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         first_delay_s: float = FIRST_DELAY_S,
-        photo_patience_s: float = PHOTO_PATIENCE_S,
+        file_patience_s: float = FILE_PATIENCE_S,
     ) -> None:
         """Make it.
 
@@ -69,15 +65,17 @@ class Preparer:
             max_pixels: photos with more are refused.
             archive: where checkpoints are found; None where there are none.
             memory: says which videos fit; None lets all through.
+            mark: called with a job's id; the block that it guards may crash the process.
             first_delay_s: how long to wait when the storage refuses for the first time.
-            photo_patience_s: how long a storage that can be used otherwise may refuse a photo.
+            file_patience_s: how long a storage that can be used otherwise may refuse a photo or a sidecar.
         """
         self._storage = storage
         self._model = model
         self._max_pixels = max_pixels
         self._archive = archive
         self._memory = memory
-        self._photo_patience_s = photo_patience_s
+        self._mark = mark
+        self._file_patience_s = file_patience_s
         self._patience = Patience("No video is begun", first_delay_s=first_delay_s)
         #: The job that is insisted on, and the one that nobody wants any more.
         self._insisting = self._unwanted = ""
@@ -93,12 +91,12 @@ class Preparer:
             GaveUpError: `stop` was called.
         """
         self._insisting, self._unwanted = job_id, ""
-        find = partial(self._find, job_id, job, _Refusals(self._photo_patience_s))
+        find = partial(self._find, job_id, job, FileRefusals(self._file_patience_s))
         try:
             found = self._patience.insist(find, lambda: self._unwanted != job_id)
         except UnavailableError as error:
             raise SvdqError(str(error)) from error  # no patience mends it
-        return self._decoded(found, job)
+        return self._decoded(found, job_id, job)
 
     def prepare_ahead(self, job_id: str, job: Job) -> Prepared:
         """Do the same for a job that may never be taken: once.
@@ -107,7 +105,7 @@ class Preparer:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
-        return self._decoded(self._find(job_id, job, _Refusals(self._photo_patience_s)), job)
+        return self._decoded(self._find(job_id, job, FileRefusals(self._file_patience_s)), job_id, job)
 
     @property
     def trouble(self) -> Trouble | None:
@@ -124,47 +122,51 @@ class Preparer:
         """Wait for the storage no longer; from any thread."""
         self._patience.stop()
 
-    def _admit(self, parameters: VideoParameters) -> Admitted:
-        """See to it that a video fits into memory.
+    def _admit(self, parameters: VideoParameters) -> VideoParameters:
+        """Check that a video fits into memory, and fill in its decode_chunk_size.
 
         Raises:
             SvdqError: it does not fit.
         """
         if self._memory is not None:
-            try:
-                return self._memory.admit(parameters)
-            except UnavailableError as error:
-                if not self._patience.stopped:
-                    logger.warning("%s From now on nobody looks whether videos fit into memory.", error)
-                self._memory = None
+            return self._memory.admit(parameters)
         if parameters.decode_chunk_size is None:
-            parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
-        return Admitted(parameters=parameters)
+            return parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
+        return parameters
 
-    def _find(self, job_id: str, job: Job, refusals: "_Refusals") -> "Prepared | _Begun":
+    def _find(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
         """Look once for all that is in the storage."""
+        with self._mark(job_id):
+            return self._find_once(job_id, job, refusals)
+
+    def _find_once(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
         parameters = job.parameters
         if parameters.frames is None:
             parameters = parameters.model_copy(update={"frames": self._model.default_frames})
-        result = recognise(self._storage, self._model, job_as_used(parameters, job.model_dump()), job_id)
+        wanted = job_as_used(parameters, job.model_dump())
+        try:
+            result = recognise(self._storage, self._model, wanted, job_id)
+        except UnavailableError as error:
+            if self._storage.exists("inputs"):
+                refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
+            raise
         if result is not None:
             return Prepared(result=result, parameters=parameters)
         resume = self._archive.furthest(job_id, parameters) if self._archive is not None else None
         if resume is not None:
-            adjusted = str(resume.ticket.get("adjusted", ""))
-            return Prepared(resume=resume, parameters=resume.parameters, adjusted=adjusted)
-        admitted = self._admit(parameters)
-        return _Begun(admitted, self._read(job.image, refusals))
+            return Prepared(resume=resume, parameters=resume.parameters)
+        return _Begun(self._admit(parameters), self._read(job.image, refusals))
 
-    def _decoded(self, found: "Prepared | _Begun", job: Job) -> Prepared:
+    def _decoded(self, found: "Prepared | _Begun", job_id: str, job: Job) -> Prepared:
         if isinstance(found, Prepared):
             return found
-        image = photo.prepare(photo.load(found.photo, self._max_pixels), job.width, job.height, job.fit)
-        return Prepared(photo=image, parameters=found.admitted.parameters, adjusted=found.admitted.adjusted)
+        with self._mark(job_id):
+            image = photo.prepare(photo.load(found.photo, self._max_pixels), job.width, job.height, job.fit)
+        return Prepared(photo=image, parameters=found.parameters)
 
-    def _read(self, key: str, refusals: "_Refusals") -> bytes:
+    def _read(self, key: str, refusals: FileRefusals) -> bytes:
         try:
-            return self._storage.read(key)
+            return self._storage.read_input(key)
         except UnavailableError as error:
             # Raises the like when it is the whole storage that cannot be used; where not even the folder of all photos
             # is there, a disk is not mounted.
@@ -172,11 +174,7 @@ class Preparer:
                 raise
             if isinstance(error.__cause__, FileNotFoundError | IsADirectoryError | NotADirectoryError):
                 raise SvdqError(f"Its photo {key} is not in the storage, or no file; submit it again.") from error
-            if refusals.are_too_many():
-                raise SvdqError(
-                    f"Its photo {key} could not be read for {refusals.patience_s / 60:.0f} minutes, though the storage "
-                    f"is there: {error} Mend it, then `svdq retry` the job."
-                ) from error
+            refusals.check(error, f"Its photo {key}")
             raise
 
 
@@ -184,19 +182,5 @@ class Preparer:
 class _Begun:
     """A job that starts from nothing: how its video is made, and its photo's file."""
 
-    admitted: Admitted
+    parameters: VideoParameters
     photo: bytes
-
-
-class _Refusals:
-    """For how long one photo was refused by a storage that is there otherwise."""
-
-    def __init__(self, patience_s: float) -> None:
-        self.patience_s = patience_s
-        self._since: float | None = None
-
-    def are_too_many(self) -> bool:
-        """Count one more, and say whether it has gone on for too long."""
-        now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        return now - self._since >= self.patience_s

@@ -1,1 +1,1 @@
-"""RQ's jobs and their life in Redis: taken, held, ended, due, called back. All contact with RQ's internals."""
+"""RQ's jobs and their life in Redis: taken, held, ended, due. All contact with RQ's internals."""

@@ -1,12 +1,12 @@
 """Hand-overs of jobs between queue and worker, each one atomic script: a kill at any point loses and doubles nothing.
 
 A job is in exactly one of these at any time: its queue; RQ's intermediate queue, with its owner in `svdq:popped`; RQ's
-registry of executions (`rq:wip:…`); or a registry of ended jobs. Knows no processes and no policy.
+registry of executions (`rq:wip:…`); or a registry of ended jobs. All times that processes compare are Redis' own.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import redis
@@ -51,9 +51,9 @@ redis.call('lpush', KEYS[4], ARGV[3])
 return 1
 """
 
-#: KEYS: svdq:popped, intermediate queue, queue, job. ARGV: job id, its owner.
+#: KEYS: svdq:popped, intermediate queue, queue, job. ARGV: job id, its owner, which is '' when there is none.
 _GIVE_BACK_POPPED = """
-if redis.call('hget', KEYS[1], ARGV[1]) ~= ARGV[2] then
+if (redis.call('hget', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then
   return 0
 end
 redis.call('hdel', KEYS[1], ARGV[1])
@@ -77,14 +77,14 @@ redis.call('hset', KEYS[3], ARGV[1], ARGV[2])
 return 1
 """
 
-#: What RQ's scheduler does in several steps, in which a job that is cancelled meanwhile would be queued all the same.
-#: KEYS: rq:scheduled:<queue>, queue, job. ARGV: job id, now as RQ writes it, and since when it is due at the latest for
-#: its hash to be missing: RQ registers a job before it writes it.
+#: Does in one step what RQ's scheduler does in several, between which a job may be canceled or queued by another.
+#: KEYS: rq:scheduled:<queue>, queue, job. ARGV: job id, now as RQ writes it, now in seconds, and seconds for which the
+#: record of a job that is due may be missing: RQ registers a job before it writes it.
 #: Returns 1 when the job is queued, 0 when it may be later, -1 when it is not to run.
 _PROMOTE = """
-local due_at = redis.call('zscore', KEYS[1], ARGV[1])
+local due_at = tonumber(redis.call('zscore', KEYS[1], ARGV[1]) or '') or 1e300
 local is_job = redis.call('type', KEYS[3]).ok == 'hash'
-if not due_at or not is_job and tonumber(due_at) > tonumber(ARGV[3]) then
+if due_at > tonumber(ARGV[3]) or not is_job and due_at > tonumber(ARGV[3]) - tonumber(ARGV[4]) then
   return 0
 end
 redis.call('zrem', KEYS[1], ARGV[1])
@@ -100,8 +100,20 @@ redis.call(in_front and 'lpush' or 'rpush', KEYS[2], ARGV[1])
 return 1
 """
 
-#: KEYS: a lock. ARGV: who holds it.
-_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+#: Fails a popped job whose record cannot be read, without reading it.
+#: KEYS: job, rq:failed:<queue>, intermediate queue, svdq:popped. ARGV: job id, now as RQ writes it, seconds to keep it,
+#: and when those end. Returns 1 when there was a record.
+_FAIL_UNREADABLE = """
+redis.call('lrem', KEYS[3], 1, ARGV[1])
+redis.call('hdel', KEYS[4], ARGV[1])
+if redis.call('type', KEYS[1]).ok ~= 'hash' then
+  return 0
+end
+redis.call('hset', KEYS[1], 'status', 'failed', 'ended_at', ARGV[2])
+redis.call('expire', KEYS[1], ARGV[3])
+redis.call('zadd', KEYS[2], ARGV[4], ARGV[1])
+return 1
+"""
 
 #: Seconds after which a scheduled job that is not there counts as deleted.
 MISSING_S = 60
@@ -119,6 +131,12 @@ class Pop:
     job_id: bytes = b""
     #: Whether intake is paused, so that nothing was looked at.
     paused: bool = False
+
+
+def server_time(connection: redis.Redis) -> float:
+    """Read the clock of Redis, in seconds since the epoch: the one clock that all hosts share."""
+    seconds, microseconds = connection.time()
+    return float(seconds) + microseconds / 1e6
 
 
 def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str) -> Pop:
@@ -164,10 +182,28 @@ def give_back(connection: redis.Redis, queue: rq.Queue, execution: Execution, le
     return bool(connection.eval(_GIVE_BACK, len(names), *names, *values) == 1)
 
 
-def give_back_popped(connection: redis.Redis, queue: rq.Queue, job_id: str, owner: str) -> bool:
-    """Put a job that was popped and never begun to the front of its queue, unless someone else did."""
-    names = (keys.POPPED, queue.intermediate_queue_key, queue.key, rq.job.Job.key_for(job_id))
-    return bool(connection.eval(_GIVE_BACK_POPPED, len(names), *names, job_id, owner) == 1)
+def give_back_popped(connection: redis.Redis, queue: rq.Queue, job_id: bytes, owner: bytes) -> bool:
+    """Put a job that was popped and never begun to the front of its queue, unless someone else did.
+
+    The owner is b"" for a job that another program has popped.
+    """
+    names: tuple[Any, ...] = (keys.POPPED, queue.intermediate_queue_key, queue.key, job_key(job_id))
+    values: tuple[Any, ...] = (job_id, owner)
+    return bool(connection.eval(_GIVE_BACK_POPPED, len(names), *names, *values) == 1)
+
+
+def fail_unreadable(connection: redis.Redis, queue: rq.Queue, job_id: bytes) -> bool:
+    """Fail a popped job whose record cannot be read; return whether there was a record."""
+    now_s = server_time(connection)
+    now = utcformat(datetime.fromtimestamp(now_s, UTC))
+    names: tuple[Any, ...] = (
+        job_key(job_id),
+        queue.failed_job_registry.key,
+        queue.intermediate_queue_key,
+        keys.POPPED,
+    )
+    values: tuple[Any, ...] = (job_id, now, keys.FAILURE_TTL_S, now_s + keys.FAILURE_TTL_S)
+    return bool(connection.eval(_FAIL_UNREADABLE, len(names), *names, *values))
 
 
 def job_key(job_id: bytes) -> bytes:
@@ -175,13 +211,32 @@ def job_key(job_id: bytes) -> bytes:
     return rq.job.Job.redis_job_namespace_prefix.encode() + job_id
 
 
-def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now: datetime) -> None:
-    """Queue a job that is due, unless it was cancelled or someone else did; the answer is 1 when it is queued."""
+def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float) -> None:
+    """Queue a job that is due, unless it was canceled or another group did; the answer is 1 when it is queued.
+
+    Args:
+        pipeline: to Redis.
+        queue: where the job goes.
+        job_id: as it stands in the registry of scheduled jobs.
+        now_s: the time of Redis.
+    """
     names: tuple[Any, ...] = (queue.scheduled_job_registry.key, queue.key, job_key(job_id))
-    values: tuple[Any, ...] = (job_id, utcformat(now), now.timestamp() - MISSING_S)
-    pipeline.eval(_PROMOTE, len(names), *names, *values)
+    now = utcformat(datetime.fromtimestamp(now_s, UTC))
+    pipeline.eval(_PROMOTE, len(names), *names, job_id, now, now_s, MISSING_S)
 
 
-def unlock(connection: redis.Redis, name: str, holder: str) -> None:
-    """Free a lock if it is still that holder's."""
-    connection.eval(_UNLOCK, 1, name, holder)
+def hold(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float, *, is_new: bool = False) -> None:
+    """Write the lease of an execution; unless it is new, only if it was not taken away.
+
+    Args:
+        pipeline: to Redis.
+        queue: where the job came from.
+        execution: what holds the job.
+        until_s: when the lease ends, by the clock of Redis; RQ's own code writes this host's time.
+        is_new: whether there is no lease yet.
+    """
+    pipeline.zadd(queue.started_job_registry.key, {execution.composite_key: until_s}, xx=not is_new)
+    # RQ keeps a job's list of its executions for a minute longer.
+    executions = ExecutionRegistry(execution.job_id, pipeline)
+    pipeline.zadd(executions.key, {execution.id: until_s + 60})
+    pipeline.expireat(executions.key, int(until_s) + 60)

@@ -1,37 +1,50 @@
-"""Contact with RQ's internals: one worker that holds several executions at once. Knows no ranks and no videos.
+"""Contact with RQ's internals: one worker that holds several executions at once. Does not import torch.
 
 RQ's own workers run one job at a time. This one pops, admits, beats and finishes jobs one by one in any order, as RQ's
-tools expect to see it. Written against rq 2.12, like `rq_worker`, `rq_ends`, `handover`, `recovery`, `inert_job` and
-`scheduler`; `tests/worker/test_rq_adapter.py` says what broke when RQ changes.
+tools expect to see it. Written against rq 2.12, like `rq_worker`, `rq_ends`, `handover`, `recovery` and
+`producer.untrusted_job`; `tests/worker/test_rq_adapter.py` says what broke when RQ changes.
 Nothing that a job names is ever imported or called: its function and callbacks are strings to compare.
 """
 
 import logging
-import time
+from collections import deque
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
 
+import redis
 import rq
 from rq.executions import Execution
 from rq.job import JobStatus
-from rq.utils import now, utcformat
+from rq.results import Result
+from rq.serializers import JSONSerializer
+from rq.utils import as_text, now, utcformat
 from rq.worker import WorkerStatus
 from rq.worker_registration import register
 
 from svdq.producer import keys
-from svdq.producer.queue import read_job
+from svdq.producer.queue import RENDER, read_job
+from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.jobs import handover
-from svdq.worker.jobs.inert_job import InertJob, refusal_of
 from svdq.worker.jobs.rq_ends import STOPPED, EndingWorker, Flight
 from svdq.worker.jobs.rq_worker import LEASE_S
 
 logger = logging.getLogger(__name__)
 
+#: Jobs that are queued at once when they are due; leases are renewed in between.
+PROMOTED_AT_ONCE = 1000
 #: `Job.heartbeat` for a job that still exists: HSET alone would make a job out of nothing after it was deleted.
 _BEAT = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'last_heartbeat', ARGV[1]) end"
 
 
 class GroupWorker(EndingWorker):
     """The RQ worker of a group of ranks, which holds several executions at once."""
+
+    def __init__(self, connection: redis.Redis, **handlers: Any) -> None:
+        """Make the worker; nothing is registered yet. The arguments are those of `RqWorker`."""
+        super().__init__(connection, **handlers)
+        #: Jobs that were due when the registries were last read, and are not queued yet.
+        self._due: deque[tuple[rq.Queue, bytes]] = deque()
 
     # The life of its executions.
 
@@ -41,6 +54,7 @@ class GroupWorker(EndingWorker):
         Written whole, not only prolonged: after the server was away for longer than a lease, the records are gone.
         """
         flights = list(flights)
+        now_s = handover.server_time(self.connection)
         state = WorkerStatus.BUSY if flights else WorkerStatus.SUSPENDED if self.paused else WorkerStatus.IDLE
         with self.connection.pipeline() as pipeline:
             pipeline.hset(self.key, mapping=self.serialize())
@@ -48,8 +62,9 @@ class GroupWorker(EndingWorker):
             self.set_state(state, pipeline=pipeline)
             self.heartbeat(LEASE_S, pipeline=pipeline)
             for flight in flights:
+                flight.execution.last_heartbeat = datetime.fromtimestamp(now_s, UTC)
                 flight.execution.save(LEASE_S, pipeline=pipeline)
-                flight.execution.heartbeat(flight.queue.started_job_registry, LEASE_S, pipeline=pipeline)
+                handover.hold(pipeline, flight.queue, flight.execution, now_s + LEASE_S)
                 pipeline.eval(_BEAT, 1, flight.rq_job.key, utcformat(now()))
             for flight in flights:
                 pipeline.zscore(flight.queue.started_job_registry.key, flight.execution.composite_key)
@@ -76,10 +91,44 @@ class GroupWorker(EndingWorker):
     def num_scheduled(self) -> tuple[int, int]:
         """Count the jobs that are due and not queued yet, and those whose time is still to come."""
         registries = [queue.scheduled_job_registry.key for queue in self.queues]
-        now_s = int(time.time())
+        now_s = int(handover.server_time(self.connection))
         due = sum(self.connection.zcount(key, "-inf", now_s) for key in registries)
         later = sum(self.connection.zcount(key, f"({now_s}", "+inf") for key in registries)
         return due, later
+
+    def promote_due(self) -> bool:
+        """Queue some of the jobs that are due, the earliest first and then by age; return whether more are due.
+
+        Every group does this: a job that another group queues meanwhile, or that is canceled, is left alone.
+        """
+        now_s = handover.server_time(self.connection)
+        if not self._due:
+            self._due.extend((queue, job_id) for queue in self.queues for job_id in self._list_due(queue, now_s))
+        some = [self._due.popleft() for _ in range(min(len(self._due), PROMOTED_AT_ONCE))]
+        if some:
+            with self.connection.pipeline(transaction=False) as pipeline:
+                for queue, job_id in some:
+                    handover.promote(pipeline, queue, job_id, now_s)
+                num_queued = pipeline.execute(raise_on_error=False).count(1)
+            if num_queued:
+                logger.info(
+                    "Queued %s that %s due.", *(("1 job", "was") if num_queued == 1 else (f"{num_queued} jobs", "were"))
+                )
+        return bool(self._due)
+
+    def _list_due(self, queue: rq.Queue, now_s: float) -> list[bytes]:
+        """List the jobs that are due; RQ's times are whole seconds, and their age says in which order they came."""
+        key = queue.scheduled_job_registry.key
+        if self.connection.type(key) != b"zset":
+            return []  # nothing is scheduled, or not by RQ
+        due: Any = self.connection.zrangebyscore(key, "-inf", int(now_s), withscores=True)
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for job_id, _ in due:
+                pipeline.hget(handover.job_key(job_id), "created_at")
+            answers = pipeline.execute(raise_on_error=False)
+        ages = [age if isinstance(age, bytes) else b"" for age in answers]
+        places = sorted((due_at, age, job_id) for (job_id, due_at), age in zip(due, ages, strict=True))
+        return [job_id for _, _, job_id in places]
 
     def pop(self) -> Flight | None:
         """Take the next job off the queues, most urgent queue first, and start its execution.
@@ -93,10 +142,7 @@ class GroupWorker(EndingWorker):
                 return None
             rq_job = self.fetch(popped.job_id)
             if rq_job is None:
-                logger.warning(
-                    "Dropped %r from %s: there is no readable job of that id.", popped.job_id, popped.queue.name
-                )
-                handover.drop_popped(self.connection, popped.queue, popped.job_id)
+                self._drop_unreadable(popped.queue, popped.job_id)
                 continue
             flight = self._admit(rq_job, popped.queue)
             if flight is not None:
@@ -104,7 +150,17 @@ class GroupWorker(EndingWorker):
 
     def fetch(self, job_id: bytes | str) -> rq.job.Job | None:
         """Read a job; None when there is none of that id that can be read."""
-        return InertJob.find(job_id, self.connection)
+        return UntrustedJob.find(job_id, self.connection)
+
+    def _drop_unreadable(self, queue: rq.Queue, job_id: bytes) -> None:
+        """Fail a popped job whose record is missing or cannot be read."""
+        logger.warning("Dropped %r from %s: there is no readable job of that id.", job_id, queue.name)
+        if handover.fail_unreadable(self.connection, queue, job_id):
+            try:
+                job = UntrustedJob(as_text(job_id), connection=self.connection, serializer=JSONSerializer)
+            except ValueError:
+                return  # not even the shape of an id
+            Result.create_failure(job, keys.FAILURE_TTL_S, "Refused: its record in Redis is malformed or too large.")
 
     def _admit(self, rq_job: rq.job.Job, queue: rq.Queue) -> Flight | None:
         status = rq_job.get_status(refresh=False)
@@ -119,7 +175,7 @@ class GroupWorker(EndingWorker):
             return None
         # As Job.perform does: a job with a time to live must not expire while it runs, nor as soon as it has failed.
         self.connection.persist(rq_job.key)
-        refusal = refusal_of(rq_job, self._callbacks.allowed if self._callbacks else ())
+        refusal = refusal_of(rq_job)
         job = None if refusal else read_job(rq_job)
         if job is None:
             reason = refusal or "Its parameters are not those of a svdq job."
@@ -131,16 +187,36 @@ class GroupWorker(EndingWorker):
             self._stopped_job_id = rq_job.id
             self.fail_popped(rq_job, queue, STOPPED)
             return None
+        execution = self._begin(rq_job, queue)
+        return None if execution is None else Flight(rq_job=rq_job, queue=queue, execution=execution, job=job)
+
+    def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
+        """Start the execution of a popped job; None when it was canceled, deleted or taken back since it was popped."""
         rq_job.origin = queue.name  # where it was found counts: RQ's registries go by it
-        # What RQ does in `prepare_execution` and `prepare_job_execution`, in one step.
         with self.connection.pipeline() as pipeline:
-            pipeline.hset(rq_job.key, "origin", queue.name)
-            execution = Execution.create(rq_job, LEASE_S, pipeline=pipeline, worker_name=self.name)
-            rq_job.prepare_for_execution(self.name, pipeline=pipeline)
-            handover.drop_popped(pipeline, queue, rq_job.id)
-            self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
-            pipeline.execute()
-        return Flight(rq_job=rq_job, queue=queue, execution=execution, job=job)
+            while True:
+                pipeline.watch(keys.POPPED, rq_job.key)
+                is_ours = pipeline.hget(keys.POPPED, rq_job.id) == self.name.encode()
+                if not is_ours or pipeline.hget(rq_job.key, "status") != b"queued":
+                    logger.info("Job %s was canceled, deleted or taken back before it was begun.", rq_job.id)
+                    break
+                seconds, _ = pipeline.time()
+                # What RQ does in `prepare_execution` and `prepare_job_execution`, in one step.
+                pipeline.multi()
+                pipeline.hset(rq_job.key, "origin", queue.name)
+                execution = Execution.create(rq_job, LEASE_S, pipeline=pipeline, worker_name=self.name)
+                handover.hold(pipeline, queue, execution, seconds + LEASE_S, is_new=True)
+                rq_job.prepare_for_execution(self.name, pipeline=pipeline)
+                handover.drop_popped(pipeline, queue, rq_job.id)
+                self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
+                try:
+                    pipeline.execute()
+                except redis.WatchError:
+                    continue  # perhaps another group popped something
+                return execution
+        if is_ours:
+            handover.drop_popped(self.connection, queue, rq_job.id)
+        return None
 
     def was_cancelled(self, job_id: str) -> bool:
         """Whether the user wants a job stopped that a group has."""
@@ -158,3 +234,19 @@ class GroupWorker(EndingWorker):
         """Give jobs back to the front of their queues, in their old order, spending none of their retries."""
         for flight in sorted(flights, key=lambda flight: flight.execution.created_at, reverse=True):
             handover.give_back(self.connection, flight.queue, flight.execution)
+
+
+def refusal_of(rq_job: rq.job.Job) -> str | None:
+    """Say what a job asks for that is not ours to run; None when nothing is. Compares strings and imports nothing."""
+    try:
+        function = rq_job.func_name
+    except Exception:  # noqa: BLE001 - whoever wrote it; it is not JSON of RQ's shape
+        return "It is not stored as JSON."
+    if function != RENDER:
+        return f"Its function {function!r} is not svdq's."
+    named = (rq_job._success_callback_name, rq_job._failure_callback_name, rq_job._stopped_callback_name)
+    for name in filter(None, named):
+        return f"Its callback {name!r} is not run: enqueue a job that depends on it instead."
+    if rq_job.webhooks:
+        return f"Its webhook {rq_job.webhooks[0].url!r} is not sent: enqueue a job that depends on it instead."
+    return None

@@ -6,7 +6,7 @@ What `rq_adapter` builds on; written against rq 2.12 like it. Nothing that a job
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis
@@ -17,21 +17,16 @@ from rq.utils import now
 
 from svdq.producer import keys
 from svdq.producer.job import Job
+from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.jobs import handover
-from svdq.worker.jobs.callbacks import Callbacks
-from svdq.worker.jobs.inert_job import InertJob, callbacks_of
 from svdq.worker.jobs.rq_worker import RqWorker
 
 logger = logging.getLogger(__name__)
 
 #: The reason of a job that was cancelled while a group had it.
 STOPPED = "Stopped by the user."
-#: What is called back at each way of ending.
-_KINDS = {
-    JobStatus.FINISHED: "on_success",
-    JobStatus.FAILED: "on_failure",
-    JobStatus.STOPPED: "on_stopped",
-}
+#: States in which an execution of this worker leaves its job.
+_ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,33 +47,20 @@ class EndingWorker(RqWorker):
     """An RQ worker that ends jobs, one by one in any order."""
 
     def __init__(
-        self,
-        connection: redis.Redis,
-        *,
-        on_stop: Callable[[str], None],
-        on_shutdown: Callable[[], None],
-        callbacks: Callbacks | None = None,
+        self, connection: redis.Redis, *, on_stop: Callable[[str], None], on_shutdown: Callable[[], None]
     ) -> None:
-        """Make the worker; nothing is registered yet.
-
-        Args:
-            connection: of the bookkeeping thread's own.
-            on_stop: called from RQ's listening thread with a job id when RQ's stop command names a job.
-            on_shutdown: called from there on RQ's shutdown command.
-            callbacks: runs what jobs want called at their end; None refuses such jobs.
-        """
+        """Make the worker; nothing is registered yet. The arguments are those of `RqWorker`."""
         super().__init__(connection, on_stop=on_stop, on_shutdown=on_shutdown)
-        self._callbacks = callbacks
         #: The execution whose success is being written, and whether that was tried before.
         self._succeeding: Flight | None = None
         self._tried = False
+        #: Whether the failure that is being written is a stop that the user asked for.
+        self._is_stop = False
 
     def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
         """End a job as failed that was taken off its queue and not begun."""
-        kind = "on_stopped" if self._stopped_job_id == rq_job.id else "on_failure"
         self._fail(rq_job, queue, None, reason)
         handover.drop_popped(self.connection, queue, rq_job.id)
-        self._call_back(rq_job, kind)
 
     def succeed(self, flight: Flight, result: dict[str, Any]) -> None:
         """End a job as finished, with its result."""
@@ -93,7 +75,6 @@ class EndingWorker(RqWorker):
         finally:
             self.execution = self._succeeding = None
         self._forget_troubles(rq_job.id)
-        self._call_back(rq_job, "on_success")
 
     def increment_successful_job_count(self, pipeline: Any = None) -> None:
         """Do RQ's first write of a success, unless the success is written already.
@@ -108,27 +89,31 @@ class EndingWorker(RqWorker):
             self.execution, self._tried = flight.execution, True
         super().increment_successful_job_count(pipeline)
 
+    def increment_failed_job_count(self, pipeline: Any = None) -> None:
+        """Count a failed job, but none that the user has stopped; RQ counts both."""
+        if not self._is_stop:
+            super().increment_failed_job_count(pipeline)
+
     def settle(self, flight: Flight) -> JobStatus | None:
         """Do what follows the end of an execution that Redis has written and could not say so before it went away.
 
         Returns:
             How the job has ended; None when it was not ended by this execution.
         """
-        rq_job = InertJob.find(flight.rq_job.id, self.connection)
+        rq_job = UntrustedJob.find(flight.rq_job.id, self.connection)
         result = rq_job.latest_result() if rq_job is not None else None
-        if rq_job is None or result is None or result.worker_name != self.name:
+        if rq_job is None or result is None or result.execution_id != flight.execution.id:
             return None
         status = rq_job.get_status(refresh=False)
-        if status not in _KINDS or result.created_at < flight.execution.created_at:
+        if status not in _ENDED:
             return None
         self._forget_troubles(rq_job.id)
-        self._call_back(flight.rq_job, _KINDS[status])
         return status
 
     def is_wanted(self, job_id: str) -> bool:
         """Whether a job is there and has not ended."""
-        rq_job = InertJob.find(job_id, self.connection)
-        return rq_job is not None and rq_job.get_status(refresh=False) not in (*_KINDS, JobStatus.CANCELED)
+        rq_job = UntrustedJob.find(job_id, self.connection)
+        return rq_job is not None and rq_job.get_status(refresh=False) not in (*_ENDED, JobStatus.CANCELED)
 
     def fail(self, flight: Flight, reason: str) -> None:
         """End a job as failed: for good, since the same seed would fail the same way again.
@@ -139,18 +124,17 @@ class EndingWorker(RqWorker):
             self._try_again(flight)
         else:
             self._end_failed(flight, reason)
-            self._call_back(flight.rq_job, "on_failure")
 
     def stop(self, flight: Flight) -> None:
         """End a job as stopped: the user asked for it."""
         self._stopped_job_id = flight.rq_job.id
         self._end_failed(flight, STOPPED)
-        self._call_back(flight.rq_job, "on_stopped")
 
     def _try_again(self, flight: Flight) -> None:
         """Do what RQ's `Job.retry` does, but so that a kill in between loses nothing."""
         rq_job, queue = flight.rq_job, flight.queue
         interval_s, retries_left = rq_job.get_retry_interval(), rq_job.retries_left or 0
+        due_at = datetime.fromtimestamp(handover.server_time(self.connection), UTC) + timedelta(seconds=interval_s)
         rq_job.ended_at = now()
         rq_job.retries_left = retries_left - 1
         try:
@@ -159,7 +143,7 @@ class EndingWorker(RqWorker):
                 self.cleanup_execution(rq_job, pipeline=pipeline)
                 self.increment_failed_job_count(pipeline)
                 if interval_s:
-                    queue.schedule_job(rq_job, now() + timedelta(seconds=interval_s), pipeline=pipeline)
+                    queue.schedule_job(rq_job, due_at, pipeline=pipeline)
                 else:
                     queue._enqueue_job(rq_job, pipeline=pipeline, at_front=rq_job.enqueue_at_front_on_retry)
                 pipeline.execute()
@@ -180,10 +164,12 @@ class EndingWorker(RqWorker):
         rq_job.ended_at = now()
         rq_job.retries_left = None
         self.execution = execution
+        self._is_stop = self._stopped_job_id == rq_job.id
         try:
             self.handle_job_failure(rq_job, queue, queue.started_job_registry, exc_string=reason)
         finally:
             self.execution = None
+            self._is_stop = False
         self._forget_troubles(rq_job.id)
 
     def _forget_troubles(self, job_id: str) -> None:
@@ -192,12 +178,6 @@ class EndingWorker(RqWorker):
             pipeline.hdel(keys.CRASHES, job_id)
             pipeline.execute()
 
-    def _call_back(self, rq_job: rq.job.Job, kind: str) -> None:
-        for callback in callbacks_of(rq_job):
-            # Of a job that is set aside before it is begun nobody has looked at the names yet.
-            if self._callbacks is not None and callback.kind == kind and callback.name in self._callbacks.allowed:
-                self._callbacks.run(rq_job.id, callback)
-
     def holds(self, flight: Flight) -> bool:
         """Whether the execution is still ours: a group that slept past its lease has lost it."""
         registry = flight.queue.started_job_registry
@@ -205,8 +185,5 @@ class EndingWorker(RqWorker):
 
 
 def _is_retried(rq_job: rq.job.Job) -> bool:
-    """Whether a failed job is tried again: its Retry has an interval, and has numbers for all of them."""
-    intervals = rq_job.retry_intervals
-    if not isinstance(intervals, list) or not all(isinstance(interval, int) for interval in intervals):
-        return False
-    return rq_job.should_retry and 0 < max(intervals, default=0) <= keys.FAILURE_TTL_S
+    """Whether a failed job is tried again: its Retry has an interval."""
+    return rq_job.should_retry and max(rq_job.retry_intervals or [0]) > 0

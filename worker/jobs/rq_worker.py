@@ -10,7 +10,6 @@ from typing import Any
 import redis
 import rq
 from rq.command import parse_payload
-from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import clean_worker_registry
@@ -18,9 +17,9 @@ from rq.worker_registration import clean_worker_registry
 from svdq.pipeline.errors import SvdqError
 from svdq.producer import keys
 from svdq.producer.queue import SvdqQueue, queues
+from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker import identity
 from svdq.worker.jobs import handover
-from svdq.worker.jobs.inert_job import InertJob
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +29,6 @@ LEASE_S = 15
 BEAT_S = 4.0
 #: Seconds between looks for what others have abandoned.
 MAINTENANCE_S = 2.0
-#: Seconds after which a lock on RQ's maintenance is free again, whatever became of its holder; RQ has 899.
-LOCK_S = 60
 
 
 class RqWorker(BaseWorker):
@@ -52,13 +49,11 @@ class RqWorker(BaseWorker):
             name=identity.new_name(),
             connection=connection,
             serializer=JSONSerializer,
-            job_class=InertJob,
+            job_class=UntrustedJob,
             job_monitoring_interval=BEAT_S,
             worker_ttl=LEASE_S,
             log_job_description=False,
         )
-        for queue in self.queues:
-            queue.job_class = InertJob
         self._on_stop = on_stop
         self._on_shutdown = on_shutdown
         #: Whether the last `pop` found intake paused: by RQ's suspend, or because too much went wrong here.
@@ -107,24 +102,21 @@ class RqWorker(BaseWorker):
         self.register_death()
 
     def maintain(self) -> None:
-        """Run RQ's maintenance: jobs whose worker is gone go back to their queue or fail.
+        """Remove what has expired from RQ's registries of ended jobs and of workers, by the clock of Redis.
 
-        As `run_maintenance_tasks` does, but a queue that cannot be cleaned keeps no lock and no other queue waiting,
-        and the lock names its holder.
+        RQ's own clean-up goes by the clock of this host. Of jobs that no worker holds any more it spends retries;
+        `Recovery` takes them back without.
         """
+        now_s = int(handover.server_time(self.connection))
         for queue in self.queues:
-            if not self.connection.set(queue.registry_cleaning_key, self.name, nx=True, ex=LOCK_S):
-                continue
             try:
-                clean_registries(queue)
+                queue.finished_job_registry.cleanup(now_s)
+                queue.failed_job_registry.cleanup(now_s)
                 clean_worker_registry(queue)
-                queue.intermediate_queue.cleanup(self, queue)
             except (redis.ConnectionError, redis.TimeoutError):
                 raise
             except Exception:
-                logger.exception("RQ's maintenance of %s failed.", queue.name)
-            finally:
-                handover.unlock(self.connection, queue.registry_cleaning_key, self.name)
+                logger.exception("The clean-up of %s failed.", queue.name)
 
     def work(self, *_: Any, **__: Any) -> bool:
         """Refuse: `Intake` drives this worker."""

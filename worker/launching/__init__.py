@@ -1,1 +1,1 @@
-"""`svdq worker` itself: groups of ranks as processes, their scheduler, and their end. Imports no torch."""
+"""`svdq worker` itself: groups of ranks as processes, and their end. Imports no torch."""

@@ -1,7 +1,4 @@
-"""The options of `svdq worker` and of each rank that say how to compute and how to pass on what was computed.
-
-The same words for both. Knows no torch.
-"""
+"""The options of `svdq worker` and of each rank that say how to compute. Does not import torch."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,10 +6,9 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import APPROXIMATE, ATTENTION_WAYS, COMPILED, DTYPES, ComputeOptions
+from svdq.pipeline.models.compute import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -23,20 +19,6 @@ _OPTIONS = (
         default="auto",
         show_default=True,
         help="Type to compute in; auto: fp16 on GPUs, fp32 on processors.",
-    ),
-    click.option(
-        "--attention",
-        type=click.Choice(ATTENTION_WAYS),
-        default="auto",
-        show_default=True,
-        help="Attention of the UNet; auto: torch chooses; sliced: a head at a time, where no fused kernel works.",
-    ),
-    click.option(
-        "--channels-last/--no-channels-last", default=False, help="Weights of convolutions with the channels last."
-    ),
-    click.option("--fused-qkv", is_flag=True, help="Query, key and value from one matrix product."),
-    click.option(
-        "--forward-chunking", is_flag=True, help="Feed-forward layers a frame at a time: less memory, slower."
     ),
     click.option(
         "--compile",
@@ -50,18 +32,8 @@ _OPTIONS = (
         "--approximate",
         type=click.Choice(APPROXIMATE),
         multiple=True,
-        help="Change results by more than rounding, and mark them; repeatable. int8: weights of linear layers in int8. "
-        "reuse3: deep layers every third step only.",
+        help="Change results by more than rounding, and mark them. int8: weights of linear layers in int8.",
     ),
-)
-
-
-transport_option = click.option(
-    "--transport",
-    type=click.Choice(["host", "nccl"]),
-    default="host",
-    show_default=True,
-    help="How latents get from rank to rank: through memory of the host, or from GPU to GPU by NCCL.",
 )
 
 
@@ -77,24 +49,13 @@ def read(arguments: dict[str, Any]) -> ComputeOptions:
     return ComputeOptions(**{field.name: arguments.pop(field.name) for field in fields(ComputeOptions)})
 
 
-def read_said(arguments: dict[str, Any]) -> ComputeOptions | None:
-    """Take the options out of the arguments of the command that runs; None if nobody has said any."""
-    context = click.get_current_context()
-    sources = [context.get_parameter_source(field.name) for field in fields(ComputeOptions)]
-    options = read(arguments)
-    return None if all(source is ParameterSource.DEFAULT for source in sources) else options
-
-
 def as_arguments(options: ComputeOptions) -> list[str]:
     """Write the options as the words of a command line, those that are the defaults left out."""
     words: list[str] = []
     for name, value in options.changed().items():
-        flag = "--compile" if name == "compiled" else f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        else:
-            for single in value if isinstance(value, list) else [value]:
-                words += [flag, single]
+        flag = "--compile" if name == "compiled" else f"--{name}"
+        for single in value if isinstance(value, list) else [value]:
+            words += [flag, single]
     return words
 
 

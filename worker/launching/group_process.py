@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from svdq.producer.keys import DAY_S
 from svdq.producer.settings import Settings
 from svdq.worker.identity import process_is_gone
 from svdq.worker.launching import rundir
@@ -64,11 +65,15 @@ class GroupProcess:
         self._told: set[tuple[int, signal.Signals]] = set()
         #: What it was told last.
         self._wish: signal.Signals | None = None
-        meeting = hosts.torchrun_options() if hosts else ["--standalone", "--local-addr", "127.0.0.1"]
-        command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--nproc-per-node", str(ranks)]
-        command += ["--max-restarts", str(MAX_RESTARTS), "-m", "svdq.worker", *options, "--run-dir", str(run_dir)]
+        rendezvous = hosts.torchrun_options() if hosts else _on_one_host(run_dir)
+        command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(ranks)]
+        # Without --log-dir torchrun leaves an empty folder in TMPDIR at each start.
+        command += ["--max-restarts", str(MAX_RESTARTS), "--log-dir", str(run_dir / "torchrun")]
+        command += ["-m", "svdq.worker", *options, "--run-dir", str(run_dir)]
         self._command = command
-        self._environment = {**environment_of(settings), **(hosts.environment() if hosts else {})}
+        # Else torchrun opens a TCP port for its ranks, at all addresses, that ours do not use.
+        self._environment = {**environment_of(settings), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        self._environment |= hosts.environment() if hosts else {}
         if devices is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         self._start()
@@ -111,6 +116,11 @@ class GroupProcess:
         """Whether it had not ended when `poll` looked last."""
         return self._process.returncode is None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has been ready for jobs."""
+        return rundir.is_ready(self._run_dir)
+
     def pids(self) -> dict[int, int]:
         """Return the process ids of the ranks that listen, by rank; those of a restart, too."""
         return rundir.read_pids(self._run_dir)
@@ -141,6 +151,19 @@ class GroupProcess:
         return [process for process in psutil.process_iter(["cmdline"]) if run_dir in (process.info["cmdline"] or ())]
 
 
+def _on_one_host(run_dir: Path) -> list[str]:
+    """Give torchrun's options for a rendezvous through a file: what torchrun reads there it unpickles.
+
+    The run folder keeps everybody else away from it, which nothing does for torchrun's TCP store.
+    """
+    # The file grows with each sign of life of the only host there is.
+    conf = f"store_type=file,keep_alive_interval={DAY_S}"
+    return [
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(run_dir / "store"), "--rdzv-conf", conf),
+        *("--rdzv-id", "svdq", "--local-addr", "127.0.0.1"),
+    ]
+
+
 def environment_of(settings: Settings) -> dict[str, str]:
     """Make the environment in which a process has the settings of this one, flags included, and one thread."""
     environment = {
@@ -152,10 +175,11 @@ def environment_of(settings: Settings) -> dict[str, str]:
         "SVDQ_MAX_ATTEMPTS": str(settings.max_attempts),
         "SVDQ_STALL_S": str(settings.stall_s),
         "SVDQ_MEMORY_LIMIT": str(settings.memory_limit or ""),
-        "SVDQ_CALLBACKS": ",".join(settings.callbacks),
         # Empty counts as not set: the embedded server.
         "SVDQ_REDIS_URL": settings.redis_url or "",
     }
+    # Else the folder that the user is in comes first where `python -m` looks for modules: a redis.py there would run.
+    environment["PYTHONSAFEPATH"] = "1"
     # Unset, torchrun sets it with a warning; our ranks set their threads themselves.
     environment.setdefault("OMP_NUM_THREADS", "1")
     return environment

@@ -1,15 +1,22 @@
-"""A group over several hosts: what torchrun is told of them. Knows no jobs and imports no torch.
+"""A group over several hosts: the options of torchrun, and where ranks find each other. Does not import torch.
 
-One host keeps torchrun's store, in which all of them meet; every host runs a launcher and a torchrun of its own.
+Every host runs a launcher and a torchrun of its own. One host keeps torchrun's store; the ranks use Redis instead,
+which can have a password and which all of them reach.
 """
 
+import contextlib
 import ipaddress
 import socket
 from dataclasses import dataclass
 
+import redis
+
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.transport.meeting import facing
+from svdq.pipeline.transport.sockets import facing
+from svdq.producer import keys
 from svdq.producer.settings import Settings
+from svdq.worker.identity import group_name
+from svdq.worker.redis_link import connect
 
 #: Port of the store where none is named; torchrun's own.
 DEFAULT_PORT = 29400
@@ -42,15 +49,59 @@ class Hosts:
             *("--rdzv-conf", f"join_timeout={JOIN_S}{is_host}"),
         ]
 
+    @property
+    def warning(self) -> str:
+        """Say what is open while the group runs, and to whom."""
+        keeper = f"{self.store_host} (not this host)" if self.keeps_store is False else self.store_host
+        return (
+            f"Open to the network: torchrun's rendezvous at port {self.store_port} of {keeper}, at all its addresses. "
+            "It has no password: whoever reaches it can run code as this user. While ranks start, each also listens at "
+            f"a port of {self.own_address}, protected by a secret from Redis. Admit only the hosts of this group."
+        )
+
     def environment(self) -> dict[str, str]:
         """Give what torchrun reads of its environment."""
         return {
-            # The ranks meet in a store that is made for each start: torchrun's own is lost with the host of rank 0,
-            # and the other hosts would go on looking for it.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             # A host that is lost is told in a line, not in traces of torch's C++ every five seconds.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
+
+
+class RedisBook:
+    """Keeps the addresses of a group's ranks in Redis; a Redis that is away is asked again by whoever waits."""
+
+    def __init__(self, connection: redis.Redis, group: str) -> None:
+        self._connection = connection
+        self._group = group
+
+    def publish(self, name: str, entry: str) -> None:
+        """Write an entry, replacing what was there."""
+        with contextlib.suppress(redis.RedisError):
+            self._connection.set(self._key(name), entry, ex=keys.RENDEZVOUS_TTL_S)
+
+    def look_up(self, name: str) -> str | None:
+        """Read an entry; None while there is none."""
+        try:
+            entry = self._connection.get(self._key(name))
+        except redis.RedisError:
+            return None
+        return entry.decode() if isinstance(entry, bytes) else None
+
+    def _key(self, name: str) -> str:
+        return f"{keys.RENDEZVOUS}{self._group}:{name}"
+
+
+def address_book(settings: Settings, *, on_one_host: bool) -> RedisBook | None:
+    """Give what the ranks of a group over several hosts find each other in; None for a group on one host.
+
+    Raises:
+        InputError: there is no Redis that all hosts reach.
+    """
+    if on_one_host:
+        return None
+    if not settings.redis_url:
+        raise InputError("A group over several hosts needs a Redis that all of them reach; set SVDQ_REDIS_URL.")
+    return RedisBook(connect(settings.redis_url), group_name(on_one_host=False))
 
 
 def read_hosts(settings: Settings, num: int, endpoint: str | None, num_groups: int) -> Hosts | None:

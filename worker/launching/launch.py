@@ -1,4 +1,4 @@
-"""Starts groups of ranks and a scheduler, passes on what is asked of them and ends with them. Knows no jobs, no torch.
+"""Starts groups of ranks, passes on what is asked of them and ends with them. Knows no jobs, no torch.
 
 Ctrl-C once means take no more jobs and finish those in flight, twice means stop now and put them back, three times
 means end whatever it costs.
@@ -11,7 +11,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import trace_text
 from svdq.producer.moments import parse_future
@@ -29,11 +29,10 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.launching import rundir
 from svdq.worker.launching.compute_options import as_arguments
-from svdq.worker.launching.gpus import share_out, visible_gpus
+from svdq.worker.launching.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launching.group_process import GroupProcess
 from svdq.worker.launching.hosts import read_hosts
-from svdq.worker.launching.kept_options import kept_way
-from svdq.worker.launching.scheduler_process import SchedulerProcess
+from svdq.worker.launching.starting import StartingRecord
 
 if TYPE_CHECKING:
     from svdq.worker.metrics.endpoint import MetricsEndpoint
@@ -76,14 +75,10 @@ class LaunchOptions:
     #: Port and address of this machine where metrics are served; None: they are not.
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
-    #: Change videos that do not fit into memory, in place of refusing them.
-    fit_memory: bool = False
-    #: What tensors go through between ranks: host or nccl.
-    transport: str = "host"
     #: How the ranks log: text or json.
     log_format: str = "text"
-    #: How the UNet computes, the same on all ranks; None: as was measured to be fastest here, else diffusers' own way.
-    compute: ComputeOptions | None = None
+    #: How the UNet computes, the same on all ranks.
+    compute: ComputeOptions = DEFAULTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,43 +104,61 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     gpus = [] if options.device == "cpu" else visible_gpus()
     if options.device == "cuda" and not gpus:
         raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
+    if options.device != "cpu" and (failure := all_gpus().failure):
+        logger.warning("The list of GPUs may not be complete: %s.", failure)
     for shape in options.warm:
         VideoParameters.of_shape(shape)
     hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
+    if hosts is not None:
+        logger.warning("%s", hosts.warning)
     # GPUs are shared out among the groups.
     ranks = options.ranks or (max(1, len(gpus) // options.groups) if gpus else DEFAULT_CPU_RANKS)
-    arguments = ["--device", options.device]
+    # GPUs that are listed are used, or the ranks say why they cannot be.
+    arguments = ["--device", "cuda" if gpus else options.device]
     arguments += ["--checkpoints", options.checkpoints]
     arguments += ["--until-s", str(until_s)] if until_s is not None else []
     arguments += ["--burst"] if options.burst else []
     arguments += ["--trace"] if options.trace is not None else []
-    arguments += ["--fit-memory"] if options.fit_memory else []
-    arguments += ["--transport", options.transport, "--log-format", options.log_format]
-    if options.compute is not None:
-        arguments += as_arguments(options.compute)
-    elif (kept := kept_way(settings, gpus, options.nnodes)) is not None:
-        arguments += ["--kept", *as_arguments(kept)]
+    arguments += ["--ranks-per-gpu", str(ranks_per_gpu(len(gpus), ranks * options.groups))]
+    arguments += ["--log-format", options.log_format]
+    arguments += as_arguments(options.compute)
     for shape in options.warm:
         arguments += ["--warm", shape]
+    groups: list[GroupProcess] = []
     with (
         _run_folder(settings.home / "run") as folder,
         # Before any rank starts: a port that is taken is said at once.
         _endpoint(settings, options) as endpoint,
-        SchedulerProcess(settings) as scheduler,
+        StartingRecord(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
+        logger.info("%s", _what_starts(settings, options, ranks, len(gpus)))
         run_dirs = [Path(folder, f"group{number}") for number in range(options.groups)]
-        shares = share_out(gpus, options.groups, ranks) if gpus and options.groups > 1 else [None] * options.groups
-        groups = []
+        is_named = not all(gpu.isdigit() for gpu in gpus)  # MIG instances, or GPUs that are left beside a lost one
+        shares: Sequence[list[str] | None] = [None] * options.groups
+        if gpus and (options.groups > 1 or is_named):
+            shares = share_out(gpus, options.groups, ranks)
         for number, (run_dir, devices) in enumerate(zip(run_dirs, shares, strict=True)):
             run_dir.mkdir()
             groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices, hosts))
         if endpoint is not None:
             endpoint.tell_of(groups)
-        watch = _Watch(groups, scheduler, until_s)
+        watch = _Watch(groups, until_s)
         code = watch.run()
         if options.trace is not None and not _write_trace(options.trace, run_dirs):
             code = code or SvdqError.exit_code
         return Ending(code=code, told_by=watch.told_by, num_ranks=ranks * options.groups * options.nnodes)
+
+
+def _what_starts(settings: Settings, options: LaunchOptions, ranks: int, num_gpus: int) -> str:
+    """Say what is being started: loading torch and a model takes 10 s and more."""
+    groups = f"{options.groups} groups of " if options.groups > 1 else ""
+    each = " each" if options.groups > 1 else ""
+    hosts = f" on this host, one of {options.nnodes}," if options.nnodes > 1 else ""
+    device = f"{num_gpus} GPU{'s' * (num_gpus != 1)}" if num_gpus else "the processors"
+    return (
+        f"Starting {groups}{ranks} rank{'s' * (ranks != 1)}{each}{hosts} on {device} with the model {settings.model}; "
+        "this takes some seconds."
+    )
 
 
 def _write_trace(path: Path, run_dirs: list[Path]) -> bool:
@@ -187,9 +200,8 @@ def _run_folder(parent: Path) -> Iterator[Path]:
 class _Watch:
     """Waits for the end of running groups and passes on signals."""
 
-    def __init__(self, groups: list[GroupProcess], scheduler: SchedulerProcess, until_s: float | None) -> None:
+    def __init__(self, groups: list[GroupProcess], until_s: float | None) -> None:
         self._groups = groups
-        self._scheduler = scheduler
         #: Seconds since the epoch at which the groups are told to stop.
         self._until_s = until_s
         #: Who ended them first.
@@ -208,7 +220,6 @@ class _Watch:
             while None in (codes := [group.poll() for group in self._groups]):
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     break
-                self._scheduler.supervise()
                 if self._until_s is not None and time.time() >= self._until_s:
                     self.told_by = self.told_by or "until"
                     self._stop()

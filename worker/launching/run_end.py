@@ -30,11 +30,11 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime, *, u
     """
     now = datetime.now().astimezone()
     with session(settings) as connection:
-        records = list(records_from_redis(connection, started_at, now))
+        records = list(records_from_redis(connection, started_at, now, logger.warning))
         left = jobs_left(connection)
         reasons = pauses(connection)
     try:
-        records += records_from_storage(Storage(settings.storage), started_at)
+        records += records_from_storage(Storage(settings.storage), started_at, logger.warning)
     except UnavailableError as error:
         logger.warning("The report goes without the busy share: %s", error)
     return summarise(

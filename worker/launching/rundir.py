@@ -20,6 +20,16 @@ def read_pids(folder: Path) -> dict[int, int]:
     return {int(path.stem.removeprefix("rank")): int(path.read_text()) for path in folder.glob("rank*.pid")}
 
 
+def write_ready(folder: Path) -> None:
+    """Tell the launcher that the group is ready for jobs."""
+    (folder / "ready").touch()
+
+
+def is_ready(folder: Path) -> bool:
+    """Whether the group has been ready for jobs."""
+    return (folder / "ready").exists()
+
+
 def write_error(folder: Path, error: SvdqError) -> None:
     """Leave why the group cannot run, for the launcher to show once."""
     _write(folder / "error", json.dumps([type(error).__name__, str(error)]))

@@ -3,7 +3,6 @@
 Knows no Prometheus and no launcher.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,11 +10,9 @@ import redis
 from rq.job import Job
 from rq.utils import as_text, utcparse
 
-from svdq.producer.control import pauses
 from svdq.producer.queue import queues
-from svdq.producer.status.eta import queue_eta_s
-from svdq.producer.status.ranks import RankStatus, read_groups
-from svdq.producer.status.registries import counts
+from svdq.producer.status.ranks import RankStatus
+from svdq.producer.status.snapshot import take
 
 #: Jobs at the front of a queue that are looked at for their age: some may have been moved there, past older ones.
 FRONT = 10
@@ -45,18 +42,14 @@ def read(connection: redis.Redis) -> Readings:
     Raises:
         redis.RedisError: the server does not answer, or refuses to.
     """
-    now = time.time()
-    of_queues = counts(connection)
-    groups = read_groups(connection)
-    num_pauses = len(pauses(connection))
-    num_queued = sum(states["queued"] for states in of_queues.values())
+    found = take(connection)
     return Readings(
-        at=now,
-        counts=of_queues,
-        oldest_s=_oldest_s(connection, now),
-        eta_s=None if num_pauses and num_queued else queue_eta_s(num_queued, groups),
-        num_pauses=num_pauses,
-        ranks=tuple(rank for group in groups for rank in group.ranks),
+        at=found.at,
+        counts={queue.name: queue.counts for queue in found.queues},
+        oldest_s=_oldest_s(connection, found.at),
+        eta_s=found.estimate.eta_s,
+        num_pauses=len(found.pauses),
+        ranks=tuple(rank for group in found.groups for rank in group.ranks),
     )
 
 

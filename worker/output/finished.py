@@ -39,7 +39,12 @@ def job_as_used(parameters: VideoParameters, ticket: Mapping[str, Any]) -> Job:
 
 def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Make the result of a job, as Redis keeps it, from its account."""
-    return {"outputs": document["outputs"], "used": document["job"], "notice": notice_of(document)}
+    return {
+        "outputs": document["outputs"],
+        "used": document["job"],
+        "model": document["model"]["name"],
+        "notice": notice_of(document),
+    }
 
 
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
@@ -70,7 +75,7 @@ def recognise(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> dict
     Args:
         storage: where they would be.
         model: what they must be made with.
-        job: with frames filled in; memory may have decided for another chunk size, or, where it says so, fewer frames.
+        job: with frames filled in; memory may have decided for another chunk size.
         job_id: its id.
 
     Raises:
@@ -88,8 +93,6 @@ def recognise(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> dict
     except (ValueError, KeyError, TypeError, SvdqError):
         return None  # not an account of ours, or one of another version
     wanted = job.model_copy(update={"decode_chunk_size": made[1].decode_chunk_size})
-    if document.get("adjusted"):
-        wanted = wanted.model_copy(update={"frames": made[1].frames})
     if made != (job_id, wanted, model.name) or not all(map(storage.exists, output_keys(job, job_id).values())):
         return None
     return result

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline import video
-from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.models.model import Frames, ModelInfo
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
@@ -27,7 +28,14 @@ from svdq.pipeline.transport.ports import Report
 from svdq.producer.status.ranks import Trouble
 from svdq.producer.storage.storage import Storage
 from svdq.worker.output.finished import job_as_used, output_keys, result_of, sidecar_key, timings_of
-from svdq.worker.output.patience import FIRST_DELAY_S, GaveUpError, Patience, UnwantedError
+from svdq.worker.output.patience import (
+    FILE_PATIENCE_S,
+    FIRST_DELAY_S,
+    FileRefusals,
+    GaveUpError,
+    Patience,
+    UnwantedError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +62,9 @@ class Outlet:
         tracer: Tracer,
         *,
         fence: Callable[[Sample], bool] = lambda _: True,
+        mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         first_delay_s: float = FIRST_DELAY_S,
+        file_patience_s: float = FILE_PATIENCE_S,
     ) -> None:
         """Begin to wait for deliveries.
 
@@ -63,14 +73,18 @@ class Outlet:
             model: what made them, for the account beside them.
             tracer: records spans.
             fence: asked right before files are published, and while they cannot be, whether they are still to be.
+            mark: called with a job's id; the block that it guards may crash the process.
             first_delay_s: how long to wait when the storage refuses for the first time.
+            file_patience_s: how long a storage that can be used otherwise may refuse the files of one video.
         """
         self._storage = storage
         self._model = model
         self._tracer = tracer
         self._fence = fence
+        self._mark = mark
         self._versions = {name: version(name) for name in VERSIONS_OF}
         self._patience = Patience("Videos wait to be written", first_delay_s=first_delay_s)
+        self._file_patience_s = file_patience_s
         self._waiting: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
         #: Jobs whose videos are here, the one that is being written first; guarded by the interpreter, a list's way.
         self._here: list[str] = []
@@ -102,9 +116,10 @@ class Outlet:
         self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Wait until everything delivered is written and reported."""
+        """Wait until everything delivered is written and reported, or `release` is called."""
         self._waiting.put(None)
-        self._thread.join()
+        while self._thread.is_alive() and not self._patience.stopped:
+            self._thread.join(0.5)
 
     def _run(self) -> None:
         while (delivery := self._waiting.get()) is not None and not self._patience.stopped:
@@ -115,7 +130,8 @@ class Outlet:
             try:
                 with self._tracer.span("write", sample.job_id):
                     result = self._patience.insist(
-                        partial(self._write, sample, delivery.frames), partial(self._fence, sample)
+                        partial(self._attempt, sample, delivery.frames, FileRefusals(self._file_patience_s)),
+                        partial(self._fence, sample),
                     )
             except GaveUpError:
                 return  # its job goes back to the queue, and the latents of its last step are kept
@@ -134,7 +150,26 @@ class Outlet:
     def _tell_unwanted(self, sample: Sample) -> None:
         logger.warning("Job %s was cancelled or is not ours any more; its files are dropped.", sample.job_id)
 
+    def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
+        """Write a video's files once.
+
+        Raises:
+            OSError, UnavailableError: the storage cannot be used at present.
+            SvdqError: the storage can be used, and these files cannot be written to it.
+        """
+        try:
+            return self._write(sample, frames)
+        except (OSError, UnavailableError) as error:
+            self._storage.check_writable()
+            stem = job_as_used(sample.parameters, sample.ticket).output_stem(sample.job_id)
+            refusals.check(error, f"Its output {stem!r}")
+            raise
+
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
+        with self._mark(sample.job_id):
+            return self._write_once(sample, frames)
+
+    def _write_once(self, sample: Sample, frames: Frames) -> dict[str, Any]:
         """Write and publish a video's files and their account; an empty result when they are not to be any more."""
         started = time.perf_counter()
         job = job_as_used(sample.parameters, sample.ticket)
@@ -148,8 +183,6 @@ class Outlet:
             "versions": self._versions,
             "outputs": [self._storage.location(key) for key in keys.values()],
         }
-        if "adjusted" in sample.ticket:
-            document["adjusted"] = sample.ticket["adjusted"]
         # Videos are passed on: where they lay on this machine is nobody else's business.
         comment = json.dumps({name: value for name, value in document.items() if name != "outputs"}, ensure_ascii=False)
         with self._storage.staging() as staging:

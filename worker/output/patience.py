@@ -18,6 +18,13 @@ T = TypeVar("T")
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
 #: What is wrong with the name or content of one file, and no better for any other attempt.
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
+#: Something else has the name of a file or folder, which no attempt changes either.
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
+#: The storage is full: a small file may fit where a video does not.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+#: Seconds for which a file may be refused by a storage that can be used otherwise, before its job fails: an object
+#: store is back by then, and one file that nobody may read or write does not hold up the rest for the night.
+FILE_PATIENCE_S = 300.0
 
 
 class GaveUpError(SvdqError):
@@ -103,6 +110,50 @@ class Patience:
             self.trouble = self.trouble.model_copy(update={"reason": str(error), "attempts": self.trouble.attempts + 1})
 
 
+class FileRefusals:
+    """For how long one file was refused by a storage that can be used otherwise."""
+
+    def __init__(self, patience_s: float = FILE_PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._since: float | None = None
+
+    def check(self, error: Exception, what: str) -> None:
+        """Count one more refusal, of a storage that was found to be usable otherwise.
+
+        Args:
+            error: what the storage said.
+            what: the file, such as "Its photo inputs/1f.jpg".
+
+        Raises:
+            SvdqError: no further attempt helps, or there were attempts for `patience_s`.
+        """
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        number = _errno(error)
+        if number in _FULL:
+            return
+        if number in _HOPELESS | _TAKEN:
+            raise SvdqError(f"{what} cannot be read or written: {_reason(error)}.") from error
+        if now - self._since >= self._patience_s:
+            raise SvdqError(
+                f"{what} could not be read or written for {self._patience_s / 60:.0f} minutes, though the storage can "
+                f"be used otherwise: {_reason(error)}. Fix the cause, then `svdq retry` the job."
+            ) from error
+
+
 def _is_hopeless(error: Exception) -> bool:
+    return _errno(error) in _HOPELESS
+
+
+def _errno(error: Exception) -> int | None:
     cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and cause.errno in _HOPELESS
+    return cause.errno if isinstance(cause, OSError) else None
+
+
+def _reason(error: Exception) -> str:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if not isinstance(cause, OSError) or not cause.strerror:
+        return str(error).rstrip(".")
+    hint = ", because something else has that name; remove it or choose another --output or --name"
+    name = cause.filename2 or cause.filename
+    return f"{cause.strerror}{f' at {str(name)!r}' if name else ''}{hint if cause.errno in _TAKEN else ''}"

@@ -1,1 +1,1 @@
-"""What outlives a killed rank: checkpoints, breadcrumbs, and taking jobs back."""
+"""What outlives a killed rank: checkpoints, crash markers, and taking jobs back."""

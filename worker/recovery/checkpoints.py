@@ -1,89 +1,34 @@
-"""Keeps videos that are half done, so that a job that is taken again goes on where it was. Knows no Redis.
+"""Writes and reads checkpoints: a job that is taken again continues at its last one. Does not import Redis.
 
-A checkpoint is what travels between ranks, in a safetensors file: the tensors as they are, and in its metadata the
-JSON of `message.sample_body` with the model, the kind of device and how it computes, all of which decide the bits. It
-is written beside the stage loop, by a thread that never has more than a few samples to hold.
+A thread writes them beside the stage loop. `checkpoint_codec` says what is in one, `shelf` where they are.
 """
 
 import contextlib
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
-from svdq.pipeline.transport.message import sample_body, sample_from
 from svdq.producer.status.ranks import Trouble
+from svdq.worker.recovery.checkpoint_codec import Codec
 from svdq.worker.recovery.shelf import Shelf
 
 logger = logging.getLogger(__name__)
 
-#: Samples with more are not kept: those of the preview model are cheaper to make again than to write.
-MAX_BYTES = 64 * 2**20
-#: Samples that wait to be written; of more the oldest goes, since the ranks that have it by now keep it, too.
-MAX_WAITING = 3
+#: Bytes of samples that wait to be written, on the rank's device. Of more the oldest is dropped, since the rank that
+#: has it by now writes one as well; the newest waits whatever its size.
+MAX_WAITING_BYTES = 256 * 2**20
 #: Seconds of rest for each second of writing: the disk and the cores are there for the videos first.
 REST = 4.0
 #: Seconds after which checkpoints of a job that nobody knows are removed.
 UNKNOWN_S = 24 * 60 * 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Codec:
-    """Writes samples as bytes and reads them back; refuses what would not give the same bits here."""
-
-    #: The model's name.
-    model: str
-    #: Where tensors are wanted.
-    device: torch.device
-    #: How the model computes: `ModelInfo.compute`.
-    compute: dict[str, Any] = field(default_factory=dict)
-
-    def encode(self, sample: Sample) -> bytes:
-        """Write a sample; its tensors are copied to the host."""
-        how = {"model": self.model, "device": self.device.type, "compute": self.compute}
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sample.tensors.items()}
-        return safetensors.torch.save(
-            tensors, {"svdq": json.dumps(how | {"sample": sample_body(sample)}, allow_nan=False)}
-        )
-
-    def decode(self, data: bytes, job_id: str, parameters: VideoParameters) -> Sample:
-        """Read a sample of a job.
-
-        Raises:
-            ValueError: it is not one, or was made by another model, with other parameters or in another way.
-        """
-        try:
-            length = int.from_bytes(data[:8], "little")
-            document: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["svdq"])
-            tensors = safetensors.torch.load(data)
-        except (KeyError, TypeError, SafetensorError) as error:
-            raise ValueError(f"it is not a checkpoint: {error!r}") from error
-        sample = sample_from(document["sample"], {name: tensor.to(self.device) for name, tensor in tensors.items()})
-        # What memory decided when it was begun stays.
-        ours = {name: getattr(sample.parameters, name) for name in ("decode_chunk_size", "frames")}
-        made_with = (document["model"], document["device"], sample.job_id, sample.parameters)
-        if made_with != (self.model, self.device.type, job_id, parameters.model_copy(update=ours)):
-            raise ValueError("it was made by another model, with other parameters or on another kind of device")
-        if (before := document.get("compute")) != self.compute:
-            raise ValueError(f"it was computed with {_words(before)}, and now it is {_words(self.compute)}")
-        if sample.ended or "latents" not in sample.tensors or not 0 <= sample.step <= parameters.steps:
-            raise ValueError("it holds nothing to go on with")
-        return sample
-
-
-def _words(compute: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{name} {value}" for name, value in (compute or {}).items()) or "no options"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +41,14 @@ class Archive:
     codec: Codec
 
     def furthest(self, job_id: str, parameters: VideoParameters) -> Sample | None:
-        """Read a job's furthest checkpoint; what cannot be read is passed over."""
+        """Read a job's furthest checkpoint; one that cannot be used is logged and ignored."""
         try:
             for step in self.shelf.steps(job_id) or ():
+                data = self.shelf.read(job_id, step)
                 try:
-                    return self.codec.decode(self.shelf.read(job_id, step), job_id, parameters)
-                except ValueError as error:
-                    logger.warning("The checkpoint of job %s at step %d is of no use: %s.", job_id, step, error)
+                    return self.codec.decode(data, job_id, parameters)
+                except Exception as error:  # noqa: BLE001 - anyone may have written it: no content of it fails a job
+                    logger.warning("The checkpoint of job %s at step %d cannot be used: %s.", job_id, step, error)
         except (OSError, UnavailableError) as error:
             logger.warning("The checkpoints of job %s cannot be read (%s); it starts anew.", job_id, error)
         return None
@@ -168,7 +114,7 @@ class Spool:
 
     def keep(self, sample: Sample) -> None:
         """Take a sample to be written soon; in place of an older one of the same job."""
-        if not sample.tensors or sum(tensor.nbytes for tensor in sample.tensors.values()) > MAX_BYTES:
+        if not sample.tensors:
             return
         ready = None
         if self._codec.device.type == "cuda":
@@ -177,9 +123,12 @@ class Spool:
         with self._changed:
             self._waiting.pop(sample.job_id, None)
             self._waiting[sample.job_id] = _Kept(sample=sample, ready=ready)
-            if len(self._waiting) > MAX_WAITING:
+            while len(self._waiting) > 1 and self._num_waiting_bytes() > MAX_WAITING_BYTES:
                 del self._waiting[next(iter(self._waiting))]
             self._changed.notify_all()
+
+    def _num_waiting_bytes(self) -> int:
+        return sum(tensor.nbytes for kept in self._waiting.values() for tensor in kept.sample.tensors.values())
 
     def forget(self, job_id: str) -> None:
         """Remove soon what is kept of a job that has ended."""

@@ -1,63 +1,38 @@
 """Takes back what dead groups had: at once at a group's start for those of this host, by lease for all others.
 
 What is found goes back to the front of its queue, in its old order and without spending retries, except for a job that
-has ended its rank too often. RQ's own maintenance, which spends everyone's retries, comes second.
+has ended its rank too often. RQ's own maintenance, which spends everyone's retries, is not run.
+
+A lease has run out when its end has passed by the clock of Redis and this process has seen no renewal for some beats by
+its monotonic clock. So neither a host whose clock is wrong nor a step of Redis' clock takes jobs from living groups.
 """
 
-import json
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import redis
 import rq
 from rq.executions import Execution
 from rq.job import JobStatus
-from rq.utils import as_text, current_timestamp
 
 from svdq.producer import keys
 from svdq.worker import identity
 from svdq.worker.jobs import handover
 from svdq.worker.jobs.rq_adapter import GroupWorker
-from svdq.worker.recovery.breadcrumbs import Blame
+from svdq.worker.jobs.rq_worker import BEAT_S
+from svdq.worker.recovery.crash_count import count_crash, read_count
+from svdq.worker.recovery.crash_marker import CrashSuspect
+from svdq.worker.recovery.unchanged import Unchanged
 
 logger = logging.getLogger(__name__)
 
-#: How many times `max_attempts` a job may end its rank at whatever steps.
-MAX_CRASHES_FACTOR = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crashes:
-    """How often a rank died while it computed a job."""
-
-    #: The step at the last crash.
-    step: int
-    #: The rank that died last.
-    rank: int
-    #: Crashes in a row at that step: without progress.
-    here: int
-    #: Crashes at whatever steps.
-    total: int
-    #: Whether the last one was no crash: the rank ended itself because the step did not end.
-    stalled: bool = False
-
-    @classmethod
-    def after(cls, before: "Crashes | None", blame: Blame) -> "Crashes":
-        """Count one more; a job that came to another step than last time has not died of that one."""
-        same = before is not None and before.step == blame.step
-        return cls(
-            step=blame.step,
-            rank=blame.rank,
-            here=before.here + 1 if before is not None and same else 1,
-            total=before.total + 1 if before is not None else 1,
-            stalled=blame.stalled,
-        )
-
-    def too_many(self, max_attempts: int) -> bool:
-        """Whether it is time to set the job aside."""
-        return self.here >= max_attempts or self.total >= max_attempts * MAX_CRASHES_FACTOR
+#: Seconds for which a lease must not have been renewed before this process's eyes, on top of its end.
+SILENT_S = 2 * BEAT_S
+#: Seconds that a job may be popped by another program than svdq and not begun; RQ allows the same.
+POPPED_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,29 +49,36 @@ class _Taken:
 class Recovery:
     """The recovery of one group, from its bookkeeping thread."""
 
-    def __init__(self, worker: GroupWorker, max_attempts: int) -> None:
+    def __init__(self, worker: GroupWorker, max_attempts: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
+        #: The ends of leases, and the jobs that a program has popped which names no owner.
+        self._leases, self._ownerless = Unchanged(monotonic), Unchanged(monotonic)
         self._connection: redis.Redis = worker.connection
         self._max_attempts = max_attempts
+        #: Whether the crash before this start is counted.
+        self._is_counted = False
         #: Jobs that were taken back so far.
         self.num_taken_back = 0
 
-    def at_start(self, blame: Blame | None) -> None:
+    def at_start(self, suspects: Sequence[CrashSuspect]) -> None:
         """Take back what dead groups of this host had; to be called before the first pop.
 
         Args:
-            blame: the job that the life before of this group died of, if it is known here; other hosts count theirs.
+            suspects: what ranks of this host were working on when this group died; other hosts count theirs.
         """
-        if blame is not None:
-            count_crash(self._connection, blame)
+        if not self._is_counted:  # this may be tried again when Redis goes away meanwhile
+            count_crash(self._connection, suspects)
+            self._is_counted = True
         for queue in self._worker.queues:
-            self._unlock(queue)
             popped = self._give_back_popped(queue, identity.is_gone)
-            taken = [item for item in self._taken(queue, handover.FOREVER) if identity.is_gone(item.worker)]
+            taken = [item for item in self._taken(queue, self._entries(queue)) if identity.is_gone(item.worker)]
             self._tell(queue, popped + self._give_back(queue, taken, handover.FOREVER))
             self._release_deferred(queue)
-        for job_id in map(as_text, self._connection.hkeys(keys.CRASHES)):
-            self._set_aside_queued(job_id)
+        for job_id in map(_text, self._connection.hkeys(keys.CRASHES)):
+            if self._connection.exists(rq.job.Job.key_for(job_id)):
+                self._set_aside_queued(job_id)
+            else:
+                self._connection.hdel(keys.CRASHES, job_id)
         self._forget_pauses()
 
     def unknown(self, held: Collection[str]) -> None:
@@ -107,16 +89,34 @@ class Recovery:
         """
         for queue in self._worker.queues:
             popped = self._give_back_popped(queue, self._worker.name.__eq__)
-            ours = [item for item in self._taken(queue, handover.FOREVER) if item.worker == self._worker.name]
+            ours = [item for item in self._taken(queue, self._entries(queue)) if item.worker == self._worker.name]
             unknown = [item for item in ours if item.execution.id not in held]
             self._tell(queue, popped + self._give_back(queue, unknown, handover.FOREVER))
 
     def expired(self) -> None:
-        """Take back what any group has let go of: executions whose lease has run out, and what it had popped."""
-        now = current_timestamp()
+        """Take back what other groups have let go of: executions whose lease has run out, and what they had popped."""
+        now_s = handover.server_time(self._connection)
         for queue in self._worker.queues:
             popped = self._give_back_popped(queue, self._left_redis)
-            self._tell(queue, popped + self._give_back(queue, self._taken(queue, now), now))
+            taken = self._taken(queue, self._silent(queue, now_s))
+            others = [item for item in taken if item.worker != self._worker.name]
+            self._tell(queue, popped + self._give_back(queue, others, now_s))
+
+    def forget_leases(self) -> None:
+        """Begin anew to watch leases: Redis was away, so that nobody could renew any."""
+        self._leases.forget()
+
+    def _entries(self, queue: rq.Queue) -> list[bytes]:
+        """List the entries of a queue's registry of executions."""
+        entries: list[bytes] = self._connection.zrange(queue.started_job_registry.key, 0, -1)  # type: ignore[assignment]
+        return entries
+
+    def _silent(self, queue: rq.Queue, now_s: float) -> list[bytes]:
+        """List the entries whose lease has run out and was not renewed while this process looked."""
+        leases: Any = self._connection.zrange(queue.started_job_registry.key, 0, -1, withscores=True)
+        ends = dict(leases)
+        unchanged_s = self._leases.seconds(queue.name, ends)
+        return [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
 
     def _tell(self, queue: rq.Queue, job_ids: list[str]) -> None:
         self.num_taken_back += len(job_ids)
@@ -125,13 +125,15 @@ class Recovery:
 
     # Jobs that were begun.
 
-    def _taken(self, queue: rq.Queue, lease_until: float) -> list[_Taken]:
-        """List executions whose lease ends no later, the newest first."""
-        names: Any = self._connection.zrangebyscore(queue.started_job_registry.key, "-inf", lease_until)
+    def _taken(self, queue: rq.Queue, entries: Iterable[bytes]) -> list[_Taken]:
+        """Read the executions of entries of a registry, the newest first; remove entries that are not of RQ's shape."""
         executions = []
-        for name in map(bytes.decode, names):
-            if name.count(":") == 1:  # RQ's shape of it; anyone can write to Redis
+        for entry in entries:
+            name = entry.decode(errors="replace")
+            if name.encode() == entry and name.count(":") == 1:
                 executions.append(Execution.from_composite_key(name, self._connection))
+            else:  # anyone can write to Redis
+                self._connection.zrem(queue.started_job_registry.key, entry)
         with self._connection.pipeline(transaction=False) as pipeline:
             for execution in executions:
                 pipeline.hget(execution.key, "worker_name")
@@ -142,16 +144,16 @@ class Recovery:
             if isinstance(job, redis.ResponseError):  # not a hash
                 job = (None, None)
             # The record of an execution ends with its lease; the job remembers.
-            owner = as_text(worker if isinstance(worker, bytes) else job[0] or b"")
-            taken.append(_Taken(execution=execution, worker=owner, started_at=as_text(job[1] or b"")))
+            owner = worker if isinstance(worker, bytes) else job[0] or b""
+            taken.append(_Taken(execution=execution, worker=_text(owner), started_at=_text(job[1] or b"")))
         return sorted(taken, key=lambda item: item.started_at, reverse=True)
 
     def _give_back(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
         given = []
         for item in taken:
             job_id = item.execution.job_id
-            crashes = _read_crashes(self._connection, job_id)
-            if crashes is not None and crashes.too_many(self._max_attempts):
+            crashes = read_count(self._connection, job_id)
+            if crashes is not None and crashes.is_too_many(self._max_attempts):
                 # Back in the queue first, from where it is taken in one step: no kill in between loses it.
                 if handover.give_back(self._connection, queue, item.execution, lease_until):
                     self._set_aside_queued(job_id)
@@ -162,13 +164,17 @@ class Recovery:
     # Jobs that were popped and not begun.
 
     def _give_back_popped(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
+        """Give back jobs whose owner is gone; of those without an owner the ones that have been there for long."""
+        job_ids: Any = self._connection.lrange(queue.intermediate_queue_key, 0, -1)
+        found: Any = self._connection.hmget(keys.POPPED, job_ids) if job_ids else []
+        owners: dict[bytes, bytes] = {name: owner or b"" for name, owner in zip(job_ids, found, strict=True)}
+        popped_s = self._ownerless.seconds(queue.name, dict.fromkeys(name for name in job_ids if not owners[name]))
         given = []
-        job_ids = [as_text(job_id) for job_id in self._connection.lrange(queue.intermediate_queue_key, 0, -1)]
         for job_id in reversed(job_ids):
-            # Without an owner it was popped by someone else's worker; RQ's maintenance takes that up after a minute.
-            owner = as_text(self._connection.hget(keys.POPPED, job_id) or b"")
-            if owner and is_gone(owner) and handover.give_back_popped(self._connection, queue, job_id, owner):
-                given.append(job_id)
+            owner = owners[job_id]
+            is_left = is_gone(_text(owner)) if owner else popped_s[job_id] >= POPPED_S
+            if is_left and handover.give_back_popped(self._connection, queue, job_id, owner):
+                given.append(_text(job_id))
         return given
 
     def _left_redis(self, worker_name: str) -> bool:
@@ -186,14 +192,19 @@ class Recovery:
         for job_id in set().union(*(answer for answer in answers if isinstance(answer, set))):
             parent = self._worker.fetch(job_id)
             if parent is not None and parent.get_status(refresh=False) in (JobStatus.FINISHED, JobStatus.FAILED):
-                queue.enqueue_dependents(parent)
+                try:
+                    queue.enqueue_dependents(parent)
+                except redis.RedisError:
+                    raise
+                except Exception:
+                    logger.exception("The jobs that depend on %s could not be queued.", parent.id)
 
     # Jobs that end their rank.
 
     def _set_aside_queued(self, job_id: str) -> None:
         """Take a job off the queue that has ended its rank too often, and fail it."""
-        crashes = _read_crashes(self._connection, job_id)
-        if crashes is None or not crashes.too_many(self._max_attempts):
+        crashes = read_count(self._connection, job_id)
+        if crashes is None or not crashes.is_too_many(self._max_attempts):
             return
         for queue in self._worker.queues:
             if handover.claim(self._connection, queue, job_id, self._worker.name):
@@ -201,50 +212,18 @@ class Recovery:
                 if rq_job is None:
                     handover.drop_popped(self._connection, queue, job_id)
                     continue
-                reason = _reason(crashes)
+                reason = crashes.reason
                 logger.error("Job %s is set aside: %s", job_id, reason)
                 self._worker.fail_popped(rq_job, queue, reason)
 
     # What else dead groups leave.
 
-    def _unlock(self, queue: rq.Queue) -> None:
-        """Free RQ's lock on its maintenance when the group that held it is gone."""
-        holder = as_text(self._connection.get(queue.registry_cleaning_key) or b"")
-        if holder and identity.is_gone(holder):
-            handover.unlock(self._connection, queue.registry_cleaning_key, holder)
-
     def _forget_pauses(self) -> None:
-        for name in map(as_text, self._connection.hkeys(keys.PAUSES)):
+        for name in map(_text, self._connection.hkeys(keys.PAUSES)):
             if identity.is_gone(name):
                 self._connection.hdel(keys.PAUSES, name)
 
 
-def count_crash(connection: redis.Redis, blame: Blame) -> None:
-    """Count that a rank died of a job; on each host of a group, before its ranks meet and so before `at_start`."""
-    crashes = Crashes.after(_read_crashes(connection, blame.job_id), blame)
-    if connection.exists(rq.job.Job.key_for(blame.job_id)):
-        connection.hset(keys.CRASHES, blame.job_id, json.dumps(asdict(crashes)))
-    what = "made no progress" if blame.stalled else "died"
-    logger.warning("Rank %d %s in step %d of job %s.", blame.rank, what, blame.step + 1, blame.job_id)
-
-
-def _read_crashes(connection: redis.Redis, job_id: str) -> Crashes | None:
-    text = connection.hget(keys.CRASHES, job_id)
-    return Crashes(**json.loads(text)) if text else None
-
-
-def _reason(crashes: Crashes) -> str:
-    times = "once" if crashes.total == 1 else f"{crashes.total} times"
-    where = f"last rank {crashes.rank} in step {crashes.step + 1} (one more than its steps means the decode)"
-    if crashes.stalled:
-        return (
-            f"Its worker process made no progress and was ended {times} while it computed this job, {where}, so it was "
-            "set aside and the queue goes on. That is mostly a GPU or a driver that hangs: look at the worker's log "
-            "(`svdq logs`), which says where it stood, then `svdq retry` it; if a step may take that long here, raise "
-            "SVDQ_STALL_S."
-        )
-    return (
-        f"Its worker process died {times} while it computed this job, {where}, so it was set aside and the queue goes "
-        "on. That is mostly memory running out or a crash of the GPU's driver: look at the system's log, then try "
-        "fewer frames, a smaller size or a smaller decode_chunk_size, or `svdq retry` it."
-    )
+def _text(name: bytes | str) -> str:
+    """Read a name that anyone may have written; what is not UTF-8 names nothing of ours."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else name

@@ -8,8 +8,8 @@ from typing import Final, NoReturn
 
 from svdq.pipeline.errors import InputError
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.recovery.breadcrumbs import Breadcrumbs, read_blame
-from svdq.worker.recovery.recovery import count_crash
+from svdq.worker.recovery.crash_count import count_crash
+from svdq.worker.recovery.crash_marker import CrashMarker, read_suspects
 from svdq.worker.redis_link import Outage, connect, wait_for
 
 logger = logging.getLogger(__name__)
@@ -20,18 +20,18 @@ STOP_HEARD_S: Final = 1.0
 RELOAD_S: Final = 10.0
 
 
-def lost(reason: str, stopping: threading.Event, breadcrumbs: Breadcrumbs) -> None:
+def lost(reason: str, stopping: threading.Event, marker: CrashMarker) -> None:
     """End the process when a neighbour is gone: torchrun then restarts the group, and its jobs are taken again."""
-    breadcrumbs.innocent()
+    marker.mark_clean_exit()
     # All ranks are told to stop at once, but a neighbour may have heard it first.
     if not stopping.wait(STOP_HEARD_S):
         logger.error("%s", reason)
         os._exit(1)
 
 
-def stalled(monitor: ProgressMonitor, breadcrumbs: Breadcrumbs) -> None:
+def stalled(monitor: ProgressMonitor, marker: CrashMarker) -> None:
     """End the process when its step does not end; the next life of the group counts that against the step's job."""
-    breadcrumbs.stalled()
+    marker.mark_stalled()
     monitor.close()
     os._exit(1)
 
@@ -50,10 +50,10 @@ def try_again(error: InputError, life: int) -> NoReturn:
     os._exit(1)
 
 
-def count_crash_here(url: str, breadcrumbs: Breadcrumbs) -> None:
-    """Tell rank 0, by way of Redis, what the life before died of on this host; rank 0 sees the records of its own."""
-    blame = read_blame(breadcrumbs.folder, breadcrumbs.life)
-    if blame is not None:
+def count_crash_here(url: str, marker: CrashMarker) -> None:
+    """Count in Redis what ranks of this host were working on when they died; rank 0 does it for its own host."""
+    suspects = read_suspects(marker.folder, marker.restart_count)
+    if suspects:
         connection = connect(url)
         wait_for(connection, Outage())
-        count_crash(connection, blame)
+        count_crash(connection, suspects)

@@ -6,18 +6,22 @@ into a place that is there, so that nothing of a job appears after its end, howe
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import time
 from pathlib import Path
 from typing import Protocol
 
-from svdq.producer.storage.storage import Storage
+from svdq.producer.disk_reserve import check_room
+from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
 
 #: End of a checkpoint's file name; what is before it is the step.
 SUFFIX = ".safetensors"
 #: Folder under SVDQ_HOME or in the storage.
 FOLDER = "checkpoints"
+#: Name of a job's folder that is being removed.
+_ASIDE = re.compile(r"\.(?P<job_id>.+)-[0-9a-f]{8}")
 
 
 class Shelf(Protocol):
@@ -35,7 +39,7 @@ class Shelf(Protocol):
         """Tell which checkpoints there are, furthest first; None when the job has no place: it has ended."""
         ...
 
-    def write(self, job_id: str, step: int, data: bytes) -> None:
+    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
         """Put a checkpoint in its place, whole or not at all, then remove those before it."""
         ...
 
@@ -59,8 +63,10 @@ class FolderShelf:
         self._folder = folder
 
     def open(self, job_id: str) -> None:
-        """Make the job's folder."""
-        (self._folder / job_id).mkdir(parents=True, exist_ok=True)
+        """Make the job's folder, marked as svdq's own."""
+        with contextlib.suppress(FileExistsError):
+            (self._folder / job_id).mkdir(parents=True)
+            (self._folder / job_id / MARKER).touch()
 
     def steps(self, job_id: str) -> list[int] | None:
         """List the job's folder."""
@@ -69,9 +75,10 @@ class FolderShelf:
         except FileNotFoundError:
             return None
 
-    def write(self, job_id: str, step: int, data: bytes) -> None:
+    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
         """Write under another name, flush, rename; a folder that is gone by now is left gone."""
         folder = self._folder / job_id
+        check_room(self._folder)
         temporary = folder / f".{step}-{secrets.token_hex(4)}"
         try:
             with temporary.open("wb") as file:
@@ -97,18 +104,21 @@ class FolderShelf:
         """Take the folder out of sight in one step, so that nobody writes into it any more, then remove it."""
         aside = self._folder / f".{job_id}-{secrets.token_hex(4)}"
         with contextlib.suppress(FileNotFoundError):
-            (self._folder / job_id).rename(aside)
-            shutil.rmtree(aside)
+            if is_checkpoint_folder(job_id, os.listdir(self._folder / job_id)):
+                (self._folder / job_id).rename(aside)
+                shutil.rmtree(aside)
 
     def ages_s(self) -> dict[str, float]:
-        """List the folders; what a kill left of a `clear` is removed here."""
+        """List the folders that svdq has made; what a kill left of a `clear` is removed here."""
         ages_s = {}
         now = time.time()
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if path.name.startswith("."):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with contextlib.suppress(FileNotFoundError):  # another group's job has just ended
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another group's job has just ended
+                files = os.listdir(path)
+                aside = _ASIDE.fullmatch(path.name)
+                if aside is not None and is_checkpoint_folder(aside["job_id"], files):
+                    shutil.rmtree(path, ignore_errors=True)
+                elif is_checkpoint_folder(path.name, files):
                     ages_s[path.name] = now - path.stat().st_mtime
         return ages_s
 
@@ -129,10 +139,13 @@ class StorageShelf:
         """List the job's objects."""
         return _steps(self._storage.names(f"{FOLDER}/{job_id}"))
 
-    def write(self, job_id: str, step: int, data: bytes) -> None:
-        """Write the object, then remove those before it."""
-        self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", data)
-        for older in self.steps(job_id) or ():
+    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
+        """Write the object, then remove those before it; the first of a job with the marker beside it."""
+        there = self.steps(job_id)
+        if not there:
+            self._storage.write_bytes(f"{FOLDER}/{job_id}/{MARKER}", b"")
+        self._storage.write_bytes(f"{FOLDER}/{job_id}/{step}{SUFFIX}", bytes(data))
+        for older in there or ():
             if older < step:
                 self._storage.remove(f"{FOLDER}/{job_id}/{older}{SUFFIX}")
 
@@ -142,7 +155,8 @@ class StorageShelf:
 
     def clear(self, job_id: str) -> None:
         """Remove the job's objects."""
-        self._storage.remove(f"{FOLDER}/{job_id}")
+        if is_checkpoint_folder(job_id, self._storage.names(f"{FOLDER}/{job_id}")):
+            self._storage.remove(f"{FOLDER}/{job_id}")
 
     def ages_s(self) -> dict[str, float]:
         """List the jobs; not all object stores tell times, so they count as new."""

@@ -20,7 +20,7 @@ START_S, EACH_S = 5.0, 0.3
 
 POISON = Expected(states=("failed",), reason="died")
 NAN = Expected(states=("failed",), reason="step")
-CORRUPT = Expected(states=("failed",), reason="decoded")
+CORRUPT = Expected(states=("failed",), reason="damaged")
 CANCELLED = Expected(states=("finished", "stopped", "canceled"))
 
 

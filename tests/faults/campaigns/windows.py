@@ -1,4 +1,4 @@
-"""A kill in each of the narrow places between two steps that belong together."""
+"""A kill in each of the narrow places between two steps that belong together, and in phases beside the stage loop."""
 
 from functools import partial
 
@@ -9,11 +9,16 @@ STEPS = 4
 #: Kills in each window, as the jobs allow: each spends two.
 MOST_KILLS = 20
 JOBS_A_KILL = 2
-#: Times that a job may be blamed. A kill in rank 0's bookkeeping always strikes while the job before is in the same
-#: step, so with the default of two that job would rightly count as poison; `mixed` is about that.
-MAX_ATTEMPTS = 1000
 
-WINDOWS = ("after-pop", "after-admission", "after-rename", "before-acknowledgement")
+WINDOWS = (
+    "after-pop",
+    "after-admission",
+    "after-rename",
+    "before-acknowledgement",
+    "during-prepare",
+    "during-decode",
+    "during-write",
+)
 
 
 def _window(arena: Arena, where: str) -> None:
@@ -25,7 +30,7 @@ def _window(arena: Arena, where: str) -> None:
         (controls / f"kill{number:02}").touch()
     for _ in range(arena.size.num_jobs):
         arena.submit(steps=STEPS)
-    arena.start_with(where, SVDQ_MAX_ATTEMPTS=str(MAX_ATTEMPTS))
+    arena.start_with(where)
     wait_until(lambda: not list(controls.glob("kill*")) or arena.all_ended(), "all kills are spent", 60.0 * num_kills)
     arena.tally.num_faults += num_kills - len(list(controls.glob("kill*")))
     if arena.tally.num_faults < num_kills:
@@ -36,3 +41,6 @@ after_pop = partial(_window, where="after-pop")
 after_admission = partial(_window, where="after-admission")
 after_rename = partial(_window, where="after-rename")
 before_acknowledgement = partial(_window, where="before-acknowledgement")
+during_prepare = partial(_window, where="during-prepare")
+during_decode = partial(_window, where="during-decode")
+during_write = partial(_window, where="during-write")

@@ -3,15 +3,19 @@
 The harness puts this folder on a worker's PYTHONPATH, so that svdq itself has no switch for faults. FAULTS_AT says
 where, FAULTS_FOLDER names a folder through which the harness counts and controls:
 
-- windows (`after-pop`, …): the process kills itself there, every second time it comes by, while files `kill*` are left;
-  each kill uses one up;
-- `full` and `slow`: while the file `on` is there, writes to the storage fail with ENOSPC, or take two seconds.
+- windows (`after-pop`, …): the process kills itself there, every second time it comes by (`during-…`: every fourth),
+  while files `kill*` are left; each kill uses one up;
+- `poison-PHASE`: the process kills itself in that phase of each job whose photo is `poison.jpg` in that folder; where
+  the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
+- `full` and `slow`: while the file `on` is there, writes to the storage fail with ENOSPC, or take two seconds;
+- `clock`: the wall clock of all processes, the launcher included, is shifted by the seconds in the file `offset`.
 """
 
 import errno
 import functools
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +23,11 @@ from typing import Any
 
 #: Seconds that a write takes on a slow storage.
 SLOW_S = 2.0
+#: A kill in a phase of a job strikes at this visit. The suspects of the kill before, three at most, come first, and a
+#: job that is struck twice would rightly be set aside.
+PHASE_VISITS = 4
+#: Frames of a poisoned video; all others have another number.
+POISON_FRAMES = 3
 
 
 def _wrap(owner: object, name: str, *, before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
@@ -36,14 +45,80 @@ def _wrap(owner: object, name: str, *, before: Callable[[], None] | None, after:
     setattr(owner, name, wrapped)
 
 
-def _killer(folder: Path) -> Callable[[], None]:
+def _kill_if(owner: object, name: str, is_poison: Callable[..., bool]) -> None:
+    """Have a function kill the process when its arguments say so."""
+    original: Callable[..., Any] = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if is_poison(*arguments, **named):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **named)
+
+    setattr(owner, name, wrapped)
+
+
+def _poison(phase: str, folder: Path) -> None:
+    from svdq.pipeline import photo, video
+    from svdq.pipeline.models.simulated import SimulatedModel
+
+    match phase:
+        case "prepare":
+            poison = (folder / "poison.jpg").read_bytes()
+            _kill_if(photo, "load", lambda data, *_: data == poison)
+        case "encode":
+            _kill_if(SimulatedModel, "encode", lambda _, photo, parameters: parameters.frames == POISON_FRAMES)
+        case "warm-up":
+            _kill_if(SimulatedModel, "warm_up", lambda _, parameters: parameters.frames == POISON_FRAMES)
+        case "decode":
+            _kill_if(SimulatedModel, "decode", lambda _, tensors, parameters, size: parameters.frames == POISON_FRAMES)
+        case "write":
+            _kill_if(video, "write_video", lambda frames, path, *_: path.name.startswith("poison"))
+        case _:
+            raise ValueError(f"There is no phase {phase!r} to kill in.")
+
+
+def _shift_clock(folder: Path) -> None:
+    """Shift what Python's time and datetime say; the monotonic clocks go on undisturbed."""
+    import datetime
+
+    real_time, real_time_ns, real = time.time, time.time_ns, datetime.datetime
+
+    def offset_s() -> float:
+        try:
+            return float((folder / "offset").read_text() or 0)
+        except FileNotFoundError:
+            return 0.0
+
+    class AnyDatetime(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, real)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, real)
+
+    class ShiftedDatetime(real, metaclass=AnyDatetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+            return real.now(tz) + datetime.timedelta(seconds=offset_s())
+
+        @classmethod
+        def utcnow(cls) -> datetime.datetime:
+            return cls.now(datetime.UTC).replace(tzinfo=None)
+
+    time.time = lambda: real_time() + offset_s()
+    time.time_ns = lambda: real_time_ns() + int(offset_s() * 1e9)
+    datetime.datetime = ShiftedDatetime  # type: ignore[misc]
+
+
+def _killer(folder: Path, every: int = 2) -> Callable[[], None]:
     visits = 0
 
     def pass_by() -> None:
         nonlocal visits
         visits += 1
         left = sorted(folder.glob("kill*"))
-        if visits % 2 == 0 and left:
+        if visits % every == 0 and left:
             left[0].rename(left[0].with_name(f"done-{left[0].name}"))
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -61,6 +136,8 @@ def _dawdle(folder: Path) -> None:
 
 
 def _install(where: str, folder: Path) -> None:
+    from svdq.pipeline import photo, video
+    from svdq.pipeline.models.simulated import SimulatedModel
     from svdq.producer.storage import folder_files, storage
     from svdq.worker.jobs.rq_adapter import GroupWorker
 
@@ -73,14 +150,26 @@ def _install(where: str, folder: Path) -> None:
             _wrap(storage.Storage, "publish", before=None, after=_killer(folder))
         case "before-acknowledgement":  # all files are there, Redis does not know
             _wrap(GroupWorker, "succeed", before=_killer(folder), after=None)
+        case "during-prepare":
+            _wrap(photo, "load", before=_killer(folder, PHASE_VISITS), after=None)
+        case "during-decode":
+            _wrap(SimulatedModel, "decode", before=_killer(folder, PHASE_VISITS), after=None)
+        case "during-write":
+            _wrap(video, "write_video", before=None, after=_killer(folder, PHASE_VISITS))
         case "full":
             _wrap(folder_files, "_publish", before=functools.partial(_refuse, folder), after=None)
         case "slow":
             _wrap(folder_files, "_publish", before=functools.partial(_dawdle, folder), after=None)
+        case _ if where.startswith("poison-"):
+            _poison(where.removeprefix("poison-"), folder)
         case _:
             raise ValueError(f"There is no point {where!r} to put a fault into.")
 
 
+if os.environ.get("FAULTS_AT") == "clock":
+    # Not in torchrun, which has no leases and pickles its datetimes by the name of their class.
+    if "torch.distributed.run" not in sys.orig_argv:
+        _shift_clock(Path(os.environ["FAULTS_FOLDER"]))
 # Ranks only: torchrun gives them RANK.
-if "RANK" in os.environ and "FAULTS_AT" in os.environ:
+elif "RANK" in os.environ and "FAULTS_AT" in os.environ:
     _install(os.environ["FAULTS_AT"], Path(os.environ["FAULTS_FOLDER"]))

@@ -2,21 +2,17 @@
 
 import subprocess
 import sys
-from dataclasses import replace
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
-from diffusers import UNetSpatioTemporalConditionModel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline import compare
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models import compute
 from svdq.pipeline.models.compute import ComputeOptions
-from svdq.pipeline.models.feature_reuse import FeatureReuse
-from svdq.pipeline.models.full_size import UNET_CONFIG
 from svdq.pipeline.models.model import Part, open_model
 from svdq.pipeline.models.svd import SvdModel
 from svdq.pipeline.parameters import VideoParameters
@@ -24,9 +20,6 @@ from svdq.pipeline.photo import prepare
 
 CPU = torch.device("cpu")
 PARAMETERS = VideoParameters(seed=3, steps=2, frames=2, width=64, height=64)
-SEVEN = PARAMETERS.model_copy(update={"steps": 7})
-#: Options that change a result by rounding only and need nothing that a processor lacks.
-EXACT = ComputeOptions(channels_last=True, fused_qkv=True, forward_chunking=True, attention="math")
 
 
 @pytest.fixture(scope="module")
@@ -67,28 +60,6 @@ def difference(latents, expected):
     return float((latents.float() - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ComputeOptions(channels_last=True),
-        ComputeOptions(fused_qkv=True),
-        ComputeOptions(forward_chunking=True),
-        ComputeOptions(attention="flash"),
-        ComputeOptions(attention="math"),
-        ComputeOptions(attention="sliced"),
-    ],
-    ids=lambda options: next(iter(options.changed())),
-)
-def test_exact_options_change_no_more_than_rounding(tiny_model, tensors, eager, options) -> None:
-    assert difference(denoise(open_with(tiny_model, options), tensors[0]), eager[0]) < 1e-4
-
-
-def test_one_token_is_attended_to_without_cudnn_which_refuses_it(tiny_model, tensors, eager) -> None:
-    # A processor has no cuDNN, so all is left to plain products here.
-    latents = [denoise(open_with(tiny_model, ComputeOptions(attention=name)), tensors[0]) for name in ("cudnn", "math")]
-    assert torch.equal(*latents)
-
-
 @pytest.mark.parametrize(("name", "most"), [("fp16", 0.02), ("bf16", 0.2)])
 def test_half_precision_is_near_and_written_down(tiny_model, tensors, eager, name, most) -> None:
     options = ComputeOptions(dtype=name)
@@ -100,17 +71,58 @@ def test_half_precision_is_near_and_written_down(tiny_model, tensors, eager, nam
     assert model.info.compute == {"dtype": compute.DTYPES[name]}
 
 
-def test_fused_projections_are_really_used_and_take_no_more_memory(tiny_model) -> None:
-    plain, fused = (open_with(tiny_model, options).pipeline.unet for options in (compute.DEFAULTS, EXACT))
-    names = {name.rsplit(".", 2)[-2] for name, _ in fused.named_parameters() if ".attn" in name}
-    assert {"to_qkv", "to_kv"} <= names
-    assert names.isdisjoint({"to_k", "to_v"})
-    assert compute.weight_bytes(fused) == compute.weight_bytes(plain)
+class AttentionBatches(TorchFunctionMode):
+    """Notes the batch of each call of scaled dot-product attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.found.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
 
 
-def test_frames_do_not_depend_on_the_ranks_whatever_the_options(tiny_model, photo) -> None:
-    options = replace(EXACT, approximate=("int8", "reuse2") if find_spec("torchao") else ("reuse2",))
-    videos = [SEVEN, PARAMETERS.model_copy(update={"seed": 4, "steps": 3, "max_guidance_scale": 1.0})]
+def test_split_attention_gives_the_same_bits(tiny_model, tensors, eager) -> None:
+    model = open_with(tiny_model)
+    compute.split_attention(model.pipeline.unet, max_batch=20)
+    with AttentionBatches() as batches:
+        found = denoise(model, tensors[0])
+    assert torch.equal(found, eager[0])
+    assert max(batches.found) == 16  # half of 2 x 4 x 4, the elements of attention along the frames
+
+
+def test_on_cuda_no_attention_has_a_larger_batch_than_its_kernels_take(tiny_model) -> None:
+    """At twice 2048x1152, since the tiny model attends at half the resolution; without contents, for want of a GPU."""
+    unet = compute.apply(open_with(tiny_model).pipeline.unet, compute.DEFAULTS, torch.device("cuda")).to("meta")
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="meta")
+
+    with torch.inference_mode(), AttentionBatches() as batches:
+        unet(empty(2, 1, 8, 288, 512), empty(), empty(2, 1, unet.config.cross_attention_dim), empty(2, 3))
+    assert max(batches.found) == 36_864  # half of 73,728
+
+
+def test_split_attention_compiles_in_one_piece(tiny_model, compiled_graphs) -> None:
+    model = open_with(tiny_model)
+    block = next(each for each in model.pipeline.unet.modules() if type(each).__name__ == compute.BLOCKS[1])
+    frames = torch.randn(4, 16, block.norm_in.normalized_shape[0])
+    context = torch.randn(32, 1, block.attn2.to_k.in_features)
+    with torch.inference_mode():
+        whole = block(frames, num_frames=2, encoder_hidden_states=context)
+        compute.split_attention(model.pipeline.unet, max_batch=20)
+        compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=compute.BACKEND)
+        assert torch.equal(compiled(frames, num_frames=2, encoder_hidden_states=context), whole)
+    assert len(compiled_graphs) == 1
+
+
+@pytest.mark.long
+def test_frames_do_not_depend_on_the_ranks_with_int8_weights(tiny_model, photo) -> None:
+    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
+    options = ComputeOptions(approximate=("int8",))
+    videos = [PARAMETERS, PARAMETERS.model_copy(update={"seed": 4, "steps": 3, "max_guidance_scale": 1.0})]
     shared = compare.render(str(tiny_model), photo, videos, num_ranks=2, options=options)
     alone = SvdModel(str(tiny_model), Part.of_rank(0, 1), CPU, torch.float32, options)
     for frames, video in zip(shared, videos, strict=True):
@@ -118,86 +130,6 @@ def test_frames_do_not_depend_on_the_ranks_whatever_the_options(tiny_model, phot
         made["latents"] = denoise(alone, made, video)
         assert frames.std() > 5
         np.testing.assert_array_equal(frames, alone.decode(made, video, video.num_frames))
-
-
-def test_reuse_computes_deep_layers_every_so_many_steps_and_the_last_layer_in_each(tiny_model, tensors) -> None:
-    model = open_with(tiny_model, ComputeOptions(approximate=("reuse3",)))
-    unet, calls = model.pipeline.unet, []
-    for name in ("down_blocks.0.resnets.0", "mid_block.resnets.0", "up_blocks.0.resnets.0", "up_blocks.1.resnets.1"):
-        unet.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name))
-    last = len(unet.up_blocks) - 1
-    assert last == 1
-    denoise(model, tensors[0], SEVEN)
-    assert {name: calls.count(name) for name in calls} == {
-        "down_blocks.0.resnets.0": 3,
-        "mid_block.resnets.0": 3,
-        "up_blocks.0.resnets.0": 3,
-        "up_blocks.1.resnets.1": 7,
-    }
-    assert model.info.stride == 3
-    assert "approximate (reuse3)" in model.info.notice
-
-
-def test_reuse_leaves_whole_steps_as_they_are_and_moves_more_the_fewer_there_are(tiny_model, tensors) -> None:
-    eager = open_with(tiny_model)
-    expected = denoise(eager, tensors[0], SEVEN)
-    moved = []
-    for way in ("reuse2", "reuse3", "reuse5"):
-        model = open_with(tiny_model, ComputeOptions(approximate=(way,)))
-        first = [each.denoiser(tensors[0], SEVEN).step(tensors[0]["latents"], 0) for each in (model, eager)]
-        assert torch.equal(*first)
-        moved.append(difference(denoise(model, tensors[0], SEVEN), expected))
-    assert 0 < moved[0] < moved[1] < moved[2]
-
-
-def test_reuse_gives_what_a_whole_step_does_where_nothing_has_changed() -> None:
-    """On blocks like those of the published models, whose last one has attention."""
-    torch.manual_seed(0)
-    small = {"block_out_channels": [32] * 4, "num_attention_heads": [2] * 4, "cross_attention_dim": 32}
-    embedding = {"addition_time_embed_dim": 32, "projection_class_embeddings_input_dim": 96}
-    unet = UNetSpatioTemporalConditionModel(**UNET_CONFIG | small | embedding).eval()
-    assert type(unet.up_blocks[-1]).__name__ == "CrossAttnUpBlockSpatioTemporal"
-    reuse = FeatureReuse(unet, 3)
-
-    def predict(latents):
-        with torch.inference_mode():
-            return unet(latents, torch.tensor(1.0), torch.ones(2, 1, 32), torch.ones(2, 3), return_dict=False)[0]
-
-    latents, moved = torch.randn(2, 3, 8, 8, 8), torch.randn(2, 3, 8, 8, 8)
-    whole = predict(latents)
-    features = reuse.features
-    assert features is not None
-    assert torch.equal(predict(latents), whole)
-    reuse.features = None
-    whole_of_moved = predict(moved)
-    reuse.features = features
-    near = predict(moved)
-    assert not torch.equal(near, whole), "what is new comes in by the first convolution"
-    assert not torch.equal(near, whole_of_moved)
-
-
-def test_reuse_keeps_features_of_videos_apart(tiny_model, tensors) -> None:
-    """Two that take turns, as nobody does today, get what each gets alone."""
-    model = open_with(tiny_model, ComputeOptions(approximate=("reuse3",)))
-    alone = [denoise(model, each, SEVEN) for each in tensors]
-    latents = [each["latents"] for each in tensors]
-    denoisers = [model.denoiser(each, SEVEN) for each in tensors]
-    for index in range(SEVEN.steps):
-        latents = [denoiser.step(each, index) for denoiser, each in zip(denoisers, latents, strict=True)]
-    assert all(map(torch.equal, alone, latents))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_frames_made_with_reuse_do_not_depend_on_the_ranks(tiny_model, photo, num_ranks) -> None:
-    options = ComputeOptions(approximate=("reuse2",))
-    videos = [SEVEN, SEVEN.model_copy(update={"seed": 4, "steps": 6, "max_guidance_scale": 1.0})]
-    shared, alone = (
-        compare.render(str(tiny_model), photo, videos, num_ranks=ranks, options=options) for ranks in (num_ranks, 1)
-    )
-    for frames, others in zip(shared, alone, strict=True):
-        assert frames.std() > 5
-        np.testing.assert_array_equal(frames, others)
 
 
 @pytest.fixture
@@ -232,7 +164,7 @@ def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(
     assert num_graphs >= 1
     found = [denoise(model, each) for each in tensors]
     assert max(map(difference, found, eager)) < 1e-4
-    # As they are between two steps, and as a channels-last network leaves them.
+    # Latents in other orders in memory are made alike.
     strided = {**tensors[0], "latents": tensors[0]["latents"].transpose(2, 4).contiguous().transpose(2, 4)}
     assert torch.equal(denoise(model, strided), found[0])
     assert len(compiled_graphs) == num_graphs
@@ -327,22 +259,15 @@ def test_int8_without_its_package_is_one_sentence(tiny_model, monkeypatch) -> No
 
 def test_models_without_a_unet_take_no_options() -> None:
     for name in ("preview", "simulated:step_ms=1"):
-        with pytest.raises(InputError, match="has no UNet, so it cannot be run with compiled, fused_qkv"):
-            open_model(name, Part.DENOISER, CPU, torch.float32, ComputeOptions(fused_qkv=True, compiled="blocks"))
+        with pytest.raises(InputError, match="has no UNet, so it cannot be run with compiled, dtype"):
+            open_model(name, Part.DENOISER, CPU, torch.float32, ComputeOptions(dtype="bf16", compiled="blocks"))
 
 
 def test_unknown_words_are_refused() -> None:
     with pytest.raises(InputError, match="There is no dtype 'fp8'; choose one of auto, fp32, fp16, bf16"):
         ComputeOptions(dtype="fp8")
-    with pytest.raises(InputError, match="reuse2 and reuse3 do not go together"):
-        ComputeOptions(approximate=("reuse2", "int8", "reuse3"))
-    with pytest.raises(InputError, match="use --compile blocks"):
-        ComputeOptions(approximate=("reuse2",), compiled="whole")
     with pytest.raises(InputError, match="There is no approximate 'magic'"):
         ComputeOptions(approximate=("int8", "magic"))
-    for other in ({"fused_qkv": True}, {"compiled": "blocks"}):
-        with pytest.raises(InputError, match=r"sliced does not go together with --(fused-qkv|compile blocks)"):
-            ComputeOptions(attention="sliced", **other)
 
 
 def test_the_names_need_no_torch() -> None:

@@ -66,7 +66,5 @@ def test_only_who_computes_in_float16_is_sent_to_float32(dtype: torch.dtype, adv
 
 def test_weights_that_are_quantised_are_looked_at(tiny_model) -> None:
     pytest.importorskip("torchao")
-    model = SvdModel(
-        str(tiny_model), Part.DENOISER, CPU, torch.float32, ComputeOptions(approximate=("int8",), fused_qkv=True)
-    )
+    model = SvdModel(str(tiny_model), Part.DENOISER, CPU, torch.float32, ComputeOptions(approximate=("int8",)))
     assert model.broken_weights() == ""

@@ -34,6 +34,7 @@ def test_memory_that_runs_out_says_what_is_needed_and_what_to_do(tiny_model) -> 
     ("error", "words"),
     [
         (MemoryError(), "memory ran out"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), "memory ran out"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "memory ran out"),
         (ZeroDivisionError("division by zero"), r"cannot be loaded \(division by zero\)"),
         (KeyError("quick"), r"cannot be loaded \(KeyError 'quick'\)"),

@@ -1,191 +1,203 @@
-"""What a model takes in memory, told without computing: the same as a meter sees when the same is computed."""
+"""What videos are estimated and measured to take, and the chunk sizes that ran out of memory."""
 
-import itertools
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
-from svdq.pipeline.errors import UnavailableError
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, apply, stored_bytes
-from svdq.pipeline.models.memory import MemoryEstimator, StorageMeter
-from svdq.pipeline.models.memory_process import EstimatorProcess
+from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.memory import ChunkLimits, MeasuredMemory, estimate, shape_for
 from svdq.pipeline.models.model import Part
 from svdq.pipeline.models.svd import SvdModel
-from svdq.pipeline.models.svd_folder import SvdFolder
 from svdq.pipeline.parameters import VideoParameters
 
-ALL = Part.ENCODER | Part.DENOISER | Part.DECODER
-CPU = torch.device("cpu")
-#: Bytes of a scheduler's tables, which are made when a number of steps is first met, here or there.
-TABLES = 20_000
+SMALL = VideoParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)
 
 
-def estimator(model: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", **options) -> MemoryEstimator:
-    return MemoryEstimator(str(model), dtype, device, ComputeOptions(**options))
+def gigabytes(activity, size: tuple[int, int], frames: int, *, chunk: int = 1, guided: bool = True) -> float:
+    parameters = VideoParameters(
+        seed=1,
+        width=size[0],
+        height=size[1],
+        frames=frames,
+        decode_chunk_size=chunk,
+        max_guidance_scale=3.0 if guided else 1.0,
+    )
+    return estimate(activity, shape_for(activity, parameters), "float16") / 1e9
 
 
-@pytest.fixture(scope="module")
-def model(tiny_model: Path) -> SvdModel:
-    return SvdModel(str(tiny_model), ALL, CPU, torch.float32)
-
-
-@pytest.fixture(scope="module")
-def estimates(tiny_model: Path) -> MemoryEstimator:
-    return estimator(tiny_model)
-
-
-def metered(run) -> int:
-    meter = StorageMeter(("cpu",))
-    with torch.inference_mode(), meter:
-        run()
-    return meter.peak
-
-
-@pytest.mark.parametrize("guided", [True, False])
-def test_a_step_takes_what_was_estimated(model: SvdModel, estimates: MemoryEstimator, guided: bool) -> None:
-    scale = 3.0 if guided else 1.0
-    parameters = VideoParameters(seed=1, frames=3, width=128, height=64, max_guidance_scale=scale)
-
-    def step() -> None:
-        tensors = {
-            "latents": torch.ones(1, 3, 4, 8, 16),
-            "image_latents": torch.ones(1, 4, 8, 16),
-            "image_embedding": torch.ones(1, 1, model.pipeline.unet.config.cross_attention_dim),
-        }
-        model.denoiser(tensors, parameters).step(tensors["latents"], 0)
-
-    assert estimates.step(128, 64, 3, guided) == pytest.approx(metered(step), abs=TABLES)
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_a_decode_takes_what_was_estimated(model: SvdModel, estimates: MemoryEstimator, chunk: int) -> None:
-    parameters = VideoParameters(seed=1, frames=5, width=128, height=64)
-    taken = metered(lambda: model.decode({"latents": torch.ones(1, 5, 4, 8, 16)}, parameters, chunk))
-    assert estimates.decode(128, 64, 5, chunk) == taken
-
-
-def test_an_encode_takes_what_was_estimated(model: SvdModel, estimates: MemoryEstimator) -> None:
-    parameters = VideoParameters(seed=1, frames=1, width=128, height=64)
-    taken = metered(lambda: model.encode(Image.new("RGB", (128, 64)), parameters))
-    assert estimates.encode(ALL, 128, 64) == pytest.approx(taken, abs=TABLES)
-
-
-@pytest.mark.parametrize("parts", [Part.of_rank(rank, 3) for rank in range(3)] + [ALL])
-def test_weights_are_those_of_the_ranks_own_components(
-    tiny_model: Path, estimates: MemoryEstimator, parts: Part
+@pytest.mark.parametrize(
+    ("size", "frames", "step", "all_at_once", "eight", "one", "encode"),
+    [
+        ((1024, 576), 25, 8.31, 30.20, 9.72, 1.30, 1.66),
+        ((1024, 576), 14, 4.67, 16.91, 9.67, 1.26, 1.66),
+        ((768, 448), 25, 4.85, 17.62, 5.67, 0.76, 1.03),
+        ((576, 320), 25, 2.60, 9.44, 3.04, 0.41, 0.61),
+        ((1920, 1088), 25, 29.43, 106.97, 34.44, 4.59, 5.53),
+    ],
+)
+def test_estimates_are_those_of_the_table_in_the_documentation(
+    size, frames, step, all_at_once, eight, one, encode
 ) -> None:
-    components = SvdModel(str(tiny_model), parts, CPU, torch.float32).pipeline.components.values()
-    modules = [component for component in components if isinstance(component, torch.nn.Module)]
-    assert estimates.weights(parts) == sum(
-        tensor.nbytes for module in modules for tensor in [*module.parameters(), *module.buffers()]
-    )
+    """These were taken from the published model, run on tensors without contents."""
+    assert gigabytes("step", size, frames) == pytest.approx(step, rel=0.01)
+    assert gigabytes("decode", size, frames, chunk=frames) == pytest.approx(all_at_once, rel=0.005)
+    assert gigabytes("decode", size, frames, chunk=8) == pytest.approx(eight, rel=0.005)
+    assert gigabytes("decode", size, frames, chunk=1) == pytest.approx(one, rel=0.01, abs=0.005)
+    assert gigabytes("encode", size, frames) == pytest.approx(encode, rel=0.02, abs=0.005)
 
 
-def test_more_takes_more(estimates: MemoryEstimator) -> None:
-    def rising(values: list[int]) -> bool:
-        return all(low < high for low, high in itertools.pairwise(values))
-
-    assert rising([estimates.step(64, 64, frames, True) for frames in (1, 2, 5)])
-    assert rising([estimates.step(side, 64, 2, True) for side in (64, 128, 256)])
-    assert rising([estimates.decode(64, 64, 9, chunk) for chunk in (1, 4, 9)])
-    assert rising([estimates.decode(64, 64, frames, 2) for frames in (4, 9)])
-    assert rising([estimates.encode(ALL, side, side) for side in (64, 128)])
-
-
-def test_the_way_of_computing_counts(tiny_model: Path, estimates: MemoryEstimator) -> None:
-    full = estimates.step(128, 128, 4, True)
-    assert estimator(tiny_model, torch.bfloat16).step(128, 128, 4, True) < 0.6 * full
-    chunked = estimator(tiny_model, forward_chunking=True)
-    assert chunked.step(128, 128, 4, True) == chunked.step(128, 128, 4, True, True) < full
-    assert estimates.step(128, 128, 4, True, True) == chunked.step(128, 128, 4, True)
-    assert estimates.step(128, 128, 4, True) == full
-    assert estimator(tiny_model, approximate=("reuse3",)).step(128, 128, 4, True) > full
-    fused, sliced, plain = (
-        estimator(tiny_model, attention=way).step(512, 512, 1, False) for way in ("auto", "sliced", "math")
-    )
-    assert fused < sliced < plain
+def test_guidance_dtype_and_a_decoder_beside_the_encoder_count() -> None:
+    assert gigabytes("step", (1024, 576), 25, guided=False) == pytest.approx(3.99, rel=0.01)
+    step, size = (1024, 576, 25, 2), (1024, 576)
+    assert estimate("step", step, "float32") == 2 * estimate("step", step, "bfloat16")
+    assert estimate("step", step, "bfloat16") == estimate("step", step, "float16")
+    # The VAE overflows in float16 alone.
+    assert estimate("encode", size, "bfloat16") == pytest.approx(0.77e9, rel=0.01)
+    decoder = estimate("encode", size, "float16", has_decoder=True) - estimate("encode", size, "float16")
+    assert decoder == pytest.approx(2 * 0.127e9, rel=0.01)
 
 
-def test_weights_in_int8_count_as_they_are_kept(tiny_model: Path, estimates: MemoryEstimator) -> None:
+@pytest.mark.parametrize("parts", [Part.DENOISER, Part.DENOISER | Part.DECODER, Part.ENCODER | Part.DENOISER])
+def test_a_model_says_the_bytes_of_its_weights(tiny_model: Path, parts: Part) -> None:
+    model = SvdModel(str(tiny_model), parts, torch.device("cpu"), torch.float32)
+    files = sum(file.stat().st_size for file in tiny_model.glob("unet/*.safetensors"))
+    if parts == Part.DENOISER:
+        assert model.info.weight_bytes == pytest.approx(files, rel=0.02)  # the files have headers
+    else:
+        assert model.info.weight_bytes > files
+
+
+def test_weights_in_int8_count_as_they_are_kept(tiny_model: Path) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
-    options = ComputeOptions(approximate=("int8",))
-    parts = Part.DENOISER | Part.DECODER
-    model = SvdModel(str(tiny_model), parts, CPU, torch.float32, options)
-    held = [*model.pipeline.unet.parameters(), *model.pipeline.vae.parameters(), *model.pipeline.vae.buffers()]
-    found = estimator(tiny_model, approximate=("int8",))
-    assert found.weights(parts) == sum(map(stored_bytes, held)) < 0.7 * estimates.weights(parts)
-    assert found.step(128, 64, 3, True) == pytest.approx(estimates.step(128, 64, 3, True), rel=0.1)
+    cpu = torch.device("cpu")
+    full = SvdModel(str(tiny_model), Part.DENOISER, cpu, torch.float32).info.weight_bytes
+    int8 = SvdModel(str(tiny_model), Part.DENOISER, cpu, torch.float32, ComputeOptions(approximate=("int8",)))
+    assert int8.info.weight_bytes < 0.7 * full
 
 
-def test_half_precision_encodes_in_full(tiny_model: Path) -> None:
-    """The VAE overflows in float16, so all of it that a rank holds is converted for the time."""
-    half = estimator(tiny_model, torch.float16, "cuda")
-    decoder = half.weights(Part.DENOISER | Part.DECODER) - half.weights(Part.DENOISER)
-    alone, with_decoder = (half.encode(parts, 64, 64) for parts in (Part.ENCODER, ALL))
-    # Its weights in float32 are twice those in float16.
-    assert with_decoder - alone == pytest.approx(2 * decoder, rel=0.05)
+# What was measured.
 
 
-def test_the_meter_follows_what_is_alive() -> None:
-    weight = torch.empty(1000, 10, device="meta")
-    meter = StorageMeter(("meta",))
-    with torch.inference_mode(), meter:
-        column = torch.empty(500, 1000, device="meta") @ weight  # 2 MB and 20 kB, of which 20 kB stay
-        assert (meter.live, meter.peak) == (20_000, 2_020_000)
-        view = column.t()
-        assert meter.live == 20_000
-        weight.t()
-        assert meter.live == 20_000
-        del column
-        assert meter.live == 20_000
-        del view
-        assert meter.live == 0
-    assert meter.peak == 2_020_000
+def step_of(frames: int) -> int:
+    return 100 * frames
 
 
-def test_a_device_never_holds_the_weights_that_are_quantised_for_it(tiny_model: Path) -> None:
-    """The meta device stands for a GPU: both start without any of the weights."""
-    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
-    meta, folder = torch.device("meta"), SvdFolder.find(str(tiny_model), torch.float32)
-    unet = folder.load_pipeline(Part.DENOISER, torch.float32, meta, unet_on_host=True).unet
-    full = sum(map(stored_bytes, unet.parameters()))
-    layer = max(module.weight.nbytes for module in unet.modules() if isinstance(module, torch.nn.Linear))
-    meter = StorageMeter(("meta",))
-    with torch.inference_mode(), meter:
-        apply(unet, ComputeOptions(approximate=("int8",)), meta)
-    assert {weight.device for weight in unet.parameters()} == {meta}
-    assert meter.live == sum(map(stored_bytes, unet.parameters()))
-    assert meter.peak <= meter.live + 2 * layer < full
+def expected(measured: MeasuredMemory, frames: int) -> int:
+    return measured.expected("step", (128, 64, frames, 2), lambda shape: step_of(shape[2]))
 
 
-def test_attention_takes_no_square_of_the_tokens() -> None:
-    meter = StorageMeter(("meta",))
-    with torch.inference_mode(), meter:
-        query = torch.empty(1, 1, 100_000, 8, device="meta")
-        torch.nn.functional.scaled_dot_product_attention(query, query, query)
-    assert meter.peak == 100_000 * (8 + 8 + 1) * 4
+def video(frames: int) -> VideoParameters:
+    return SMALL.model_copy(update={"frames": frames})
 
 
-def test_a_kernel_that_needs_its_input_in_one_piece_copies_it() -> None:
-    meter = StorageMeter(("meta",))
-    norm = torch.nn.GroupNorm(2, 4, device="meta")
-    with torch.inference_mode(), meter:
-        pixels = torch.empty(4, 2, 100, 100, device="meta")
-        norm(pixels.transpose(0, 1))
-        assert meter.peak >= 3 * pixels.nbytes
+def test_a_measurement_goes_before_an_estimate_and_corrects_those_of_about_the_same_size() -> None:
+    measured = MeasuredMemory(unseen=70)
+    assert expected(measured, 40) == 4_070
+    measured.learn(video(40), {"step": 4_030})
+    assert expected(measured, 40) == 4_030
+    assert expected(measured, 44) == 4_430
+    # Not of any size: a small video says nothing about a large one.
+    assert expected(measured, 90) == 9_070
+    measured.learn(video(100), {"step": 10_500, "decode": 9})
+    assert expected(measured, 90) == 9_500
+    assert expected(measured, 300) == 30_500
+    # The rank that needed most counts, whichever reported last.
+    measured.learn(video(40), {"step": 4_020})
+    assert expected(measured, 40) == 4_030
 
 
-@pytest.mark.long
-def test_a_process_of_its_own_tells_the_same(tiny_model: Path, estimates: MemoryEstimator) -> None:
-    apart = EstimatorProcess(str(tiny_model), torch.float32, "cpu", DEFAULTS)
-    try:
-        assert apart.weights(False, True) == estimates.weights(Part.DENOISER | Part.DECODER)
-        assert apart.encode(True, 64, 128) == estimates.encode(ALL, 64, 128)
-        assert apart.step(64, 128, 3, True) == pytest.approx(estimates.step(64, 128, 3, True), abs=TABLES)
-        with pytest.raises(UnavailableError, match="cannot be estimated: ValidationError"):
-            apart.decode(63, 64, 3, 1)
-        assert apart.decode(64, 64, 3, 1) == estimates.decode(64, 64, 3, 1)
-    finally:
-        apart.close()
+def test_what_is_smaller_than_what_was_made_takes_no_more() -> None:
+    measured = MeasuredMemory(unseen=70)
+    measured.learn(video(9), {"step": 850})
+    assert expected(measured, 9) == 850
+    assert expected(measured, 8) == 800
+    measured.learn(video(8), {"step": 840})
+    assert expected(measured, 7) == 740
+    assert [expected(measured, frames) for frames in (9, 10)] == [850, 1_000]
+    measured.learn(video(10), {"step": 700})
+    assert expected(measured, 7) == 700, "10 frames took no more"
+
+
+def test_what_was_made_once_may_take_what_is_kept_free() -> None:
+    measured = MeasuredMemory(unseen=70, slack=50)
+    measured.learn(video(40), {"step": 4_030})
+    assert expected(measured, 40) == 3_980
+    assert expected(measured, 39) == 3_930
+    assert expected(measured, 41) == 4_130
+
+
+def test_a_decode_is_about_the_same_size_if_its_chunks_are() -> None:
+    measured = MeasuredMemory(unseen=70)
+    measured.learn(SMALL.model_copy(update={"frames": 25, "decode_chunk_size": 8}), {"decode": 810})
+    assert measured.expected("decode", (128, 64, 100, 8), lambda shape: 100 * shape[3]) == 810
+    assert measured.expected("decode", (128, 64, 25, 25), lambda shape: 100 * shape[3]) == 2_570
+
+
+def in_home(folder: Path, device: str = "A5000") -> MeasuredMemory:
+    return MeasuredMemory(7, 0, folder / "memory", {"model": "xt", "device": device})
+
+
+def test_it_is_kept_for_the_same_model_on_the_same_gpus(tmp_path: Path) -> None:
+    here, beside = in_home(tmp_path), in_home(tmp_path)
+    here.learn(video(4), {"step": 430})
+    beside.learn(video(8), {"step": 900})
+    assert (expected(in_home(tmp_path), 4), expected(in_home(tmp_path), 8)) == (430, 900)
+    assert expected(in_home(tmp_path, "H100"), 4) == 407
+    (path,) = (tmp_path / "memory").iterdir()
+    assert json.loads(path.read_text())["device"] == "A5000"
+    rows = ('["step", [128, 64, 4, 2], 0]', '["step", [128, 64, 4], 9]', '["step", [128, 64, 4, "2"], 9]', '["step"]')
+    others = ('["move", [128, 64], 9]', '["step", [128, 64, 4, 2], Infinity]', '["step", [1, 1, 1, 3], 9]', "7")
+    damaged = [f'{{"bytes": [{row}], "decode_chunk_size": []}}' for row in (*rows, *others)]
+    damaged += [f'{{"bytes": [], "decode_chunk_size": [{row}]}}' for row in ("[1, 2]", "[1, 2, 0]", '[1, "2", 3]')]
+    for broken in ("", "{}", "[1]", "[" * 100_000, *damaged):
+        path.write_text(broken)
+        assert expected(in_home(tmp_path), 4) == 407, broken
+    in_home(tmp_path).learn(video(4), {"step": 440})
+    assert expected(in_home(tmp_path), 4) == 440
+
+
+def test_a_home_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "memory").write_text("no folder")
+    measured = in_home(tmp_path)
+    measured.learn(video(4), {"step": 430})
+    assert expected(measured, 4) == 430
+
+
+# Chunk sizes that ran out of memory.
+
+
+def shape(width: int = 128, height: int = 64, frames: int = 25, chunk: int | None = None) -> VideoParameters:
+    return VideoParameters(seed=1, width=width, height=height, frames=frames, decode_chunk_size=chunk)
+
+
+def test_no_video_starts_higher_than_a_smaller_one_had_to_go() -> None:
+    limits = ChunkLimits()
+    assert limits.largest(shape()) == 25
+    assert limits.ran_out(shape(), 13)
+    assert limits.ran_out(shape(), 7)
+    assert not limits.ran_out(shape(), 13)
+    assert [limits.largest(each) for each in (shape(), shape(width=256), shape(frames=50))] == [7, 7, 7]
+    assert limits.largest(shape(chunk=4)) == 4
+    # Of smaller ones it says nothing.
+    assert [limits.largest(each) for each in (shape(width=64), shape(frames=24))] == [25, 24]
+    limits.ran_out(shape(width=256), 3)
+    assert [limits.largest(each) for each in (shape(), shape(width=256), shape(width=512))] == [7, 3, 3]
+    # Another program has ended, and somebody asked for more.
+    assert limits.fits(shape(), 25)
+    assert [limits.largest(each) for each in (shape(), shape(width=256))] == [25, 3]
+
+
+def test_chunk_limits_outlive_a_worker(tmp_path: Path) -> None:
+    first, beside = in_home(tmp_path), in_home(tmp_path)
+    first.learn(shape(chunk=7), {}, ran_out=True)
+    beside.learn(shape(width=256, chunk=3), {}, ran_out=True)
+    again = in_home(tmp_path)
+    assert [again.largest_chunk(each) for each in (shape(), shape(width=256))] == [7, 3]
+    assert in_home(tmp_path, "H100").largest_chunk(shape()) == 25
+    # One that failed before it was decoded says nothing.
+    again.learn(shape(chunk=25), {})
+    assert in_home(tmp_path).largest_chunk(shape()) == 7
+    again.learn(shape(chunk=25), {}, ran_out=False)
+    assert in_home(tmp_path).largest_chunk(shape()) == 25

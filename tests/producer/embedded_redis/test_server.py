@@ -1,7 +1,11 @@
+import contextlib
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,10 @@ import redis
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.embedded_redis.server import ensure_server, running_url, stop_server
+from svdq.producer.storage.storage import Storage
+from tests.faults.small_disk import SmallDisk
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def set_and_get(url: str, value: str | None = None) -> bytes | None:
@@ -117,3 +125,70 @@ def test_home_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="SVDQ_HOME"):
         ensure_server(tmp_path / "file" / "home")
+
+
+def test_a_number_in_the_pid_file_alone_is_never_signalled(home: Path) -> None:
+    """On a shared home the server may live on another machine, and its number here is somebody else's."""
+    ensure_server(home)
+    stop_server(home)
+    folder = home / "redis"
+    elsewhere = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", elsewhere, str(folder / "alive.lock")]
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server,
+    ):
+        assert server.stdout
+        server.stdout.readline()
+        (folder / "redis.pid").write_text(str(bystander.pid))
+        for use in (ensure_server, stop_server):
+            with pytest.raises(UnavailableError, match="another machine"):
+                use(home)
+        assert bystander.poll() is None
+        bystander.communicate(b"\n")
+        server.communicate(b"\n")
+    assert bystander.returncode == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    (tmp_path / "disk").mkdir()
+    disk = SmallDisk(tmp_path / "disk")
+    if not disk.mounted:
+        pytest.skip("this user may not mount a disk")
+    yield disk
+    disk.unmount()
+
+
+def write_until_it_ends(url: str, num_keys: int) -> int:
+    """Write to a server; return how many writes it answered."""
+    with redis.Redis.from_url(url) as client:
+        for number in range(num_keys):
+            try:
+                client.set(f"key{number}", "x" * 1000)
+            except redis.ConnectionError:
+                return number
+    return num_keys
+
+
+def test_a_full_disk_leaves_the_queue_room(small_disk: SmallDisk, tmp_path: Path, svdq: Cli) -> None:
+    """The server ends when it cannot write; the reserve lets the next one run and record how jobs end."""
+    home = tmp_path / "disk" / "home"
+    url = ensure_server(home)
+    set_and_get(url, "kept")
+    with (tmp_path / "disk" / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(512))
+    assert write_until_it_ends(url, 100) < 100
+    done = svdq("status", SVDQ_HOME=str(home))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert write_until_it_ends(url, 100) == 100
+    # What is left is for the queue alone.
+    storage = Storage(str(tmp_path / "disk" / "storage"))
+    with pytest.raises(UnavailableError, match="kept for the queue"):
+        storage.write_bytes("outputs/a.mp4", b"x" * 1000)
+    (tmp_path / "disk" / "filler").unlink()
+    storage.write_bytes("outputs/a.mp4", b"x" * 1000)
+    assert set_and_get(ensure_server(home)) == b"kept"
+    assert (home / "redis" / "reserve").exists(), "room is set aside again"
+    stop_server(home)

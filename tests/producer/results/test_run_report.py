@@ -43,7 +43,7 @@ def test_each_job_counts_once_as_it_ended_last() -> None:
     assert [job.id[-1] for job in found.jobs] == ["1", "2", "3", "4", "5"]
     assert (found.count("finished"), found.count("failed"), found.count("stopped", "canceled")) == (2, 1, 2)
     document = json.loads(json.dumps(found.as_json()))
-    assert (document["finished"], document["failed"], document["cancelled"]) == (2, 1, 2)
+    assert [document[name] for name in ("finished", "failed", "stopped", "canceled")] == [2, 1, 1, 1]
     assert document["left"] == {"queued": 3, "started": 0, "scheduled": 0, "deferred": 0}
     assert [job["error"] for job in document["jobs"]] == [None, None, "No.", None, None]
     assert document["jobs"][3]["status"] == "stopped"
@@ -78,7 +78,7 @@ def test_nothing_happened() -> None:
     found = report(ending="It ended because the queue was empty.")
     assert (found.videos_per_hour, found.busy_share, found.jobs) == (None, None, ())
     assert found.lines() == [
-        f"0 finished, 0 failed, 0 cancelled, {found.stretch}.",
+        f"0 finished, 0 failed, 0 stopped, 0 canceled, {found.stretch}.",
         "It ended because the queue was empty.",
         "Left: 3 queued, 0 started, 0 scheduled, 0 deferred.",
     ]

@@ -9,8 +9,9 @@ from rq.results import Result
 
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
-from svdq.producer.status.outlook import Outlook, outlooks
+from svdq.producer.status.estimates import STORAGE, Estimate
 from svdq.producer.status.ranks import GroupStatus, IntakeStatus, Trouble
+from svdq.producer.status.snapshot import estimate
 from svdq.producer.status.status import last_sentence, list_jobs, view, view_many, view_queues
 from svdq.producer.status.workers import view_workers
 from tests.producer.status.test_ranks import rank
@@ -181,10 +182,10 @@ def test_what_is_to_be_expected_of_jobs(connection: redis.Redis) -> None:
     intake = IntakeStatus(worker="w", in_flight=(started.id,), pace_s=10.0)
     groups = [GroupStatus(name="here-1", ranks=(rank(0, intake=intake, troubles=(trouble,)),))]
     views = view_many(connection, [job.id for job in (urgent, *others, started)])
-    found = outlooks(connection, views, groups)
+    found = estimate(connection, views, groups)
     assert [found[job.id].num_ahead for job in (urgent, *others)] == [0, 1, 2, 3]
-    assert found[started.id] == Outlook(trouble=trouble)
+    assert found[started.id] == Estimate(trouble=trouble, reason=STORAGE)
     finish(urgent, {"outputs": []})
-    found = outlooks(connection, view_many(connection, [urgent.id, others[0].id]), groups)
-    assert {job_id: outlook.num_ahead for job_id, outlook in found.items()} == {others[0].id: 0}
-    assert found[others[0].id].eta_s is None, "nothing of its shape was measured"
+    found = estimate(connection, view_many(connection, [urgent.id, others[0].id]), groups)
+    assert {job_id: each.num_ahead for job_id, each in found.items()} == {others[0].id: 0}
+    assert found[others[0].id].reason == STORAGE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.storage.storage import Storage
+from svdq.producer.storage.storage import MARKER, Storage
 
 pytestmark = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("asyncssh", "paramiko"))), reason="no SFTP server or client for Python here"
@@ -93,6 +93,7 @@ def test_files_and_folders_come_and_go(server: Server, served: Path) -> None:
         storage.write_bytes("outputs/1/a.json", content)
     # On the server itself: every file under its name, and nothing half written beside them.
     found = {path.relative_to(served).as_posix(): path.read_bytes() for path in served.rglob("*") if path.is_file()}
+    assert found.pop(f"some/prefix/{MARKER}")
     assert found == {f"some/prefix/outputs/1/{name}": b"two" for name in ("a ü.mp4", "frames/two.png", "a.json")}
     assert {entry.key: entry.size for entry in storage.entries("outputs")} == {
         f"outputs/1/{name}": 3 for name in ("a ü.mp4", "frames/two.png", "a.json")

@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 import redis
+from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.producer.control import retry
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue
 from svdq.producer.results.prune import find_removals, remove_all
+from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.finished import add_video
+from tests.producer.storage.test_file_server import Server, url_of
+from tests.queued import enqueue
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -43,6 +50,62 @@ def test_files_and_folders_come_and_go(s3: str, tmp_path: Path) -> None:
     storage.remove("outputs/1/frames")
     storage.remove("outputs/1/frames")
     assert keys(storage) == ["outputs/1/a ü.mp4"]
+
+
+@pytest.mark.parametrize("place", ["bucket", "file server"])
+def test_names_are_never_patterns(request: pytest.FixtureRequest, place: str, tmp_path: Path) -> None:
+    if place == "bucket":
+        storage = Storage(request.getfixturevalue("s3"))
+    else:
+        (tmp_path / "served").mkdir()
+        server = Server(tmp_path / "served")
+        request.addfinalizer(server.stop)
+        storage = Storage(url_of(server))
+    name, like = "outputs/[ab]*? x", "outputs/axx x"
+    for folder in (name, like):
+        for file in ("1.png", "deep/2.png"):
+            storage.write_bytes(f"{folder}/{file}", file.encode())
+        storage.write_bytes(f"{folder}.json", folder.encode())
+    assert dict(storage.read_many([f"{name}.json", f"{like}.json"])) == {
+        f"{name}.json": name.encode(),
+        f"{like}.json": like.encode(),
+    }
+    assert storage.exists(f"{name}.json")
+    assert storage.entry(f"{name}.json") is not None
+    assert keys(storage, name) == [f"{name}/1.png", f"{name}/deep/2.png"]
+    assert sorted(storage.names(name)) == ["1.png", "deep"]
+    with storage.staging() as folder:
+        (folder / "frames").mkdir()
+        (folder / "frames/3.png").write_bytes(b"3")
+        storage.publish(folder / "frames", name)
+    assert keys(storage, name) == [f"{name}/3.png"]
+    storage.copy_out(f"{name}/3.png", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"3"
+    storage.remove(f"{name}.json")
+    storage.remove(name)
+    storage.remove(name)
+    assert keys(storage) == sorted([f"{like}.json", f"{like}/1.png", f"{like}/deep/2.png"])
+
+
+def test_a_photo_with_brackets_in_its_name(
+    svdq: Cli, s3: str, connection: redis.Redis, settings: Settings, tmp_path: Path
+) -> None:
+    storage = Storage(s3)
+    job_id = add_video(storage, 1, name="cat [1]", formats=("mp4", "png"))
+    job = enqueue(connection, Job(image=f"inputs/{'0' * 64}.jpg", name="cat [1]", seed=1), job_id)
+    done = svdq("fetch", job_id, "-o", tmp_path / "videos", "--storage", s3)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / f"videos/cat [1]-{job_id}/frame_0002.png").exists()
+
+    removals = find_removals(
+        connection, storage, Storage(str(settings.home)), timedelta(days=4), datetime.now(UTC) + timedelta(days=5)
+    )
+    assert removals == [], "its job is still to be done, and its sidecar names the photo"
+    SvdqQueue(job.origin, connection=connection).remove(job)
+    job.set_status(JobStatus.FINISHED)
+    retry(connection, job_id, storage=storage)
+    assert not storage.exists(f"outputs/cat [1]-{job_id}.json")
+    assert len(keys(storage)) == 3
 
 
 def test_what_others_write_is_seen_at_once(s3: str) -> None:

@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.storage.storage import Storage
+from svdq.producer.storage.storage import MARKER, Storage
+from svdq.producer.storage.temporary import sweep, temporary_name
 
 
 @pytest.fixture(params=["local", "file", "memory"])
@@ -55,7 +57,7 @@ def test_local_storage_leaves_nothing_behind(tmp_path: Path) -> None:
     elsewhere.write_bytes(b"x")
     storage.publish(elsewhere, "outputs/x.mp4")
     storage.write_text("outputs/x.json", "{}")
-    assert [path.name for path in files_under(tmp_path / "s")] == ["x.json", "x.mp4"]
+    assert [path.name for path in files_under(tmp_path / "s")] == [MARKER, "x.json", "x.mp4"]
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE((tmp_path / "s/outputs/x.json").stat().st_mode) == 0o666 & ~umask
@@ -132,6 +134,19 @@ def test_a_photo_that_is_submitted_again_is_young_again(storage: Storage) -> Non
         assert datetime.now(UTC) - entry.modified_at < timedelta(minutes=5)
 
 
+@pytest.mark.parametrize("data", [b"phot", b"PHOTO"])
+def test_a_damaged_photo_is_not_read_and_can_be_stored_anew(storage: Storage, data: bytes) -> None:
+    key = storage.put_input(b"photo", "jpg")
+    assert storage.read_input(key) == b"photo"
+    storage.write_bytes(key, data)
+    with pytest.raises(InputError, match="damaged in the storage; submit it again"):
+        storage.read_input(key)
+    assert not storage.exists(key)
+    storage.write_bytes(key, b"phot")
+    assert storage.put_input(b"photo", "jpg") == key
+    assert storage.read_input(key) == b"photo"
+
+
 def test_entries_are_all_files_below(storage: Storage, tmp_path: Path) -> None:
     assert list(storage.entries("outputs")) == []
     assert storage.entry("outputs/a.json") is None
@@ -179,14 +194,53 @@ def test_a_sweep_removes_what_killed_processes_left_and_nothing_else(tmp_path: P
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")]).returncode == -signal.SIGKILL
     left = list((tmp_path / "s/tmp").iterdir())
     assert [path.name for path in left[0].iterdir()] == ["half.mp4"]
-    elsewhere = tmp_path / "s/tmp/another-host@1-aa"
+    elsewhere = tmp_path / f"s/tmp/{'0' * 12}@1.1-{'a' * 16}"
     elsewhere.mkdir()
-    old = tmp_path / "s/tmp/another-host@1-bb"
-    old.write_bytes(b"")
-    os.utime(old, (0, 0))
+    old = [tmp_path / f"s/tmp/{name}-{'b' * 16}" for name in (f"{'0' * 12}@1.1", "a-host.f1@1")]
+    for path in old:
+        path.write_bytes(b"")
+        os.utime(path, (0, 0))
     with storage.staging() as ours:
+        os.utime(ours, (0, 0))
         storage.sweep()
         assert sorted((tmp_path / "s/tmp").iterdir()) == sorted([ours, elsewhere])
+
+
+@pytest.mark.parametrize(
+    "name", ["photo.jpg", "a-host@1-aa", ".hidden", "me@home-0123456789abcdef.txt", "0123456789ab@1.1-0123"]
+)
+def test_a_sweep_leaves_the_files_of_others_however_old(tmp_path: Path, name: str) -> None:
+    """`SVDQ_STORAGE=~` makes `~/tmp` the folder for what is being written."""
+    storage = Storage(str(tmp_path / "s"))
+    storage.write_text("outputs/a.json", "{}")
+    (tmp_path / "s/tmp" / name).mkdir()
+    (tmp_path / "s/tmp" / name / "diary.txt").write_text("mine")
+    os.utime(tmp_path / "s/tmp" / name, (0, 0))
+    storage.sweep()
+    assert (tmp_path / "s/tmp" / name / "diary.txt").exists()
+
+
+def test_a_sweep_removes_nothing_where_svdq_has_never_written(tmp_path: Path) -> None:
+    path = tmp_path / f"s/tmp/{'0' * 12}@1.1-{'a' * 16}"
+    path.mkdir(parents=True)
+    os.utime(path, (0, 0))
+    Storage(str(tmp_path / "s")).sweep()
+    assert path.exists()
+
+
+def test_a_machine_of_the_same_name_is_another_machine(tmp_path: Path) -> None:
+    """What a process here made is not that of a process with the same number, on a machine with the same name."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    machine, rest = temporary_name().split("@")
+    name = f"{process.pid}.{rest.partition('.')[2]}"
+    theirs, ours = tmp_path / f"{'0' * 12}@{name}", tmp_path / f"{machine}@{name}"
+    again = tmp_path / f"{machine}@{os.getpid()}.1-{'c' * 16}"  # this process has the number of one that is gone
+    named = tmp_path / f"{socket.gethostname()}.{os.stat('/proc/self/ns/pid').st_ino:x}@{process.pid}-{'d' * 16}"
+    for path in (theirs, ours, again, named):
+        path.touch()
+    sweep(tmp_path.iterdir())
+    assert sorted(tmp_path.iterdir()) == sorted([theirs, named])
 
 
 def test_a_write_that_fails_leaves_nothing_on_a_full_disk(tmp_path: Path) -> None:

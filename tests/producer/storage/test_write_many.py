@@ -7,7 +7,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.storage.folder_files import FLUSHED_TOGETHER
-from svdq.producer.storage.storage import Storage
+from svdq.producer.storage.storage import MARKER, Storage
 
 
 def some(number: int, data: bytes = b"photo") -> dict[str, bytes]:
@@ -15,7 +15,9 @@ def some(number: int, data: bytes = b"photo") -> dict[str, bytes]:
 
 
 def there(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """All files but the marker."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != MARKER]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("number", [0, FLUSHED_TOGETHER - 1, FLUSHED_TOGETHER, 100])

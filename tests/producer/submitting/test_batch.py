@@ -1,4 +1,4 @@
-"""Lists of photos: the same in csv, JSON lines and YAML, and every row that is wrong by its line."""
+"""Lists of photos: the same in csv and JSON lines, and every bad row by its line."""
 
 import re
 from datetime import datetime
@@ -8,9 +8,9 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job
-from svdq.producer.submitting.batch import COLUMNS, BadRowsError, read_batch
+from svdq.producer.submitting.batch import COLUMNS, read_batch
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.submit import Request
+from svdq.producer.submitting.submit import BadRequest, Request
 
 NOW = datetime(2027, 1, 30, 21, 0).astimezone()
 TEN = datetime(2027, 1, 30, 22, 0).astimezone()
@@ -26,26 +26,23 @@ JSONL = """\
 {"photo": "sub/a, b.jpg", "frames": 25, "size": "576x320", "noise_aug_strength": 0.05, "format": ["mp4", "gif"], \
 "seed": 7, "priority": "high", "at": "22:00", "name": "{stem}-{seed}", "output": "x/y"}
 """
-YAML = """\
-# Two photos.
-- photo: cup.jpg
-  frames:
-- {photo: "sub/a, b.jpg", frames: 25, size: 576x320, noise_aug_strength: 0.05, format: [mp4, gif], seed: 7,
-   priority: high, at: 22:00, name: "{stem}-{seed}", output: x/y}
-"""
 
 
-def read(tmp_path: Path, name: str, text: str | bytes) -> list[Request]:
+def rows(tmp_path: Path, name: str, text: str | bytes) -> list[Request | BadRequest]:
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return read_batch(path, NOW)
 
 
+def read(tmp_path: Path, name: str, text: str | bytes) -> list[Request]:
+    requests = rows(tmp_path, name, text)
+    assert not [request for request in requests if isinstance(request, BadRequest)]
+    return [request for request in requests if isinstance(request, Request)]
+
+
 def reasons(tmp_path: Path, name: str, text: str) -> list[str]:
     """What is said of each bad row, without the name of the file."""
-    with pytest.raises(BadRowsError) as caught:
-        read(tmp_path, name, text)
-    said = caught.value.reasons or (str(caught.value).removesuffix(" Nothing was submitted."),)
+    said = [request.reason for request in rows(tmp_path, name, text) if isinstance(request, BadRequest)]
     assert all(reason.startswith(f"{name}, ") and "\n" not in reason for reason in said)
     return [reason.removeprefix(f"{name}, ") for reason in said]
 
@@ -61,8 +58,6 @@ def test_every_parameter_of_a_job_has_a_column() -> None:
         ("list.csv", "\ufeff" + CSV.replace(",", ";").replace("a; b", "a, b").replace("\n", "\r\n"), (2, 3)),
         ("list.csv", CSV.replace(",", "\t").replace("a\t b", "a, b"), (2, 3)),
         ("list.jsonl", JSONL, (1, 3)),
-        ("list.yaml", YAML, (2, 4)),
-        ("LIST.YML", YAML, (2, 4)),
     ],
 )
 def test_a_list(tmp_path: Path, name: str, text: str, lines: tuple[int, int]) -> None:
@@ -80,14 +75,6 @@ def test_a_list(tmp_path: Path, name: str, text: str, lines: tuple[int, int]) ->
 def test_a_cell_may_have_lines(tmp_path: Path) -> None:
     text = 'photo,fps\n"a\nb.jpg",8\nc.jpg,0\nd.jpg,9\n'
     assert reasons(tmp_path, "list.csv", text)[0].startswith("line 4: fps 0")
-
-
-def test_an_anchor_is_shared_by_rows(tmp_path: Path) -> None:
-    text = "- &base {photo: a.jpg, fps: 8}\n- {<<: *base, photo: b.jpg}\n"
-    assert [(r.path.name, r.order.options[0].fps) for r in read(tmp_path, "l.yaml", text)] == [
-        ("a.jpg", 8),
-        ("b.jpg", 8),
-    ]
 
 
 def test_rows_that_ask_for_the_same_share_it(tmp_path: Path) -> None:
@@ -123,22 +110,16 @@ def test_all_bad_rows_are_told_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("l.csv", "photo,colour\na.jpg,red\n", "line 1: There is no column 'colour'; the columns are photo,"),
-        ("l.csv", "photo,fps,fps\na.jpg,7,8\n", "line 1: .* twice"),
-        ("l.csv", "file\na.jpg\nb.jpg\n", "line 1: There is no column 'file'"),
         ("l.csv", "photo,\na.jpg,red\n", "line 2: There is no column ''"),
-        ("l.csv", 'photo\n"a.jpg\n', "line 2: It is not csv"),
         ("l.csv", "photo,size,width\na.jpg,64x64,64\n", "line 2: The column width says again"),
         ("l.csv", "photo,format\na.jpg,avi\n", "line 2: format avi is not allowed"),
         ("l.jsonl", '{"photo": "a.jpg"}\n{"photo": \n', "line 2: It is not JSON"),
+        ("l.jsonl", '{"photo": "a.jpg", "fps": 7, "fps": 8}', "line 1: It names 'fps' twice"),
+        ("l.jsonl", '{"photo": "a.jpg", "at": {"b": 1, "b": 2}}', "line 1: It names 'b' twice"),
+        ("l.jsonl", '{"photo": ' + "[" * 100_000, "line 1: It is not JSON"),
         ("l.jsonl", '["a.jpg"]', "line 1: It is not an object"),
         ("l.jsonl", '{"photo": "a.jpg", "fps": true}', "line 1: fps true is not allowed"),
         ("l.jsonl", '{"photo": "a.jpg", "fps": [7]}', r"line 1: fps \[7\] is not allowed"),
-        ("l.yaml", "photo: a.jpg\n", "line 1: It is not YAML .*list of rows"),
-        ("l.yaml", "- photo: a.jpg\n- b.jpg\n", "line 2: It is not YAML .*mapping"),
-        ("l.yaml", "- photo: a.jpg\n- {photo: b.jpg, ]}\n", "line 2: It is not YAML"),
-        ("l.yaml", "- !!python/object/apply:os.system [true]\n", "line 1: It is not YAML"),
-        ("l.yaml", "- photo: !!python/name:os.system a\n", "line 1: It is not YAML"),
     ],
 )
 def test_bad_lists(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -149,11 +130,15 @@ def test_bad_lists(tmp_path: Path, name: str, text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("list.txt", b"a.jpg", "ends in .csv, .jsonl"),
+        ("list.txt", b"a.jpg", "ends in .csv or .jsonl"),
         ("list.csv", b"", "no rows"),
         ("list.csv", b"photo\n\n", "no rows"),
         ("list.jsonl", b"\n", "no rows"),
-        ("list.yaml", b"# nothing\n", "no rows"),
+        ("list.csv", b"photo,colour\na.jpg,red\n", "line 1: There is no column 'colour'; the columns are photo,"),
+        ("list.csv", b"photo,fps,fps\na.jpg,7,8\n", "line 1: .* twice"),
+        ("list.csv", b"file\na.jpg\nb.jpg\n", "line 1: There is no column 'file'"),
+        ("list.csv", b'photo\nb.jpg\n"a.jpg\n', "line 3: It is not csv"),
+        ("list.yaml", b"- photo: a.jpg", "ends in .csv or .jsonl"),
         ("list.csv", b"photo\n\xff.jpg\n", "save it as UTF-8 .in Excel: CSV UTF-8"),
     ],
 )

@@ -60,7 +60,7 @@ def test_at_a_set_time(connection: redis.Redis) -> None:
     assert not again.is_new
     seen = view(connection, "later")
     assert (seen.status, seen.scheduled_at, seen.ended) == ("scheduled", at, False)
-    assert seen.as_json()["scheduled_at"] == "2099-01-31T22:00:00+00:00"
+    assert seen.as_json()["scheduled_at"] == "2099-01-31T22:00:00Z"
     assert [job.id for job in list_jobs(connection, statuses=("scheduled",))] == ["due", "later"]
 
     scheduler = RQScheduler(QUEUE_NAMES, connection=connection, serializer=JSONSerializer)

@@ -31,7 +31,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found(*words: str, recursive: bool = False, stdin: bytes = b"", storage: Path | None = None) -> list[str]:
     sources = find_photos(words, recursive=recursive, stdin=io.BytesIO(stdin), storage=storage)
-    return [str(path) for path in sources.paths]
+    return [str(photo.path) for photo in sources.photos]
 
 
 def test_files_are_taken_as_they_are_named(tree: Path) -> None:
@@ -45,6 +45,13 @@ def test_folders(tree: Path) -> None:
     assert found("sub", "a.png") == ["sub/c.webp", "a.png"]
     assert found(".", recursive=True, storage=tree / "sub") == ["a.png", "b.JPG", "x[1].jpg"]
     assert find_photos(["."], recursive=True).num_others == 1
+
+
+def test_photos_below_a_named_folder_know_where_they_lie(tree: Path) -> None:
+    (tree / "sub" / "what?").mkdir()
+    (tree / "sub" / "what?" / "f.jpg").touch()
+    sources = find_photos(["sub", "a.png"], recursive=True)
+    assert [photo.folder for photo in sources.photos] == ["", "deep", "what_", ""]
 
 
 def test_a_link_to_a_folder_above_ends(tree: Path) -> None:

@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -70,6 +72,24 @@ def test_like(settings: Settings) -> None:
     assert (options.frames, options.seed, options.formats) == (3, 5, ["gif"])
     with pytest.raises(InputError, match="sparkle"):
         SubmitOptions().over({"sparkle": 1})
+
+
+@pytest.mark.parametrize(
+    ("recorded", "says"),
+    [
+        ({"seed": "7"}, "--seed '7' is not allowed"),
+        ({"seed": [7]}, r"--seed \[7\] is not allowed"),
+        ({"width": "wide"}, "--size widex576 is not allowed"),
+        ({"height": None, "width": [64]}, "--size"),
+        ({"formats": "mp4"}, "--format 'mp4'"),
+        ({"fps": {"a": "x" * 1000}}, "--fps .{,90} is not allowed"),
+    ],
+)
+def test_a_sidecar_with_values_of_wrong_types(
+    settings: Settings, photo: Path, recorded: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        submit(settings, [photo], SubmitOptions().over(recorded))
 
 
 class Log(Observer):
@@ -157,3 +177,15 @@ def test_jobs_that_are_waited_for_must_be_there(
     assert len(list(Path(settings.storage, "inputs").iterdir())) == 1
     (child,) = submit_all(settings, [Request(path=photos[2], order=Order(after=(parent.id,)))])
     assert child.status == "deferred"
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: bytes([data[0] ^ 1]) + data[1:]])
+def test_a_photo_that_was_damaged_in_the_storage_is_stored_anew(
+    connection: redis.Redis, settings: Settings, photo: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    (submission,) = submit(settings, [photo], SubmitOptions())
+    stored = Path(settings.storage, submission.image)
+    stored.write_bytes(damage(photo.read_bytes()))
+    (again,) = submit(settings, [photo], SubmitOptions())
+    assert again.id == submission.id
+    assert stored.read_bytes() == photo.read_bytes()

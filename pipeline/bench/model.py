@@ -1,0 +1,275 @@
+"""Time, memory and results of a model's parts on one device: a denoising step, an encode, a decode.
+
+Each part runs through the model that a worker opens, with nothing else loaded, as on a rank that has only this part.
+"""
+
+import contextlib
+import gc
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from svdq.pipeline.models.compute import DTYPES, ComputeOptions, stored_bytes
+from svdq.pipeline.models.device_memory import is_out_of_memory
+from svdq.pipeline.models.full_size import COMPONENTS, write_full_size_model
+from svdq.pipeline.models.model import Part
+from svdq.pipeline.models.model_index import UNET_DEFAULTS
+from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.models.svd_folder import SvdFolder
+from svdq.pipeline.models.tiny import SCHEDULER_CONFIG
+from svdq.pipeline.parameters import VideoParameters
+
+#: What can be measured, and what of a model is loaded for it.
+PARTS = {"step": Part.DENOISER, "encode": Part.ENCODER, "decode": Part.DECODER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What one row measures; names of fields are those of the JSON."""
+
+    #: One of PARTS.
+    part: str
+    #: The video's shape; sides in pixels.
+    width: int
+    height: int
+    frames: int
+    #: One of DTYPES.
+    dtype: str
+    #: What of the UNet is compiled, and approximate options: see ComputeOptions. Steps only.
+    compiled: str = "off"
+    approximate: tuple[str, ...] = ()
+    #: Frames decoded at a time. Decodes only.
+    decode_chunk_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Case):
+    """What was measured of a case."""
+
+    #: Why it could not be measured, as a clause; "" where it was.
+    failure: str = ""
+    #: Seconds: the median, and all of them.
+    seconds: float = 0.0
+    all_s: tuple[float, ...] = ()
+    #: Seconds of the first time, which is not counted: compiling, choosing kernels, reserving memory.
+    first_s: float = 0.0
+    #: Bytes of the weights that are loaded.
+    weight_bytes: int = 0
+    #: Most bytes besides the weights that tensors took on the GPU, and that PyTorch's allocator reserved for them; None
+    #: on a processor.
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    #: Largest and mean difference of the result to that of the first row of its part and size, over the largest value
+    #: there; None where there is no such row, or a result is not finite.
+    difference: float | None = None
+    mean_difference: float | None = None
+    #: Whether the result is finite: a worker fails the video otherwise.
+    finite: bool = True
+
+
+def cases_of(
+    parts: Collection[str],
+    sizes: Sequence[tuple[int, int]],
+    frames: int,
+    *,
+    dtypes: Sequence[str],
+    compiled: Sequence[str],
+    approximate: Sequence[str],
+    chunk_sizes: Sequence[int],
+) -> list[Case]:
+    """List the cases, those that need the same model loaded one after the other."""
+    ways: list[dict[str, Any]] = [{"compiled": what} for what in compiled]
+    ways += [{"approximate": (what,)} for what in approximate]
+    chunks: list[dict[str, Any]] = [
+        {"decode_chunk_size": size} for size in sorted({min(size, frames) for size in chunk_sizes})
+    ]
+    return [
+        Case(part=part, dtype=dtype, width=width, height=height, frames=frames, **way, **chunk)
+        for part in PARTS
+        if part in parts
+        for dtype in dtypes
+        for way in (ways if part == "step" else [{}])
+        for width, height in sizes
+        for chunk in (chunks if part == "decode" else [{}])
+    ]
+
+
+def measure(
+    name: str, cases: Sequence[Case], *, device: torch.device, repeats: int, earlier: Collection[Case] = ()
+) -> Iterator[Row]:
+    """Measure cases one after the other; a case that cannot be measured says so in its row.
+
+    Args:
+        name: of the model: a folder or hub id.
+        cases: as `cases_of` orders them.
+        device: where to compute.
+        repeats: how often each is measured, after a first time that is not counted.
+        earlier: cases that an earlier run measured; their results are gone, so nothing is compared with them.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    if cases:
+        SvdFolder.find(name, _torch_dtype(cases[0]))
+    #: Results of the first rows of a part, by size.
+    references: dict[tuple[str, int, int], Tensor] = {}
+    gone = {(case.part, case.width, case.height) for case in earlier}
+    for _, group in itertools.groupby(cases, key=lambda case: (case.part, case.dtype, case.compiled, case.approximate)):
+        bench = _Bench(name, device, repeats)
+        for case in group:
+            figures, result = bench.measure(case)
+            if result is not None:
+                key = (case.part, case.width, case.height)
+                figures |= differences(result, None if key in gone else references.setdefault(key, result))
+            yield Row(**asdict(case) | figures)
+
+
+def differences(result: Tensor, reference: Tensor | None) -> dict[str, Any]:
+    """Give the fields of `Row` that say whether a result is finite, and how far it is from another one."""
+    if not torch.isfinite(result).all():
+        return {"finite": False}
+    if reference is None or not torch.isfinite(reference).all():
+        return {}
+    largest, apart = float(reference.abs().max()) or 1.0, (result - reference).abs()
+    return {"difference": float(apart.max()) / largest, "mean_difference": float(apart.mean()) / largest}
+
+
+@contextlib.contextmanager
+def model_folder(model: str | None, parts: Collection[str]) -> Iterator[str]:
+    """Give a model, or while it is needed a folder of SVD-XT's published sizes with random weights in half precision.
+
+    Args:
+        model: a folder or hub id; None for the published sizes. Without the step's UNet they take 1.5 GB of disk, with
+            it 4.5 GB.
+        parts: of PARTS, those that are measured.
+    """
+    if model is not None:
+        yield model
+        return
+    components = [name for name in COMPONENTS if name != "unet" or "step" in parts]
+    with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
+        write_full_size_model(Path(folder), torch.float16, components=components)
+        yield folder
+
+
+def _torch_dtype(case: Case) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, DTYPES[case.dtype])
+    return dtype
+
+
+class _Bench:
+    """One part of a model with one way of computing, opened when it is first measured."""
+
+    def __init__(self, name: str, device: torch.device, repeats: int) -> None:
+        self._name = name
+        self._device = device
+        self._on_gpu = device.type == "cuda"
+        self._repeats = repeats
+        self._model: SvdModel | None = None
+        self._result: Tensor | None = None
+
+    def measure(self, case: Case) -> tuple[dict[str, Any], Tensor | None]:
+        """Measure one case: fields of `Row`, and the result in float32 on the host; None where it failed."""
+        self._result = None
+        try:
+            return self._measure(case), self._result
+        except Exception as error:  # noqa: BLE001 - torch raises whatever it likes; the next case may do
+            if is_out_of_memory(error):
+                return {"failure": "out of memory"}, None
+            line = str(error).strip().partition("\n")[0][:200]
+            return {"failure": f"{type(error).__name__}: {line}"}, None
+
+    def _measure(self, case: Case) -> dict[str, Any]:
+        gc.collect()
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+        if self._model is None:
+            torch.compiler.reset()
+            options = ComputeOptions(dtype=case.dtype, compiled=case.compiled, approximate=case.approximate)
+            self._model = SvdModel(self._name, PARTS[case.part], self._device, _torch_dtype(case), options)
+        loaded = [item for item in self._model.pipeline.components.values() if isinstance(item, torch.nn.Module)]
+        weight_bytes = sum(stored_bytes(weight) for module in loaded for weight in module.parameters())
+        run = self._work(self._model, case)
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        allocated, reserved = self._memory()
+        first_s, *all_s = (self._timed(run, number) for number in range(self._repeats + 1))
+        figures = {
+            "seconds": statistics.median(all_s),
+            "all_s": tuple(all_s),
+            "first_s": first_s,
+            "weight_bytes": weight_bytes,
+        }
+        if self._on_gpu:
+            figures["peak_bytes"] = torch.cuda.max_memory_allocated(self._device) - allocated
+            figures["reserved_bytes"] = torch.cuda.max_memory_reserved(self._device) - reserved
+        return figures
+
+    def _memory(self) -> tuple[int, int]:
+        if not self._on_gpu:
+            return 0, 0
+        return torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
+
+    def _timed(self, run: Callable[[int], None], number: int) -> float:
+        started = time.perf_counter()
+        run(number)
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - started
+
+    def _work(self, model: SvdModel, case: Case) -> Callable[[int], None]:
+        """Make a function that does the work of a case for the n-th time and keeps the first result."""
+        video = VideoParameters(
+            width=case.width, height=case.height, frames=case.frames, steps=max(25, self._repeats + 1), seed=0
+        )
+        if case.part == "encode":
+            photo = Image.effect_mandelbrot((case.width, case.height), (-2, -1, 1, 1), 90).convert("RGB")
+            return lambda number: self._keep(number, model.encode(photo, video)["image_latents"])
+        tensors = self._tensors(case)
+        if case.part == "decode":
+            chunk_size = case.decode_chunk_size or case.frames
+            return lambda number: self._keep(number, torch.from_numpy(model.decode(tensors, video, chunk_size)))
+        # The first steps of a video. A step's own result is mostly the noise that it was given, so what is kept is what
+        # the UNet predicts.
+        denoiser = model.denoiser(tensors, video)
+        latents = [tensors["latents"] * (SCHEDULER_CONFIG["sigma_max"] ** 2 + 1) ** 0.5]
+        unet = denoiser.unet
+
+        def predict(*arguments: Any, **named: Any) -> Any:
+            predicted = unet(*arguments, **named)
+            self._keep(0, predicted[0])
+            return predicted
+
+        def step(number: int) -> None:
+            denoiser.unet = predict if number == 0 else unet
+            latents[0] = denoiser.step(latents[0], number)
+
+        return step
+
+    def _keep(self, number: int, result: Tensor) -> None:
+        if number == 0:
+            self._result = result.float().cpu()
+
+    def _tensors(self, case: Case) -> dict[str, Tensor]:
+        """Draw what a sample holds: (1, 1, E), (1, 4, H/8, W/8) and (1, F, 4, H/8, W/8), the same in all dtypes."""
+        config = UNET_DEFAULTS | SvdFolder.find(self._name, _torch_dtype(case)).config("unet")
+        generator = torch.Generator().manual_seed(1)
+        picture = (case.height // 8, case.width // 8)
+        shapes: dict[str, tuple[int, ...]] = {
+            "image_embedding": (1, 1, config["cross_attention_dim"]),
+            "image_latents": (1, 4, *picture),
+            "latents": (1, case.frames, 4, *picture),
+        }
+        return {
+            name: torch.randn(shape, generator=generator).to(self._device, _torch_dtype(case))
+            for name, shape in shapes.items()
+        }

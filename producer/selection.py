@@ -1,0 +1,92 @@
+"""Finds the jobs that a user means: by the beginnings of their ids, or by status, name and age."""
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import redis
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.queue import not_there
+from svdq.producer.records import key_of
+from svdq.producer.status.registries import newest_ids
+from svdq.producer.status.status import JobView, view_many
+
+#: Characters of an id that have to be given at least.
+MIN_PREFIX = 4
+#: Matching ids that an error names.
+MAX_NAMED = 5
+#: Jobs that are read in one round trip.
+AT_ONCE = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which jobs are meant."""
+
+    #: The beginnings of their ids; the rest does not count then.
+    job_ids: Sequence[str] = ()
+    #: Only jobs of these statuses.
+    statuses: Sequence[str] = ()
+    #: Only jobs whose names match this pattern, in which * and ? stand for anything; "" means all.
+    name: str = ""
+    #: Only jobs that were submitted then or later.
+    since: datetime | None = None
+
+    def matches(self, view: JobView) -> bool:
+        """Whether a job is meant."""
+        return (
+            view.status in self.statuses
+            and (not self.name or fnmatch.fnmatchcase(view.name, self.name))
+            and (self.since is None or view.created_at >= self.since)
+        )
+
+
+def select(connection: redis.Redis, selection: Selection) -> list[str]:
+    """Return the ids of the jobs that are meant, each once; without ids the oldest job first.
+
+    Raises:
+        InputError: no job or several jobs begin with one of the ids.
+    """
+    if selection.job_ids:
+        return complete_ids(connection, selection.job_ids)
+    ids = newest_ids(connection, statuses=selection.statuses)
+    found = [
+        view
+        for start in range(0, len(ids), AT_ONCE)
+        for view in view_many(connection, ids[start : start + AT_ONCE])
+        if view.is_readable and selection.matches(view)
+    ]
+    return [view.id for view in sorted(found, key=lambda view: view.created_at)]
+
+
+def complete_ids(connection: redis.Redis, beginnings: Sequence[str]) -> list[str]:
+    """Complete ids of which only the beginnings were given; each once, in the order given.
+
+    Raises:
+        InputError: no job or several jobs begin so, or too little was given.
+    """
+    with connection.pipeline(transaction=False) as pipeline:
+        for text in beginnings:
+            pipeline.exists(key_of(text))
+        are_whole = pipeline.execute()
+    known = [] if all(are_whole) else newest_ids(connection)
+    ids = [text if is_whole else complete_id(text, known) for text, is_whole in zip(beginnings, are_whole, strict=True)]
+    return list(dict.fromkeys(ids))
+
+
+def complete_id(beginning: str, known: Sequence[str]) -> str:
+    """Find the one id that begins so; raises as `complete_ids`."""
+    found = sorted({job_id for job_id in known if job_id.startswith(beginning)})
+    if not found or not beginning:
+        raise not_there(beginning)
+    if len(found) > 1:
+        more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+        raise InputError(
+            f"{beginning!r} is the beginning of {len(found)} ids: {', '.join(found[:MAX_NAMED])}{more}; "
+            "give more characters."
+        )
+    if len(beginning) < MIN_PREFIX:
+        raise InputError(f"{beginning!r} is too short for an id; give at least {MIN_PREFIX} characters of {found[0]}.")
+    return found[0]

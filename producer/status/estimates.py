@@ -1,0 +1,208 @@
+"""Estimates when jobs will be done, from what groups measured of each shape of video; else says why it cannot.
+
+A group of K ranks with step times t_r finishes a video of T steps every T / sum(1 / t_r) + (E + D) / K seconds. Pure
+arithmetic, no Redis and no clock.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rq.job import JobStatus
+
+from svdq.producer.status.ranks import SILENT_S, GroupStatus, ShapeCosts, Trouble
+from svdq.producer.status.status import JobView
+
+Parameters = Mapping[str, Any]
+
+NO_WORKER = "No worker is running."
+PAUSED = "Jobs are not taken."
+STORAGE = "The storage is unavailable."
+DRAINING = "The workers take no more jobs."
+UNMEASURED = "No worker has finished a video yet."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """The jobs that wait in the queues."""
+
+    #: How many there are.
+    num_jobs: int = 0
+    #: The parameters of an even sample of them; of all where there are few.
+    sample: Sequence[Parameters] = ()
+    #: The number of jobs that are taken before each of those asked about, by job id.
+    num_ahead: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """When a job, or everything, will be done."""
+
+    #: Jobs that are taken before it; None when it does not wait in a queue.
+    num_ahead: int | None = None
+    #: Seconds until it is done; None when nothing is to be done, and when that is unknown.
+    eta_s: float | None = None
+    #: Why that is unknown, as a sentence, or "".
+    reason: str = ""
+    #: What it waits for although a group has it.
+    trouble: Trouble | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Make a flat JSON object, to be joined with that of the job."""
+        return {
+            "num_ahead": self.num_ahead,
+            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
+            "eta_reason": self.reason or None,
+            "trouble": self.trouble.as_json() if self.trouble else None,
+        }
+
+
+def estimate_jobs(
+    views: Sequence[JobView], waiting: Waiting, groups: Sequence[GroupStatus], pauses: Sequence[str]
+) -> dict[str, Estimate]:
+    """Estimate when single jobs will be done; only those that wait in a queue or are started are in the result."""
+    takers, why_none = _takers(groups, pauses)
+    found = {}
+    for view in views:
+        if view.status == JobStatus.STARTED.value:
+            found[view.id] = _of_started(view, groups)
+        elif view.id in (waiting.num_ahead or {}):
+            number = (waiting.num_ahead or {})[view.id]
+            found[view.id] = Estimate(num_ahead=number, reason=why_none)
+            own_s = _alone_s(view.parameters, takers)
+            interval_s = _mean_interval_s(waiting.sample or [view.parameters], takers)
+            if own_s is not None and interval_s is not None:
+                found[view.id] = Estimate(num_ahead=number, eta_s=number * interval_s + own_s)
+    return found
+
+
+def estimate_all(
+    in_flight: Sequence[JobView], waiting: Waiting, groups: Sequence[GroupStatus], pauses: Sequence[str]
+) -> Estimate:
+    """Estimate when all that waits and all that is in flight will be done."""
+    if not waiting.num_jobs and not in_flight:
+        return Estimate()
+    ends = [_of_started(view, groups) for view in in_flight]
+    reason = next((end.reason for end in ends if end.reason), "")
+    if reason or not waiting.num_jobs:
+        return Estimate(eta_s=None if reason else max((end.eta_s or 0.0 for end in ends), default=0.0), reason=reason)
+    takers, why_none = _takers(groups, pauses)
+    interval_s = _mean_interval_s(waiting.sample, takers)
+    tail_s = _alone_s(waiting.sample[-1], takers) if waiting.sample else None
+    if interval_s is None or tail_s is None:
+        return Estimate(reason=why_none)
+    # What is in flight takes its share of the ranks first; then videos leave one by one, and the last one is alone.
+    num_ranks = sum(len(group.ranks) for group in takers)
+    begun_s = sum(end.eta_s or 0.0 for end in ends) / num_ranks
+    total_s = begun_s + (waiting.num_jobs - 1) * interval_s + tail_s
+    return Estimate(eta_s=max(total_s, *(end.eta_s or 0.0 for end in ends), 0.0))
+
+
+def videos_per_s(groups: Sequence[GroupStatus]) -> float:
+    """Add up the measured paces of the groups that are there."""
+    live = (group.intake for group in groups if group.is_whole)
+    return sum(1 / intake.pace_s for intake in live if intake and intake.pace_s)
+
+
+def trouble_of(job_id: str, groups: Sequence[GroupStatus]) -> Trouble | None:
+    """Find what a job waits for, if anything keeps it waiting."""
+    return next((trouble for group in groups for trouble in group.troubles if job_id in trouble.job_ids), None)
+
+
+def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str]) -> tuple[list[GroupStatus], str]:
+    """Find the groups that take what waits and have measured something; when there are none, say why."""
+    whole = [group for group in groups if group.is_whole]
+    open_ = [group for group in whole if group.intake and not group.intake.draining]
+    measured = [group for group in open_ if group.intake and group.intake.costs]
+    if pauses:
+        return [], PAUSED
+    if any(group.troubles for group in groups):
+        return [], STORAGE
+    if not whole:
+        return [], _missing(groups[0]) if groups else NO_WORKER
+    if not open_:
+        return [], DRAINING
+    return measured, UNMEASURED
+
+
+def _missing(group: GroupStatus) -> str:
+    return f"Not all ranks of the group on {group.ranks[0].host} have been heard in the last {SILENT_S:.0f} s."
+
+
+def _of_started(view: JobView, groups: Sequence[GroupStatus]) -> Estimate:
+    trouble = trouble_of(view.id, groups)
+    if trouble is not None:
+        return Estimate(trouble=trouble, reason=STORAGE)
+    group = next((group for group in groups if group.has(view.id, view.worker)), None)
+    if group is None or not group.is_whole:
+        return Estimate(reason=NO_WORKER if group is None else _missing(group))
+    steps_left = max(0, view.steps - view.step)
+    costs = _costs_of(view.parameters, group)
+    if costs is not None:
+        return Estimate(eta_s=steps_left * fmean(costs.step_s) + costs.decode_s)
+    # The first video of all: the seconds of its last step are known, and those of the decode are not.
+    step_s = next((rank.step_s for rank in group.ranks if rank.job_id == view.id and rank.step_s is not None), None)
+    return Estimate(reason=UNMEASURED) if step_s is None else Estimate(eta_s=steps_left * step_s)
+
+
+def _alone_s(parameters: Parameters, groups: Sequence[GroupStatus]) -> float | None:
+    """Estimate the seconds that one video takes from its encode to its end, on the fastest group."""
+    found = []
+    for group in groups:
+        costs = _costs_of(parameters, group)
+        if costs is not None:
+            found.append(costs.encode_s + _steps(parameters) * fmean(costs.step_s) + costs.decode_s)
+    return min(found, default=None)
+
+
+def _mean_interval_s(sample: Sequence[Parameters], groups: Sequence[GroupStatus]) -> float | None:
+    """Estimate the mean seconds between two finished videos, with all groups at work."""
+    rate = 0.0
+    for group in groups:
+        intervals = [_interval_s(parameters, costs) for parameters in sample if (costs := _costs_of(parameters, group))]
+        if intervals and (mean_s := fmean(intervals)) > 0:
+            rate += 1 / mean_s
+    return 1 / rate if rate else None
+
+
+def _interval_s(parameters: Parameters, costs: ShapeCosts) -> float:
+    num_ranks = len(costs.step_s)
+    step_s = 1 / sum(1 / max(step_s, 1e-9) for step_s in costs.step_s)
+    return _steps(parameters) * step_s + (costs.encode_s + costs.decode_s) / num_ranks
+
+
+def _costs_of(parameters: Parameters, group: GroupStatus) -> ShapeCosts | None:
+    """Find what a group measured of a shape, else scale what it measured of the most similar one."""
+    measured = group.intake.costs if group.intake else ()
+    if not measured:
+        return None
+    frames, width, height = (parameters.get(name) for name in ("frames", "width", "height"))
+    guidance = parameters.get("max_guidance_scale")
+    guided = isinstance(guidance, int | float) and guidance > 1
+
+    def scale(costs: ShapeCosts) -> float:
+        """How many times as large a video of the shape is; one without frames has those that its model chooses."""
+        pixels = _positive(width, costs.width) * _positive(height, costs.height) * _positive(frames, costs.frames)
+        return pixels / (costs.width * costs.height * costs.frames)
+
+    nearest = min(reversed(measured), key=lambda costs: (costs.guided != guided, abs(math.log(scale(costs)))))
+    factor = scale(nearest)
+    # Guidance doubles the batch of a step.
+    step_factor = factor * {(True, False): 2.0, (False, True): 0.5}.get((guided, nearest.guided), 1.0)
+    return nearest.model_copy(
+        update={
+            "step_s": tuple(step_s * step_factor for step_s in nearest.step_s),
+            "encode_s": nearest.encode_s * factor,
+            "decode_s": nearest.decode_s * factor,
+        }
+    )
+
+
+def _steps(parameters: Parameters) -> int:
+    return int(_positive(parameters.get("steps"), 1))
+
+
+def _positive(value: object, default: int) -> float:
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e9 else float(default)

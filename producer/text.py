@@ -1,0 +1,24 @@
+"""Makes foreign text safe to print: file names, metadata, job fields, log lines, error messages of libraries."""
+
+import unicodedata
+
+#: Categories of Unicode that move the cursor, hide or reorder text, or cannot be encoded: controls, formats (bidi
+#: overrides among them), surrogates, and separators of lines and paragraphs.
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+#: Joiners of letters and emoji, which are formats and do no harm.
+_JOINERS = "\u200c\u200d"
+
+
+def printable(text: str) -> str:
+    r"""Replace each character that could control a terminal with its escape, such as `\x1b`; the result is one line."""
+    if text.isprintable():
+        return text
+    return "".join(_escaped(character) if _is_unsafe(character) else character for character in text)
+
+
+def _is_unsafe(character: str) -> bool:
+    return unicodedata.category(character) in _UNSAFE and character not in _JOINERS
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")

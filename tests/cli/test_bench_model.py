@@ -1,0 +1,219 @@
+"""`svdq bench model` on the untrained model: rows, the file that grows with them, and what cannot be measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from svdq.cli.main import run
+from svdq.pipeline.bench import model as bench
+from svdq.pipeline.bench.files import write_json
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.models.tiny import write_tiny_model
+
+# diffusers makes an array of a tensor of its scheduler in a way that numpy 2 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(folder)
+    return folder
+
+
+class SmallMemory(SvdModel):
+    """Has memory for one frame at a time, and for no float16 at all."""
+
+    def __init__(self, name: str, parts: Any, device: torch.device, dtype: torch.dtype, options: Any) -> None:
+        if dtype == torch.float16:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nAnd much more text.")
+        super().__init__(name, parts, device, dtype, options)
+
+    def decode(self, tensors: Any, parameters: Any, decode_chunk_size: int) -> Any:
+        if decode_chunk_size > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().decode(tensors, parameters, decode_chunk_size)
+
+
+class Overflowing(SvdModel):
+    """Makes infinities of every photo."""
+
+    def encode(self, photo: Any, parameters: Any) -> Any:
+        encoded = super().encode(photo, parameters)
+        return encoded | {"image_latents": encoded["image_latents"] * torch.inf}
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of a component's weights, without the header of its file."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def measure(folder: Path, path: Path, *options: str, sizes: tuple[str, ...] = ("64x64",)) -> int:
+    arguments = ["--model", str(folder), "--frames", "2", "--repeats", "2", "--device", "cpu", "--json", str(path)]
+    return run(["bench", "model", *arguments, *(word for size in sizes for word in ("--size", size)), *options])
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text()
+    assert "NaN" not in text
+    return json.loads(text)["rows"]
+
+
+def test_each_part_is_measured_alone(tiny_model: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "model.json"
+    code = measure(tiny_model, path, "--decode-chunk-size", "9", "--decode-chunk-size", "1")
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert [line.split()[0] for line in printed.out.splitlines()] == ["part", "step", "encode", "decode", "decode"]
+    step, encode, *decodes = rows_in(path)
+    # More frames at a time than there are is all of them.
+    assert [one["decode_chunk_size"] for one in (step, encode, *decodes)] == [None, None, 1, 2]
+    for one in (step, encode, *decodes):
+        assert len(one["all_s"]) == 2
+        assert min(one["all_s"]) <= one["seconds"] <= max(one["all_s"])
+        assert one["first_s"] > 0
+        assert (one["dtype"], one["peak_bytes"], one["finite"]) == ("fp32", None, True)
+    # Each first row is compared with itself, other chunks with the first ones.
+    assert [one["difference"] for one in (step, encode, decodes[0])] == [0, 0, 0]
+    assert 0 < decodes[1]["mean_difference"] < decodes[1]["difference"] <= 1
+    # Only its part is loaded: the UNet for a step, CLIP and half of the VAE for an encode, the other half for a decode.
+    unet, vae, clip = (size_of(tiny_model / name) for name in ("unet", "vae", "image_encoder"))
+    assert step["weight_bytes"] == pytest.approx(unet, rel=0.05)
+    assert encode["weight_bytes"] - clip + decodes[0]["weight_bytes"] == pytest.approx(vae, rel=0.05)
+    assert 0 < decodes[0]["weight_bytes"] < 0.95 * vae
+
+
+def test_dtypes_and_sizes_are_compared_with_the_first_of_their_size(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    dtypes = ("--dtype", "fp32", "--dtype", "bf16", "--dtype", "fp32")
+    assert measure(tiny_model, path, "--part", "step", *dtypes, sizes=("64x64", "128x64")) == 0
+    rows = rows_in(path)
+    assert [(one["dtype"], one["width"]) for one in rows] == [("fp32", 64), ("fp32", 128), ("bf16", 64), ("bf16", 128)]
+    assert [one["difference"] for one in rows[:2]] == [0, 0]
+    assert all(0 < one["mean_difference"] < one["difference"] < 0.2 for one in rows[2:])
+
+
+def test_a_step_with_int8_weights_is_smaller_and_near(tiny_model: Path, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
+    path = tmp_path / "model.json"
+    assert measure(tiny_model, path, "--part", "step", "--approximate", "int8") == 0
+    exact, int8 = rows_in(path)
+    assert int8["weight_bytes"] < 0.7 * exact["weight_bytes"]
+    assert 0 < int8["difference"] < 0.1
+    assert "int8" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_said_and_the_next_is_tried(
+    tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "SvdModel", SmallMemory)
+    path = tmp_path / "model.json"
+    chunks = ("--decode-chunk-size", "1", "--decode-chunk-size", "2")
+    assert measure(tiny_model, path, "--part", "decode", "--dtype", "fp16", "--dtype", "fp32", *chunks) == 0
+    printed = capsys.readouterr()
+    assert [line.split()[:4] for line in printed.out.splitlines()[1:]] == [["decode", "64x64", "fp32", "1"]]
+    assert [line for line in printed.err.splitlines() if "cannot be measured" in line] == [
+        "decode at 64x64 (fp16 1 frames at a time) cannot be measured: out of memory",
+        "decode at 64x64 (fp16 2 frames at a time) cannot be measured: out of memory",
+        "decode at 64x64 (fp32 2 frames at a time) cannot be measured: out of memory",
+    ]
+    assert [one["failure"] for one in rows_in(path)] == ["out of memory", "out of memory", "", "out of memory"]
+
+    # Where nothing could be measured, the exit code says so.
+    assert measure(tiny_model, path, "--part", "decode", "--dtype", "fp16") == 1
+
+
+def test_results_that_are_not_finite_are_said_and_never_compared(
+    tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "SvdModel", Overflowing)
+    path = tmp_path / "model.json"
+    assert measure(tiny_model, path, "--part", "encode") == 0
+    [row] = rows_in(path)
+    assert (row["finite"], row["difference"]) == (False, None)
+    assert "not finite" in capsys.readouterr().out
+
+
+class KilledAfterTwo(SvdModel):
+    """Ends the measurement as SIGINT does, when a third part is opened."""
+
+    opened = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        KilledAfterTwo.opened += 1
+        if KilledAfterTwo.opened > 2:
+            raise KeyboardInterrupt
+        super().__init__(*arguments)
+
+
+def test_rows_are_in_the_file_as_soon_as_they_are_measured_and_are_resumed_from(
+    tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.json"
+    with monkeypatch.context() as patched:
+        patched.setattr(bench, "SvdModel", KilledAfterTwo)
+        assert measure(tiny_model, path, "--decode-chunk-size", "1") == 130
+    before = rows_in(path)
+    assert [one["part"] for one in before] == ["step", "encode"]
+    assert list(tmp_path.iterdir()) == [path]
+
+    capsys.readouterr()
+    assert measure(tiny_model, path, "--decode-chunk-size", "1", "--resume") == 0
+    after = rows_in(path)
+    assert after[:2] == before
+    assert [one["part"] for one in after] == ["step", "encode", "decode"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["part", "step", "encode", "decode"]
+
+    # The result of an earlier run is gone, so that of another dtype is not compared.
+    more = ("--part", "encode", "--dtype", "fp32", "--dtype", "bf16")
+    assert measure(tiny_model, path, *more, "--resume") == 0
+    assert [(one["dtype"], one["difference"]) for one in rows_in(path)] == [
+        *[("fp32", 0)] * 3,
+        ("bf16", None),
+    ]
+
+    # Without --resume all is measured again; rows that were measured in another way are not mixed in.
+    assert measure(tiny_model, path, "--part", "encode") == 0
+    assert len(rows_in(path)) == 1
+    assert measure(tiny_model, path, "--part", "encode", "--resume", "--repeats", "1") == 2
+    assert "were measured with repeats 2, not 1" in capsys.readouterr().err
+    path.write_text('{"runs": []}')
+    assert measure(tiny_model, path, "--resume") == 2
+    assert "has no rows of svdq bench model" in capsys.readouterr().err
+
+
+def test_a_file_is_whole_at_any_moment_and_links_stay_links(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    write_json(link, {"rows": [1]})
+    assert link.is_symlink()
+    with pytest.raises(TypeError):
+        write_json(target, {"rows": [object()]})
+    assert json.loads(target.read_text()) == {"rows": [1]}
+    with pytest.raises(InputError, match=r"cannot be written \(No such file"):
+        write_json(tmp_path / "nowhere" / "file.json", {})
+    assert sorted(tmp_path.iterdir()) == [link, target]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--size", "100x100"], "multiples of 64"),
+        (["--size", "0x0"], "--size 0x0 is not allowed"),
+        (["--size", "64x64", "--size", "large"], "--size large"),
+        (["--model", "preview"], "no UNet"),
+        (["--decode-chunk-size", "0"], "0"),
+        (["--dtype", "fp8"], "fp8"),
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--resume"], "--json"),
+    ],
+)
+def test_wrong_input_is_one_sentence(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
+    assert run(["bench", "model", "--device", "cpu", *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert words in printed.err.splitlines()[-1]

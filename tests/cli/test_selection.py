@@ -1,0 +1,129 @@
+"""Which jobs `svdq cancel`, `retry`, `move` and `fetch` act on, as a user selects them."""
+
+import json
+import time
+
+import pytest
+import redis
+import rq
+from rq.job import JobStatus
+
+from svdq.producer.job import Job
+from svdq.producer.queue import SvdqQueue, fetch, statuses
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+from tests.cli.test_jobs import Cli, add, fail, finish
+from tests.finished import add_video
+from tests.queued import enqueue
+
+
+def named(connection: redis.Redis, job_id: str, name: str) -> rq.job.Job:
+    return enqueue(connection, Job(image=f"inputs/{'0' * 64}.jpg", name=name, seed=1), job_id)
+
+
+def test_all_queued_jobs_are_canceled_however_many(svdq: Cli, connection: redis.Redis) -> None:
+    """`svdq list --status queued | xargs svdq cancel` reached fifty."""
+    ids = [add(connection, number).id for number in range(120)]
+    done = svdq("cancel", "--queued")
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 120)
+    assert set(statuses(connection, ids)) == {"canceled"}
+    done = svdq("cancel", "--all")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "There are no such jobs.\n")
+    assert svdq("retry", "--all", "--since", "1h").returncode == 0
+    assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == ids, "in their old order"
+
+
+def test_by_status_name_and_age(svdq: Cli, connection: redis.Redis) -> None:
+    cups = [named(connection, f"{number}" * 20, f"cup{number}") for number in (1, 2)]
+    dog = named(connection, "d" * 20, "dog")
+    for job in (*cups, dog):
+        fail(job)
+    connection.hset(cups[0].key, "created_at", "2020-01-01T00:00:00.000000Z")
+    assert svdq("retry", "--failed", "--name", "cup*", "--since", "1h").stdout == f"{cups[1].id}  queued\n"
+    assert svdq("retry", "--failed", "--name", "nobody").stderr == "There are no such jobs.\n"
+    assert svdq("move", "--name", "cup2", "--priority", "high").stdout == f"{cups[1].id}  moved\n"
+    cups[1].set_status(JobStatus.QUEUED)
+    assert svdq("cancel", "--name", "cup?").stdout == f"{cups[1].id}  canceled\n"
+    assert statuses(connection, [job.id for job in (*cups, dog)]) == ["failed", "canceled", "failed"]
+
+
+def test_a_stopped_job_is_not_failed(svdq: Cli, connection: redis.Redis) -> None:
+    job = add(connection, 1)
+    fail(job)
+    job.set_status(JobStatus.STOPPED)
+    assert svdq("retry", "--failed").stderr == "There are no such jobs.\n"
+    assert svdq("retry", "--all").stdout == f"{job.id}  queued\n"
+
+
+@pytest.mark.parametrize("command", [["cancel"], ["retry"], ["move", "--front"], ["fetch", "--output", "videos"]])
+def test_ids_or_a_selection(svdq: Cli, connection: redis.Redis, command: list[str]) -> None:
+    for arguments in ([], ["f" * 20, "--all"]):
+        done = svdq(*command, *arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "Give either the ids" in done.stderr
+
+
+def test_the_beginning_of_an_id_is_enough(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:
+    one, two = named(connection, "abcd1" + "0" * 15, "one"), named(connection, "abcd2" + "0" * 15, "two")
+    assert svdq("status", "abcd1").stdout.startswith(one.id)
+    assert svdq("move", "abcd2", "--front").stdout == f"{two.id}  moved\n"
+    assert svdq("logs", "abcd1").returncode == 0
+    for beginning, sentence in (
+        ("abcd", f"2 ids: {one.id}, {two.id}; give more characters"),
+        ("beef", "There is no job 'beef'"),
+        ("*", "There is no job"),
+        ("", "There is no job"),
+    ):
+        done = svdq("cancel", beginning)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert sentence in done.stderr
+    assert svdq("cancel", "abcd1", one.id).stdout == f"{one.id}  canceled\n"
+    done = svdq("status", "abc")
+    assert done.returncode == 2
+    finish(two)
+    assert svdq("wait", "abcd2").returncode == 0
+    assert svdq("status", "a").returncode == 2
+
+    job_id = add_video(Storage(settings.storage), 7)
+    assert svdq("fetch", job_id[:6], "--output", "videos").stdout.startswith(job_id)
+    assert f"Job '{two.id}' is finished, but its files" in svdq("fetch", "abcd2", "--output", "videos").stderr
+
+
+def test_videos_are_fetched_by_name(svdq: Cli, settings: Settings) -> None:
+    storage = Storage(settings.storage)
+    cup, _ = add_video(storage, 1, name="cup"), add_video(storage, 2, name="dog")
+    done = svdq("fetch", "--name", "c*", "--output", "videos", "--json")
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == [cup]
+
+
+def test_a_wait_that_takes_too_long(svdq: Cli, connection: redis.Redis) -> None:
+    done_job, late = add(connection, 1), add(connection, 2)
+    finish(done_job)
+    started = time.monotonic()
+    done = svdq("wait", done_job.id, late.id, "--timeout", "1s", "--json")
+    assert 1 <= time.monotonic() - started < 20
+    assert done.returncode == 1
+    assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["finished", "queued"]
+    assert done.stderr.endswith("Error: 1 of 2 jobs had not ended after 1s.\n")
+    assert svdq("wait", done_job.id, "--timeout", "1s").returncode == 0
+    assert svdq("wait", late.id, "--timeout", "soon").returncode == 2
+
+
+def test_times_and_photos_are_in_json(svdq: Cli, connection: redis.Redis, photo) -> None:
+    submitted = json.loads(svdq("submit", photo, "--json").stdout)
+    assert submitted["photo"] == str(photo)
+    job = rq.job.Job.fetch(submitted["id"], connection=connection, serializer=rq.serializers.JSONSerializer)
+    connection.hset(
+        job.key,
+        mapping={
+            "started_at": "2026-11-22T05:52:36.250000Z",
+            "ended_at": "2026-11-22T05:53:36.750000Z",
+            "worker_name": "w",
+        },
+    )
+    finish(fetch(connection, job.id))
+    for command in (["status", job.id], ["list"], ["wait", job.id]):
+        found = json.loads(svdq(*command, "--json").stdout)
+        assert (found["started_at"], found["ended_at"]) == ("2026-11-22T05:52:36Z", "2026-11-22T05:53:36Z")
+        assert (found["duration_s"], found["worker"], found["photo"]) == (60.5, "w", str(photo))
+        assert found["created_at"].endswith("Z")

@@ -1,0 +1,132 @@
+"""No foreign text reaches the terminal raw, whichever command prints it."""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+from PIL import Image
+from rq.job import JobStatus
+from rq.results import Result
+
+from svdq.producer.queue import SvdqQueue
+from svdq.producer.settings import Settings
+from svdq.producer.status import job_log
+from svdq.producer.status.job_log import LogEntry
+from svdq.producer.storage.storage import Storage
+from svdq.worker.health.json_log import TextFormatter, json_line
+from tests.cli.test_jobs import Cli, add
+from tests.finished import add_video
+from tests.producer.status.test_ranks import rank
+
+#: Clears the screen, sets the title, C1's CSI, reorders text, ends the line, and is no Unicode.
+EVIL = "\x1b[2J\x1b]0;title\x07\x9b1m\u202e\rfake\nfake\udcff"
+
+
+def raw(text: str) -> set[str]:
+    """Which of the characters of EVIL are in an output as they are; a line end only at the start of a forged line."""
+    return ({"\x1b", "\x07", "\x9b", "\u202e", "\r", "\udcff"} & set(text)) | ({"\n"} if "\nfake" in text else set())
+
+
+def end_with(job, *, outputs: list[str], error: str = "") -> None:
+    queue = SvdqQueue(job.origin, connection=job.connection)
+    queue.remove(job)
+    if error:
+        Result.create_failure(job, ttl=100, exc_string=error)
+    else:
+        value = {"outputs": outputs, "notice": EVIL, "used": {"name": EVIL}}
+        Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value=value)
+    job.set_status(JobStatus.FAILED if error else JobStatus.FINISHED)
+    (queue.failed_job_registry if error else queue.finished_job_registry).add(job, 100)
+
+
+def test_jobs_whose_fields_control_the_terminal(svdq: Cli, connection: redis.Redis) -> None:
+    good, bad, started = (add(connection, number) for number in (1, 2, 3))
+    end_with(good, outputs=[f"/videos/{EVIL}.mp4"])
+    end_with(bad, outputs=[], error=EVIL.replace("\udcff", "").replace("\n", " "))
+    started.meta = {"step": 1, "rank": 0, "notice": EVIL, "used": {"name": EVIL}}
+    started.save_meta()
+    started.set_status(JobStatus.STARTED)
+    SvdqQueue("svdq-default", connection=connection).remove(started)
+    connection.zadd("rq:wip:svdq-default", {f"{started.id}:x": 4e9})
+    with connection.pipeline() as pipeline:
+        rank(0, host=EVIL.replace("\udcff", ""), notice=EVIL.replace("\udcff", ""), job_id=started.id).save(pipeline)
+        entry = LogEntry.now(rank=0, host="here", level="INFO", text=EVIL.replace("\udcff", ""), at=1.0)
+        job_log.append(pipeline, good.id, [entry])
+        pipeline.execute()
+    for command in (
+        ["list"],
+        ["list", "--json"],
+        ["status"],
+        ["status", good.id, bad.id, started.id],
+        ["wait", good.id, bad.id],
+        ["logs", good.id],
+        ["logs", good.id, "--json"],
+        ["top", "--once"],
+        ["report"],
+    ):
+        done = svdq(*command)
+        assert done.stdout, command
+        assert raw(done.stdout + done.stderr) - {"\n"} == set(), command
+        if command != ["logs", good.id]:  # which shows lines of its own, indented
+            assert raw(done.stdout + done.stderr) == set(), command
+
+
+def test_names_of_files_that_control_the_terminal(svdq: Cli, home: Path, photo: Path, tmp_path: Path) -> None:
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    name = os.fsdecode(b"\x1b[2J\xc2\x9b1m\xff\nfake")
+    (inbox / f"{name}.jpg").write_bytes(photo.read_bytes())
+    (inbox / f"bad{name}.jpg").write_bytes(b"no photo")
+    for command in (
+        ["watch", inbox, "--once", "--settle", "1ms"],
+        ["submit", str(inbox)],
+        ["submit", str(inbox), "--skip-bad"],
+        ["inspect", str(inbox / f"bad{name}.jpg")],
+        ["fetch", name.replace("/", ""), "--output", str(tmp_path / "videos")],
+    ):
+        done = svdq(*command)
+        assert done.stdout + done.stderr, command
+        assert raw(done.stdout + done.stderr) == set(), (command, done)
+
+
+def test_metadata_that_controls_the_terminal(svdq: Cli, settings: Settings, tmp_path: Path) -> None:
+    sidecar = tmp_path / "video.json"
+    evil = EVIL.encode(errors="ignore").decode()  # half characters are refused with the whole record
+    record = {"svdq": evil, "job_id": evil, "job": {evil: evil, "formats": [evil]}, "model": {"name": evil}}
+    sidecar.write_text(json.dumps(record))
+    picture = tmp_path / "video.gif"
+    Image.new("RGB", (8, 8)).save(picture, comment=json.dumps(record).encode())
+    for path in (sidecar, picture):
+        done = svdq("inspect", path)
+        assert (done.returncode, raw(done.stdout)) == (0, set())
+        assert r"\x1b[2J" in done.stdout
+    storage = Storage(settings.storage)
+    job_id = add_video(storage, 1)
+    [key] = [entry.key for entry in storage.entries("outputs") if entry.key.endswith(".json")]
+    document = json.loads(storage.read(key))
+    document["model"]["notice"] = evil
+    storage.write_text(key, json.dumps(document))
+    done = svdq("report")
+    assert "1 finished" in done.stdout
+    done = svdq("fetch", job_id, "--output", tmp_path / "\x1b[2Jvideos")
+    assert (done.returncode, raw(done.stdout)) == (0, set())
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_what_a_worker_logs_controls_no_terminal(json_lines: bool) -> None:
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        record = logging.LogRecord("svdq", logging.ERROR, __file__, 1, f"It broke: {EVIL}", None, sys.exc_info())
+    if json_lines:
+        text = json_line(EVIL, at=0, level="ERROR", logger="svdq")
+        assert json.loads(text)["message"] == EVIL
+        assert "\n" not in text
+    else:
+        text = TextFormatter("[rank 0] %(message)s").format(record)
+        assert "\nTraceback" in text
+    assert raw(text) - {"\n"} == set()

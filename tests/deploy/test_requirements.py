@@ -1,0 +1,33 @@
+"""pyproject.toml's requirements, and the versions in constraints.txt that are installed for tests and images."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def requirements() -> dict[str, Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    found = [Requirement(line) for line in [*project["dependencies"], *extras]]
+    return {one.name: one for one in found}
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "2.9.1"])
+def test_torch_without_cudnn_for_conv3d_is_not_installed(requirements: dict[str, Requirement], version: str) -> None:
+    assert not requirements["torch"].specifier.contains(version)
+    assert requirements["torch"].specifier.contains("2.9.2")
+
+
+def test_the_tested_versions_satisfy_the_requirements(requirements: dict[str, Requirement]) -> None:
+    text = (ROOT / "constraints.txt").read_text()
+    tested = {name.lower(): version for name, version in re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE)}
+    assert "torch" in tested
+    for name, requirement in requirements.items():
+        version = tested.get(name.lower().replace("_", "-")) or tested.get(name.lower())
+        assert version is None or requirement.specifier.contains(version), f"{requirement} is not {version}"

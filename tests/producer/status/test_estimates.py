@@ -1,0 +1,120 @@
+"""When jobs will be done, worked out by hand for small cases, and why that is unknown."""
+
+import pytest
+
+from svdq.producer.status import estimates
+from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, estimate_jobs
+from svdq.producer.status.ranks import SILENT_S, GroupStatus, IntakeStatus, RankStatus, Trouble
+from svdq.producer.status.status import JobView
+from tests.producer.status.test_ranks import COSTS, rank
+
+PARAMETERS = {"steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_scale": 3.0}
+#: Of COSTS: the mean of a step on the two ranks, and the seconds between two videos. Both ranks together do a step in
+#: 1 / (1 / 0.5 + 1 / 0.25) s.
+STEP_S = 0.375
+INTERVAL_S = 8 / 6 + (0.1 + 2.0) / 2
+ALONE_S = 0.1 + 8 * STEP_S + 2.0
+TROUBLE = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=("a", "b"))
+
+
+def group(
+    *, in_flight: tuple[str, ...] = (), measured: bool = True, draining: bool = False, silent_s: float = 0.0, **rank_1
+) -> GroupStatus:
+    intake = IntakeStatus(
+        worker="w", in_flight=in_flight, pace_s=99.0, costs=(COSTS,) if measured else (), draining=draining
+    )
+    ranks: tuple[RankStatus, ...] = (rank(0, intake=intake), rank(1, **rank_1))
+    return GroupStatus(name="here-1", ranks=ranks, silent_s=silent_s)
+
+
+def started(job_id: str, step: int, **parameters: object) -> JobView:
+    return JobView(id=job_id, status="started", step=step, steps=8, parameters=PARAMETERS | parameters)
+
+
+def waiting(number: int, **parameters: object) -> Waiting:
+    return Waiting(num_jobs=number, sample=[PARAMETERS | parameters] * min(number, 3), num_ahead={"q": number})
+
+
+def eta(view: JobView, *groups: GroupStatus, before: Waiting | None = None) -> Estimate:
+    return estimate_jobs([view], before or Waiting(), groups, ()).get(view.id, Estimate())
+
+
+def test_a_job_in_flight_has_its_steps_and_the_decode_before_it() -> None:
+    assert eta(started("a", 3), group(in_flight=("a",))).eta_s == pytest.approx(5 * STEP_S + 2.0)
+    assert eta(started("a", 8), group(in_flight=("a",))).eta_s == pytest.approx(2.0)
+
+
+def test_the_first_video_of_all_goes_by_its_last_step() -> None:
+    first = group(in_flight=("a",), measured=False, job_id="a", step_s=0.5)
+    assert eta(started("a", 3), first).eta_s == pytest.approx(2.5)
+    assert eta(started("a", 3), group(in_flight=("a",), measured=False)).reason == estimates.UNMEASURED
+
+
+def test_a_shape_that_was_not_measured_is_scaled_from_one_that_was() -> None:
+    """The pace of the last videos says nothing of larger ones: this was five times too long, or too short."""
+    same = estimate_all([], waiting(10), [group()], ()).eta_s
+    assert same == pytest.approx(9 * INTERVAL_S + ALONE_S)
+    larger = estimate_all([], waiting(10, width=128, frames=4), [group()], ()).eta_s
+    assert larger == pytest.approx(4 * same)
+    unguided = estimate_all([], waiting(10, max_guidance_scale=1.0), [group()], ()).eta_s
+    assert same is not None
+    assert unguided is not None
+    assert unguided < same
+    # Its model chooses the frames.
+    assert estimate_all([], waiting(10, frames=None), [group()], ()).eta_s == pytest.approx(same)
+
+
+def test_a_job_that_waits_comes_after_those_before_it_on_all_groups() -> None:
+    view = JobView(id="q", status="queued", steps=8, parameters=PARAMETERS)
+    assert eta(view, group(), before=waiting(6)).eta_s == pytest.approx(6 * INTERVAL_S + ALONE_S)
+    assert eta(view, group(), group(), before=waiting(6)).eta_s == pytest.approx(3 * INTERVAL_S + ALONE_S)
+
+
+def test_what_is_in_flight_is_done_first() -> None:
+    busy = group(in_flight=("a", "b"))
+    alone_s = [5 * STEP_S + 2.0, 2.0]
+    in_flight = [started("a", 3), started("b", 8)]
+    assert estimate_all(in_flight, Waiting(), [busy], ()) == Estimate(eta_s=pytest.approx(alone_s[0]))
+    found = estimate_all(in_flight, waiting(10), [busy], ())
+    assert found.eta_s == pytest.approx(sum(alone_s) / 2 + 9 * INTERVAL_S + ALONE_S)
+    assert estimate_all([], Waiting(), [busy], ()) == Estimate()
+
+
+@pytest.mark.parametrize(
+    ("groups", "pauses", "reason"),
+    [
+        ([group()], ["Paused: no jobs are taken."], estimates.PAUSED),
+        ([group(troubles=(TROUBLE,))], [], estimates.STORAGE),
+        ([], [], estimates.NO_WORKER),
+        ([group(silent_s=SILENT_S + 1)], [], "Not all ranks of the group on here have been heard in the last 7 s."),
+        ([GroupStatus(name="x", ranks=group().ranks[:1])], [], "Not all ranks"),
+        ([group(draining=True)], [], estimates.DRAINING),
+        ([group(measured=False)], [], estimates.UNMEASURED),
+    ],
+)
+def test_nothing_is_promised_of_what_waits_without_a_reason(
+    groups: list[GroupStatus], pauses: list[str], reason: str
+) -> None:
+    found = estimate_all([], waiting(10), groups, pauses)
+    assert found.eta_s is None
+    assert found.reason.startswith(reason)
+    view = JobView(id="q", status="queued", steps=8, parameters=PARAMETERS)
+    single = estimate_jobs([view], waiting(6), groups, pauses)["q"]
+    assert (single.num_ahead, single.eta_s) == (6, None)
+    assert single.reason.startswith(reason)
+
+
+def test_nothing_is_promised_of_a_job_in_flight_whose_group_cannot_go_on() -> None:
+    stuck = group(in_flight=("a", "b", "c"), troubles=(TROUBLE,))
+    assert eta(started("b", 8), stuck) == Estimate(trouble=TROUBLE, reason=estimates.STORAGE)
+    assert eta(started("c", 8), stuck).eta_s is not None
+    assert eta(started("a", 3)).reason == estimates.NO_WORKER
+    assert "Not all ranks" in eta(started("a", 3), group(in_flight=("a",), silent_s=SILENT_S + 1)).reason
+    # A pause stops what waits, not what is in flight.
+    assert estimate_jobs([started("a", 8)], Waiting(), [group(in_flight=("a",))], ["Paused."])["a"].eta_s is not None
+
+
+@pytest.mark.parametrize("parameters", [{}, {"steps": "x", "frames": [], "width": -1, "height": 1e99}, {"steps": True}])
+def test_parameters_that_are_none_end_no_estimate(parameters: dict[str, object]) -> None:
+    found = estimate_all([], Waiting(num_jobs=1, sample=[parameters]), [group()], ())
+    assert found.eta_s is not None

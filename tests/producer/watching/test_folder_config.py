@@ -1,0 +1,122 @@
+"""The `svdq.toml` nearest to a photo, over the flags."""
+
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from svdq.cli.watch import watch as watch_command
+from svdq.pipeline.errors import InputError
+from svdq.producer.settings import PARAMETER_KEYS, Settings
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.order import Order
+from svdq.producer.watching.folder_config import FolderConfig
+
+FLAGS = Order(options=(SubmitOptions(frames=14, fps=6),), priority="low")
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_the_nearest_file_wins_over_the_flags(tmp_path: Path) -> None:
+    write(tmp_path / "svdq.toml", "frames = 3\nsteps = 9")
+    write(tmp_path / "day" / "svdq.toml", 'frames = 5\nsize = "128x64"\nformat = ["gif", "mp4"]\npriority = "high"')
+    config = FolderConfig(tmp_path, FLAGS)
+
+    top = config.order_for("a.jpg")
+    assert top.options == (SubmitOptions(frames=3, steps=9, fps=6),)
+    assert (top.priority, top.folder) == ("low", "")
+
+    deep = config.order_for("day/roll 1/a.jpg")
+    assert deep.options == (SubmitOptions(frames=5, fps=6, width=128, height=64, formats=("gif", "mp4")),)
+    assert (deep.priority, deep.folder) == ("high", "day/roll 1")
+
+
+def test_a_file_counts_as_it_is_when_the_photo_is_taken(tmp_path: Path) -> None:
+    config = FolderConfig(tmp_path, FLAGS)
+    assert config.order_for("a.jpg").options[0].frames == 14
+    write(tmp_path / "svdq.toml", "frames = 3")
+    assert config.order_for("a.jpg").options[0].frames == 3
+    write(tmp_path / "svdq.toml", "frames = 25")
+    assert config.order_for("a.jpg").options[0].frames == 25
+    (tmp_path / "svdq.toml").unlink()
+    assert config.order_for("a.jpg").options[0].frames == 14
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("framez = 3", "there is no key 'framez'"),
+        ("frames = 0", "frames 0 is not allowed"),
+        ('frames = "many"', "frames 'many' is not allowed"),
+        ('size = "100x100"', "size 100x100 is not allowed"),
+        ('size = "big"', "size big is not a size"),
+        ('format = "avi"', "format avi is not allowed"),
+        ('priority = "highest"', "There is no priority 'highest'"),
+        ("min-guidance-scale = 9", "min_guidance_scale 9"),
+        ('model = "other"', "there is no key 'model'"),
+        ("frames = ", "cannot be read"),
+        ('seed = "7"', "seed '7' is not allowed"),
+        ("seed = 2027-01-31", "seed 2027-01-31 is not allowed"),
+        ("frames = 2027-01-31T22:00:00Z", "frames 2027-01-31"),
+        ("seed = [7]", "seed [7] is not allowed"),
+        ("seed = {a = 1}", "seed {'a': 1} is not allowed"),
+        ("frames = true", "frames True is not allowed"),
+        ("seed = nan", "seed nan is not allowed"),
+        ("noise-aug-strength = nan", "noise_aug_strength nan"),
+        ("format = [1, [2]]", "format 1 is not allowed"),
+        ("format = {a = 1}", "format {'a': 1} is not allowed"),
+        ("size = [1024, 576]", "is not a size"),
+        ("priority = ['high']", "There is no priority ['high']"),
+        ("fit = 3", "fit 3 is not allowed"),
+        (f"seed = {'[' * 9999}{']' * 9999}", "nested too deeply"),
+        (f"seed = '{'x' * 9999}'", "x… is not allowed"),
+        (f"seed = '{'x' * 99999}'", "larger than"),
+    ],
+)
+def test_errors_name_the_file(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "day" / "svdq.toml"
+    write(file, text)
+    config = FolderConfig(tmp_path, FLAGS)
+    for _ in range(2):
+        with pytest.raises(InputError) as raised:
+            config.order_for("day/a.jpg")
+        assert str(file) in str(raised.value)
+        assert reason in str(raised.value)
+        assert "--" not in str(raised.value)
+    assert config.order_for("a.jpg").options == FLAGS.options
+
+
+def test_the_watched_folders_own_file_and_the_flags_are_checked_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--frames 0"):
+        FolderConfig(tmp_path, Order(options=(SubmitOptions(frames=0),)))
+    write(tmp_path / "svdq.toml", "framez = 3")
+    with pytest.raises(InputError, match="framez"):
+        FolderConfig(tmp_path, FLAGS)
+
+
+def test_the_file_of_the_working_folder_may_have_both_settings_and_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SVDQ_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "svdq.toml", 'frames = 3\nmax_pixels = 1000\nhome = "here"')
+    assert Settings.load().max_pixels == 1000
+    assert FolderConfig(tmp_path, FLAGS).order_for("a.jpg").options[0].frames == 3
+
+
+def test_folders_that_no_storage_takes_are_given_names_that_all_take(tmp_path: Path) -> None:
+    order = FolderConfig(tmp_path, FLAGS).order_for('what: "this"?/.x/a.jpg')
+    assert order.folder == "what_ _this__/x"
+    order.check()
+
+
+def test_keys_are_those_of_the_flags() -> None:
+    flags = {parameter.opts[0].removeprefix("--").replace("-", "_") for parameter in watch_command.params}
+    options = {field.name for field in fields(SubmitOptions)} - {"width", "height", "formats"}
+    assert set(PARAMETER_KEYS) == options | {"size", "format", "priority"}
+    assert set(PARAMETER_KEYS) <= flags

@@ -1,0 +1,143 @@
+"""Moving, deleting and rejecting files: nothing is overwritten, nothing incomplete has a final name."""
+
+import errno
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.watching.directory import Signature, signature
+from svdq.producer.watching.post_submit import PostSubmit, reject
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "inbox"
+    (root / "day").mkdir(parents=True)
+    (root / "day" / "a.jpg").write_text("new")
+    return root
+
+
+def version(root: Path, path: str) -> Signature:
+    found = signature(root, path)
+    assert found is not None
+    return found
+
+
+def finish(on_success: str, root: Path, path: str = "day/a.jpg") -> None:
+    PostSubmit.parse(on_success, root).finish(path, version(root, path))
+
+
+def files(folder: Path) -> dict[str, str]:
+    """All files below a folder, with hidden ones, and what is in them."""
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_moved_file_keeps_its_folder(root: Path) -> None:
+    finish("move:done", root)
+    assert files(root) == {"done/day/a.jpg": "new"}
+
+
+def test_a_moved_file_gets_a_free_name(root: Path) -> None:
+    (root / "done" / "day").mkdir(parents=True)
+    (root / "done" / "day" / "a.jpg").write_text("old")
+    finish("move:done", root)
+    assert files(root) == {"done/day/a.jpg": "old", "done/day/a-2.jpg": "new"}
+
+
+def test_a_file_that_is_in_the_target_already_is_not_stored_twice(root: Path) -> None:
+    (root / "done" / "day").mkdir(parents=True)
+    # As after a kill between the two steps of a move.
+    (root / "done" / "day" / "a.jpg").hardlink_to(root / "day" / "a.jpg")
+    finish("move:done", root)
+    assert files(root) == {"done/day/a.jpg": "new"}
+
+
+def test_keep_and_delete(root: Path) -> None:
+    finish("keep", root)
+    assert files(root) == {"day/a.jpg": "new"}
+    finish("delete", root)
+    assert files(root) == {}
+
+
+@pytest.mark.parametrize("text", ["", "move", "move:", "move: ", "move:.", "move:done/..", "copy:there", "Keep"])
+def test_what_is_not_allowed(root: Path, text: str) -> None:
+    with pytest.raises(InputError, match="--on-success"):
+        PostSubmit.parse(text, root)
+
+
+def test_a_rejected_file_has_its_reason_beside_it(root: Path) -> None:
+    target = reject(root, "day/a.jpg", version(root, "day/a.jpg"), "It is damaged.")
+    assert target == root / "rejected" / "day" / "a.jpg"
+    assert files(root) == {"rejected/day/a.jpg": "new", "rejected/day/a.jpg.txt": "It is damaged.\n"}
+
+
+@pytest.mark.parametrize("action", ["move:done", "delete", "reject"])
+def test_a_newer_version_stays(root: Path, action: str) -> None:
+    old = version(root, "day/a.jpg")
+    (root / "day" / "a.jpg").write_text("newer")
+    if action == "reject":
+        assert reject(root, "day/a.jpg", old, "It is damaged.") is None
+    else:
+        PostSubmit.parse(action, root).finish("day/a.jpg", old)
+    assert files(root) == {"day/a.jpg": "newer"}
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    folder = Path(tempfile.mkdtemp(dir=memory))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_file_is_moved_to_another_disk_whole_and_once(root: Path, other_disk: Path) -> None:
+    source = root / "day" / "a.jpg"
+    source.chmod(0o640)
+    os.utime(source, (1_000, 1_000))
+    finish(f"move:{other_disk}", root)
+    assert (files(root), files(other_disk)) == ({}, {"day/a.jpg": "new"})
+    status = (other_disk / "day" / "a.jpg").stat()
+    assert (status.st_mtime, status.st_mode & 0o777) == (1_000, 0o640)
+
+    source.write_text("new")  # as after a kill between the copy and the end
+    finish(f"move:{other_disk}", root)
+    assert (files(root), files(other_disk)) == ({}, {"day/a.jpg": "new"})
+
+
+def test_a_version_that_comes_during_a_copy_to_another_disk_is_kept(root: Path, other_disk: Path) -> None:
+    source = root / "day" / "a.jpg"
+    source.write_bytes(bytes(1 << 26))
+    newer = root / "newer"
+    newer.write_text("newer")
+
+    def replace_during_copy() -> None:
+        while not any(path.is_file() for path in other_disk.rglob("*")):
+            pass
+        newer.rename(source)
+
+    replacing = threading.Thread(target=replace_during_copy)
+    replacing.start()
+    finish(f"move:{other_disk}", root)
+    replacing.join()
+    assert files(root) == {"day/a.jpg": "newer"}
+    assert [path.stat().st_size for path in other_disk.rglob("*.jpg")] == [1 << 26]
+
+
+def test_file_systems_without_hard_links(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    (root / "done" / "day").mkdir(parents=True)
+    (root / "done" / "day" / "a.jpg").write_text("old")
+    finish("move:done", root)
+    assert files(root) == {"done/day/a.jpg": "old", "done/day/a-2.jpg": "new"}

@@ -1,0 +1,221 @@
+"""One file at a time, with a real Redis, storage and ledger, and with kills between any two steps."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.queue import SvdqQueue, read_job
+from svdq.producer.settings import Settings
+from svdq.producer.submitting.enqueue import Enqueued, Entry
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.order import Order
+from svdq.producer.watching.directory import signature
+from svdq.producer.watching.events import Event
+from svdq.producer.watching.folder_config import FolderConfig
+from svdq.producer.watching.options import Selection, WatchOptions
+from svdq.producer.watching.post_submit import PostSubmit
+from svdq.producer.watching.processor import Processor, Submitter
+from svdq.producer.watching.scanner import Debounce
+from svdq.producer.watching.state import Outcome, Record, State
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing of ours catches it."""
+
+
+class LethalSubmitter(Submitter):
+    """Is killed before or after it submits."""
+
+    def __init__(self, settings: Settings, *, submits: bool) -> None:
+        super().__init__(settings)
+        self._submits = submits
+
+    def submit(self, data: bytes, entry: Entry) -> Enqueued:
+        if self._submits:
+            super().submit(data, entry)
+        raise Killed
+
+
+class LethalState(State):
+    """Is killed before it remembers or forgets a file."""
+
+    def put(self, path: str, record: Record) -> None:
+        raise Killed
+
+    def remove(self, path: str) -> None:
+        raise Killed
+
+
+class Bench:
+    """A watched folder with one processor after another, each as after a restart."""
+
+    def __init__(self, settings: Settings, root: Path) -> None:
+        self.settings = settings
+        self.root = root
+        self.on_success = "keep"
+        self.order = Order(options=(SubmitOptions(frames=2),))
+        self.events: list[Event] = []
+
+    def process(
+        self, path: str, *, submitter: Submitter | None = None, state_class: type[State] = State, times: int = 1
+    ) -> Record | None:
+        """Process a file that has stopped growing; return what is remembered of it."""
+        with state_class(self.settings.home, self.root) as state:
+            pending = Debounce(0)
+            processor = Processor(
+                self.root,
+                WatchOptions(selection=Selection(recursive=True), stable_for_s=0),
+                state,
+                FolderConfig(self.root, self.order),
+                submitter or Submitter(self.settings),
+                PostSubmit.parse(self.on_success, self.root),
+                pending,
+                self.events.append,
+            )
+            version = signature(self.root, path)
+            assert version is not None
+            pending.update(path, version, time.monotonic())
+            for _ in range(times):
+                processor.process(path)
+            return state.get(path)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+
+@pytest.fixture
+def bench(settings: Settings, connection: redis.Redis, photo: Path, tmp_path: Path) -> Iterator[Bench]:
+    root = tmp_path / "inbox"
+    (root / "day").mkdir(parents=True)
+    photo.rename(root / "day" / "a.jpg")
+    return Bench(settings, root)
+
+
+def queued(connection: redis.Redis) -> list[int | None]:
+    """The frames of the jobs in the queue."""
+    jobs = map(read_job, SvdqQueue(connection=connection).jobs)
+    return [job.frames for job in jobs if job is not None]
+
+
+@pytest.mark.parametrize("on_success", ["keep", "move:done", "delete"])
+@pytest.mark.parametrize("place", ["before the queue", "after the queue", "before it is remembered"])
+def test_a_kill_between_two_steps_neither_loses_nor_doubles(
+    bench: Bench, connection: redis.Redis, on_success: str, place: str
+) -> None:
+    bench.on_success = on_success
+    root = bench.root
+    submitter = state_class = None
+    if place == "before it is remembered":
+        state_class = LethalState
+    else:
+        submitter = LethalSubmitter(bench.settings, submits=place == "after the queue")
+    with pytest.raises(Killed):
+        bench.process("day/a.jpg", submitter=submitter, state_class=state_class or State)
+    if (root / "day" / "a.jpg").exists():
+        bench.process("day/a.jpg")
+    assert queued(connection) == [2]
+    assert (root / "day" / "a.jpg").exists() == (on_success == "keep")
+    assert (root / "done" / "day" / "a.jpg").exists() == (on_success == "move:done")
+
+
+def test_a_job_has_the_folder_of_its_photo(bench: Bench, connection: redis.Redis) -> None:
+    record = bench.process("day/a.jpg")
+    (job,) = map(read_job, SvdqQueue(connection=connection).jobs)
+    assert job is not None
+    assert (job.name, job.folder) == ("a", "day")
+    assert record is not None
+    assert record[1:] == (Outcome.SUBMITTED, SvdqQueue(connection=connection).job_ids[0])
+
+
+def test_a_photo_that_was_only_touched_is_known(bench: Bench, connection: redis.Redis) -> None:
+    first = bench.process("day/a.jpg")
+    connection.flushall()  # as when Redis has forgotten it, long after
+    os.utime(bench.root / "day" / "a.jpg", (1_000, 1_000))
+    second = bench.process("day/a.jpg")
+    assert bench.kinds == ["submitted", "known"]
+    assert first is not None
+    assert second is not None
+    assert (second.job_id, second.signature.mtime_ns) == (first.job_id, 10**12)
+    assert queued(connection) == []
+
+
+def test_another_photo_under_the_same_name_is_another_job(
+    bench: Bench, connection: redis.Redis, tmp_path: Path
+) -> None:
+    bench.process("day/a.jpg")
+    path = bench.root / "day" / "a.jpg"
+    path.write_bytes(path.read_bytes() + b"more")
+    bench.process("day/a.jpg")
+    assert bench.kinds == ["submitted", "submitted"]
+    assert len(queued(connection)) == 2
+
+
+def test_the_same_photo_is_one_job_in_a_folder_and_another_in_another_folder(
+    bench: Bench, connection: redis.Redis
+) -> None:
+    data = (bench.root / "day" / "a.jpg").read_bytes()
+    (bench.root / "day" / "b.jpg").write_bytes(data)
+    (bench.root / "c.jpg").write_bytes(data)
+    for path in ("day/a.jpg", "day/b.jpg", "c.jpg"):
+        bench.process(path)
+    assert bench.kinds == ["submitted", "known", "submitted"]
+    assert len(queued(connection)) == 2
+
+
+@pytest.mark.parametrize("on_success", ["keep", "delete"])
+def test_a_bad_file_is_told_and_never_deleted(bench: Bench, connection: redis.Redis, on_success: str) -> None:
+    bench.on_success = on_success
+    path = bench.root / "day" / "bad.jpg"
+    path.write_text("no photo")
+    record = bench.process("day/bad.jpg")
+    (event,) = bench.events
+    assert (event.kind, event.path) == ("rejected", "day/bad.jpg")
+    assert "not a photo" in event.text
+    assert queued(connection) == []
+    if on_success == "keep":
+        assert record is not None
+        assert record.outcome is Outcome.REJECTED
+        assert path.exists()
+        assert not (bench.root / "rejected").exists()
+    else:
+        assert record is None
+        assert (bench.root / "rejected" / "day" / "bad.jpg").read_text() == "no photo"
+        assert "not a photo" in (bench.root / "rejected" / "day" / "bad.jpg.txt").read_text()
+
+
+def test_a_restarted_server_is_found_again(bench: Bench, home: Path) -> None:
+    data = (bench.root / "day" / "a.jpg").read_bytes()
+    (bench.root / "b.jpg").write_bytes(data + b"more")
+    with contextlib.closing(Submitter(bench.settings)) as submitter:
+        bench.process("day/a.jpg", submitter=submitter)
+        assert stop_server(home)
+        bench.process("b.jpg", submitter=submitter)
+    assert bench.kinds == ["submitted", "submitted"]
+
+
+def test_an_empty_file_beside_its_download_is_waited_for(bench: Bench) -> None:
+    (bench.root / "new.jpg").touch()
+    (bench.root / "new.x81.jpg.part").touch()
+    assert bench.process("new.jpg") is None
+    assert bench.events == []
+
+
+def test_a_file_that_cannot_be_moved_is_reported_once_and_submitted_once(bench: Bench, connection: redis.Redis) -> None:
+    bench.on_success = "move:done"
+    (bench.root / "done").write_text("in the way")
+    bench.process("day/a.jpg", times=3)
+    assert bench.kinds == ["submitted", "problem"]
+    assert "cannot be moved" in bench.events[1].text
+    bench.process("day/a.jpg")  # as after a restart
+    assert bench.kinds == ["submitted", "problem", "known", "problem"]
+    (bench.root / "done").unlink()
+    bench.process("day/a.jpg")
+    assert (bench.root / "done" / "day" / "a.jpg").exists()
+    assert queued(connection) == [2]

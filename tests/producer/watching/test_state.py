@@ -1,0 +1,78 @@
+"""What a watcher remembers, and that only one process has it open."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.watching.directory import Signature
+from svdq.producer.watching.options import Selection
+from svdq.producer.watching.state import Outcome, Record, State
+
+SIGNATURE = Signature(5, 1_700_000_000_123_456_789)
+DONE = Record(SIGNATURE, Outcome.SUBMITTED, "j1")
+
+
+def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
+    strange = os.fsdecode(b"day/caf\xe9 'x'.jpg")
+    rejected = Record(SIGNATURE, Outcome.REJECTED)
+    with State(tmp_path, tmp_path) as state:
+        state.put("a.jpg", DONE)
+        state.put(strange, rejected)
+        state.put("gone.jpg", DONE)
+        state.remove("gone.jpg")
+    with State(tmp_path, tmp_path) as state:
+        assert state.get("a.jpg") == DONE
+        assert state.get(strange) == rejected
+        assert state.get("gone.jpg") is None
+        assert state.in_folder("") == {"a.jpg": DONE}
+        assert list(state.in_folder("day").values()) == [rejected]
+
+
+def test_a_killed_watcher_leaves_all_that_it_wrote_and_no_lock(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from svdq.producer.watching.state import *
+home = Path(sys.argv[1])
+state = State(home, home)
+state.put("a.jpg", Record(Signature(5, 6), Outcome.SUBMITTED, "j1"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
+    with State(tmp_path, tmp_path) as state:
+        assert state.get("a.jpg") == Record(Signature(5, 6), Outcome.SUBMITTED, "j1")
+
+
+def test_a_second_one_for_the_same_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with State(tmp_path, tmp_path):
+        with pytest.raises(InputError, match=f"already watched by process {os.getpid()};"):
+            State(tmp_path, tmp_path)
+        with State(tmp_path, tmp_path / "other"):
+            pass
+    with State(tmp_path, tmp_path):
+        pass
+
+
+def test_the_selection_and_the_skipped_files_are_one_step(tmp_path: Path) -> None:
+    selection = Selection(recursive=True, globs=("*.jpg",))
+    with State(tmp_path, tmp_path) as state:
+        assert state.selection is None
+        state.begin(selection, [("a.jpg", SIGNATURE), ("day/b.jpg", SIGNATURE)])
+    with State(tmp_path, tmp_path) as state:
+        assert state.selection == selection
+        skipped = Record(SIGNATURE, Outcome.SKIPPED)
+        assert [state.get("a.jpg"), state.get("day/b.jpg")] == [skipped, skipped]
+
+
+def test_a_database_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with State(tmp_path, tmp_path):
+        pass
+    (file,) = (tmp_path / "watch").glob("*.sqlite")
+    file.write_bytes(b"not a database" * 100)
+    with pytest.raises(UnavailableError, match=file.name):
+        State(tmp_path, tmp_path)

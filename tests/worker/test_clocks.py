@@ -1,0 +1,196 @@
+"""Hosts whose clocks are wrong, and a step of Redis' clock, take no job from a living group."""
+
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import redis
+import rq
+from rq.job import JobStatus
+
+from svdq.producer.embedded_redis.server import ensure_server
+from svdq.producer.job import Job
+from svdq.producer.queue import RENDER, SvdqQueue, fetch
+from svdq.producer.settings import Settings
+from svdq.worker.jobs import handover
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.jobs.rq_worker import LEASE_S
+from svdq.worker.recovery.recovery import SILENT_S, Recovery
+from tests.queued import enqueue
+
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+
+#: A process on a host whose clock is wrong by so many seconds; `datetime` is where RQ and svdq read it.
+SHIFTED = """
+import datetime, itertools, sys, time
+url, shift_s = sys.argv[1], float(sys.argv[2])
+
+class Shifted(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(seconds=shift_s)
+
+datetime.datetime = Shifted
+true_time = time.time
+time.time = lambda: true_time() + shift_s
+
+import rq.utils
+assert abs(rq.utils.now().timestamp() - true_time() - shift_s) < 1, "the clock is not shifted"
+from svdq.worker.jobs.rq_adapter import GroupWorker
+from svdq.worker.recovery.recovery import Recovery
+from svdq.worker.redis_link import connect
+
+worker = GroupWorker(connect(url), on_stop=print, on_shutdown=print)
+worker.start()
+"""
+#: It does for a minute, in a moment, what a group does beside its jobs.
+OBSERVES = """
+recovery = Recovery(worker, 2, itertools.count(0, 100).__next__)
+for _ in range(3):
+    worker.beat([])
+    recovery.expired()
+    worker.maintain()
+    worker.promote_due()
+worker.end()
+"""
+#: It takes a job, holds it, and fails another one that has a Retry.
+HOLDS = """
+held, failed = worker.pop(), worker.pop()
+worker.beat([held, failed])
+worker.fail(failed, "It broke.")
+print(held.execution.composite_key)
+"""
+
+
+@pytest.fixture
+def url(settings: Settings) -> str:
+    return ensure_server(settings.home)
+
+
+def run(url: str, shift_s: float, script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", SHIFTED + script, url, str(shift_s)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def put(connection: redis.Redis, *job_ids: str) -> None:
+    for job_id in job_ids:
+        enqueue(connection, JOB, job_id)
+
+
+def in_wip(connection: redis.Redis) -> dict[bytes, float]:
+    return dict(connection.zrange("rq:wip:svdq-default", 0, -1, withscores=True))
+
+
+@pytest.mark.parametrize("shift_s", [600, 3600 * 24 * 365, -3600 * 24 * 365])
+def test_a_host_with_a_wrong_clock_takes_nothing_and_queues_nothing_early(
+    connection: redis.Redis, worker: GroupWorker, url: str, shift_s: float
+) -> None:
+    put(connection, "a", "b")
+    done, held = worker.pop(), worker.pop()
+    worker.succeed(done, {"outputs": []})
+    queue = SvdqQueue("svdq-default", connection=connection)
+    queue.enqueue_at(datetime.now(UTC) + timedelta(seconds=300), RENDER, job_id="later")
+    # Long enough for a busy machine; the other host's clock is later or far earlier.
+    connection.zadd("rq:wip:svdq-default", {held.execution.composite_key: time.time() + 300})
+
+    run(url, shift_s, OBSERVES)
+
+    assert worker.holds(held)
+    assert fetch(connection, "b").get_status() is JobStatus.STARTED
+    assert connection.zscore("rq:finished:svdq-default", "a") is not None
+    assert fetch(connection, "later").get_status() is JobStatus.SCHEDULED
+
+
+@pytest.mark.parametrize("shift_s", [20, -20])
+def test_a_host_with_a_wrong_clock_writes_right_times(
+    connection: redis.Redis, worker: GroupWorker, url: str, shift_s: float
+) -> None:
+    put(connection, "a")
+    SvdqQueue("svdq-default", connection=connection).enqueue(
+        RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id="b", retry=rq.Retry(max=2, interval=60)
+    )
+    held = run(url, shift_s, HOLDS).strip().encode()
+    assert in_wip(connection) == {held: pytest.approx(time.time() + LEASE_S, abs=15)}
+    assert connection.zscore("rq:scheduled:svdq-default", "b") == pytest.approx(time.time() + 60, abs=15)
+
+
+def test_the_end_of_a_job_is_known_on_a_host_that_is_ahead(connection: redis.Redis, worker: GroupWorker) -> None:
+    """RQ dates results by the clock of Redis and executions by that of their host."""
+    put(connection, "a")
+    flight = worker.pop()
+    flight.execution.created_at = datetime.now(UTC) + timedelta(seconds=20)
+    worker.succeed(flight, {"outputs": []})
+    assert worker.settle(flight) is JobStatus.FINISHED
+
+
+class Clock:
+    """A monotonic clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_step_of_redis_clock_takes_no_renewed_lease(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For Redis all leases end at once; the living renew theirs within a beat, by the new time."""
+    put(connection, "alive", "dead")
+    alive = worker.pop()
+    dead.pop()
+    other = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    clock = Clock()
+    recovery = Recovery(other, 2, clock)
+    recovery.expired()
+    clock.now += SILENT_S / 2
+    monkeypatch.setattr(handover, "server_time", lambda connection: time.time() + 30)
+
+    recovery.expired()
+    assert len(in_wip(connection)) == 2
+    worker.beat([alive])
+    clock.now += SILENT_S / 2
+    recovery.expired()
+    assert list(in_wip(connection)) == [alive.execution.composite_key.encode()]
+    assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == ["dead"]
+
+    monkeypatch.setattr(handover, "server_time", lambda connection: time.time() - 30)
+    worker.beat([alive])
+    clock.now += 3600
+    recovery.expired()
+    assert worker.holds(alive)
+
+
+def test_a_group_takes_back_none_of_its_own(connection: redis.Redis, worker: GroupWorker) -> None:
+    """Its own beat comes late, as after a stall of the whole host."""
+    put(connection, "a")
+    flight = worker.pop()
+    connection.zadd("rq:wip:svdq-default", {flight.execution.composite_key: 1})
+    clock = Clock()
+    recovery = Recovery(worker, 2, clock)
+    for _ in range(3):
+        recovery.expired()
+        clock.now += 3600
+    assert worker.holds(flight)
+    assert worker.beat([flight]) == []
+
+
+def test_leases_are_watched_anew_after_redis_was_away(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a")
+    flight = worker.pop()
+    connection.zadd("rq:wip:svdq-default", {flight.execution.composite_key: 1})
+    clock = Clock()
+    recovery = Recovery(GroupWorker(connection, on_stop=print, on_shutdown=print), 2, clock)
+    recovery.expired()
+    clock.now += 3600  # for which nobody could reach Redis
+    recovery.forget_leases()
+    recovery.expired()
+    assert worker.holds(flight)
+    clock.now += SILENT_S
+    recovery.expired()
+    assert not worker.holds(flight)

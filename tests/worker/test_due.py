@@ -1,0 +1,224 @@
+"""Jobs are queued when they are due, once and in order, by any group: against a real Redis."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import redis
+import rq
+from rq.serializers import JSONSerializer
+
+from svdq.producer import control
+from svdq.producer.job import Job
+from svdq.producer.queue import RENDER, SvdqQueue, fetch
+from svdq.worker.jobs import handover, rq_adapter
+from svdq.worker.jobs.rq_adapter import GroupWorker
+
+JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+
+
+def schedule(connection: redis.Redis, *job_ids: str, in_s: float = -10.0, priority: str = "default", **more) -> None:
+    """Schedule jobs as any user of RQ does, all for the same time."""
+    queue = SvdqQueue(f"svdq-{priority}", connection=connection)
+    due_at = datetime.now(UTC) + timedelta(seconds=in_s)
+    for job_id in job_ids:
+        queue.enqueue_at(due_at, RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id=job_id, **more)
+
+
+def waiting(connection: redis.Redis, priority: str = "default") -> list[str]:
+    return SvdqQueue(f"svdq-{priority}", connection=connection).get_job_ids()
+
+
+def scheduled(connection: redis.Redis) -> list[bytes]:
+    return connection.zrange("rq:scheduled:svdq-default", 0, -1)
+
+
+def make_due(connection: redis.Redis, job_id: str) -> None:
+    """Let the time pass until a job is due."""
+    connection.zadd("rq:scheduled:svdq-default", {job_id: time.time() - 1}, xx=True)
+
+
+# What is queued, and in which order.
+
+
+def test_what_is_due_is_queued_by_priority_and_age(connection: redis.Redis, worker: GroupWorker) -> None:
+    schedule(connection, "z", "m", "a")  # the time is the same: the order is that of submission, not of the ids
+    schedule(connection, "earlier", in_s=-20)
+    schedule(connection, "urgent", priority="high")
+    schedule(connection, "later", in_s=3600)
+    assert waiting(connection) == []
+
+    worker.promote_due()
+
+    assert waiting(connection) == ["earlier", "z", "m", "a"]
+    assert waiting(connection, "high") == ["urgent"]
+    assert scheduled(connection) == [b"later"]
+    job = fetch(connection, "z")
+    assert job.get_status().value == "queued"
+    assert job.enqueued_at is not None
+    assert fetch(connection, "later").get_status().value == "scheduled"
+    # To a group they are jobs as any others.
+    assert [worker.pop().rq_job.id for _ in range(3)] == ["urgent", "earlier", "z"]
+
+
+def test_a_job_for_the_front_goes_there(connection: redis.Redis, worker: GroupWorker) -> None:
+    SvdqQueue("svdq-default", connection=connection).enqueue(RENDER, job_id="waits")
+    schedule(connection, "front", at_front=True)
+    worker.promote_due()
+    assert waiting(connection) == ["front", "waits"]
+
+
+def test_many_jobs_are_queued_in_their_order(connection: redis.Redis, worker: GroupWorker, monkeypatch) -> None:
+    monkeypatch.setattr(rq_adapter, "PROMOTED_AT_ONCE", 4)
+    job_ids = [f"job{9 - number}" for number in range(10)]
+    schedule(connection, *job_ids)
+    assert worker.promote_due()
+    assert len(waiting(connection)) == 4
+    assert worker.promote_due()
+    assert not worker.promote_due()  # nothing more at once
+    assert waiting(connection) == job_ids
+
+
+# Jobs that anyone may have changed.
+
+CHANGES = {
+    "cancelled": lambda connection: control.cancel(connection, "bad"),
+    "cancelled by RQ": lambda connection: fetch(connection, "bad").cancel(),
+    "deleted": lambda connection: connection.delete("rq:job:bad"),
+    "no hash": lambda connection: (connection.delete("rq:job:bad"), connection.set("rq:job:bad", "x")),
+    "begun": lambda connection: connection.hset("rq:job:bad", "status", "started"),
+    "no id": lambda connection: connection.zadd("rq:scheduled:svdq-default", {b"\xff": 1}),
+    "no registry": lambda connection: connection.set("rq:scheduled:svdq-high", "x"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_one_job_keeps_no_other_waiting(connection: redis.Redis, worker: GroupWorker, what: str) -> None:
+    schedule(connection, "bad", in_s=-100)
+    schedule(connection, "good")
+    CHANGES[what](connection)
+
+    worker.promote_due()
+
+    expected = ["bad", "good"] if what in ("no id", "no registry") else ["good"]
+    assert waiting(connection) == expected
+    assert scheduled(connection) == []
+
+
+def test_a_job_that_rq_has_not_written_yet_is_not_lost(connection: redis.Redis, worker: GroupWorker) -> None:
+    """RQ registers a job at once and writes it with its pipeline."""
+    with connection.pipeline() as pipeline:
+        schedule(connection, "bulk", pipeline=pipeline)
+        worker.promote_due()
+        assert scheduled(connection) == [b"bulk"]
+        pipeline.execute()
+    worker.promote_due()
+    assert waiting(connection) == ["bulk"]
+
+
+def test_groups_that_promote_at_once_queue_each_job_once_and_in_order(
+    connection: redis.Redis, worker: GroupWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rq_adapter, "PROMOTED_AT_ONCE", 2)
+    job_ids = [f"job{9 - number}" for number in range(10)]
+    schedule(connection, *job_ids)
+    other = GroupWorker(connection, on_stop=print, on_shutdown=print)
+    while worker.promote_due() | other.promote_due():
+        pass
+    assert waiting(connection) == job_ids
+
+
+def test_a_job_that_was_put_off_meanwhile_is_not_queued(connection: redis.Redis, worker: GroupWorker) -> None:
+    schedule(connection, "a", in_s=3600)
+    queue = SvdqQueue("svdq-default", connection=connection)
+    with connection.pipeline() as pipeline:
+        handover.promote(pipeline, queue, b"a", time.time())
+        assert pipeline.execute() == [0]
+    assert scheduled(connection) == [b"a"]
+
+
+# RQ's Retry with intervals.
+
+
+def test_a_retry_with_an_interval_waits_for_it(connection: redis.Redis, worker: GroupWorker) -> None:
+    queue = SvdqQueue("svdq-default", connection=connection)
+    parameters = {"job": JOB.model_dump(mode="json")}
+    queue.enqueue(RENDER, kwargs=parameters, job_id="a", retry=rq.Retry(max=2, interval=[60, 0]))
+
+    worker.fail(worker.pop(), "The first time.")
+    assert fetch(connection, "a").get_status().value == "scheduled"
+    assert fetch(connection, "a").retries_left == 1
+    assert connection.zscore("rq:scheduled:svdq-default", "a") == pytest.approx(time.time() + 60, abs=30)
+    assert connection.zcard("rq:wip:svdq-default") == 0
+    worker.promote_due()
+    assert waiting(connection) == []
+
+    make_due(connection, "a")
+    worker.promote_due()
+    assert waiting(connection) == ["a"]
+    worker.fail(worker.pop(), "The second time.")
+    assert waiting(connection) == ["a"]  # its second interval is none
+    worker.fail(worker.pop(), "The last time.")
+
+    job = fetch(connection, "a")
+    assert job.get_status().value == "failed"
+    assert job.latest_result().exc_string == "The last time."
+    assert (waiting(connection), scheduled(connection), connection.zcard("rq:wip:svdq-default")) == ([], [], 0)
+
+
+def test_a_retry_may_go_to_the_front(connection: redis.Redis, worker: GroupWorker) -> None:
+    queue = SvdqQueue("svdq-default", connection=connection)
+    retry = rq.Retry(max=1, interval=60, enqueue_at_front=True)
+    for job_id in ("a", "b"):
+        queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id=job_id, retry=retry)
+    worker.fail(worker.pop(), "It broke.")
+    make_due(connection, "a")
+    worker.promote_due()
+    assert waiting(connection) == ["a", "b"]
+
+
+@pytest.mark.parametrize("intervals", ['["x"]', "[-5]", '{"a": 1}', "[1e300]", "7"])
+def test_a_senseless_interval_is_none(connection: redis.Redis, worker: GroupWorker, intervals: str) -> None:
+    queue = SvdqQueue("svdq-default", connection=connection)
+    queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id="a", retry=rq.Retry(max=2))
+    connection.hset("rq:job:a", "retry_intervals", intervals)
+    worker.fail(worker.pop(), "It broke.")
+    assert fetch(connection, "a").get_status().value == "failed"
+
+
+def test_a_stopped_job_is_not_retried(connection: redis.Redis, worker: GroupWorker) -> None:
+    queue = SvdqQueue("svdq-default", connection=connection)
+    retry = rq.Retry(max=2, interval=60)
+    queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id="a", retry=retry)
+    worker.stop(worker.pop())
+    assert fetch(connection, "a").get_status().value == "stopped"
+    assert scheduled(connection) == []
+
+
+# Real groups.
+
+
+@pytest.mark.slow
+def test_a_burst_renders_what_is_due_and_says_what_is_left(house) -> None:
+    job = fetch(house.connection, house.submit()).kwargs
+    queue = SvdqQueue("svdq-default", connection=house.connection)
+    now = datetime.now(UTC)
+    queue.enqueue_at(now - timedelta(hours=1), RENDER, kwargs=job, job_id="due")
+    for job_id in ("later", "much-later"):
+        queue.enqueue_at(now + timedelta(hours=1), RENDER, kwargs=job, job_id=job_id)
+
+    group = house.start(1, "--burst")
+    assert group.end() == 0
+
+    assert house.view("due").status == "finished"
+    assert house.states(["later", "much-later"]) == ["scheduled"] * 2
+    assert "The queue is empty; scheduled for later: 2." in group.text
+    assert "Queued 1 job that was due." in group.text
+
+
+def test_a_job_of_ours_is_json_when_it_comes_out(connection: redis.Redis, worker: GroupWorker) -> None:
+    schedule(connection, "a")
+    before = connection.hget("rq:job:a", "data")
+    worker.promote_due()
+    assert connection.hget("rq:job:a", "data") == before
+    assert rq.job.Job.fetch("a", connection=connection, serializer=JSONSerializer).kwargs["job"]["seed"] == 1

@@ -1,0 +1,133 @@
+"""The GPUs that a worker finds, with a stub of nvidia-smi on PATH, and what it does when they cannot be used."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from svdq.worker import doctor
+from svdq.worker.identity import process_is_gone
+from svdq.worker.launching.gpus import all_gpus, ask, gpu_names, num_gpus, visible_gpus
+from tests.worker.conftest import wait_until
+
+TWO = 'echo "GPU 0: RTX A5000 (UUID: GPU-a)"; echo "GPU 1: RTX A5000 (UUID: GPU-b)"'
+#: What it prints when one of three has fallen off the bus.
+LOST = """
+echo "GPU 0: RTX A5000 (UUID: GPU-a)"
+echo "Unable to determine the device handle for GPU 0000:04:00.0: GPU is lost.  Reboot the system to recover this GPU"
+echo "GPU 2: RTX A5000 (UUID: GPU-c)"
+exit 15
+"""
+MIG = """
+echo "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a)"
+echo "  MIG 3g.20gb     Device  0: (UUID: MIG-1111)"
+echo "  MIG 3g.20gb     Device  1: (UUID: MIG-2222)"
+echo "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-b)"
+"""
+
+PutNvidiaSmi = Callable[[str], Path]
+
+
+@pytest.fixture
+def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PutNvidiaSmi]:
+    """Put a script in place of nvidia-smi; returns the file with a line for each call."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def put(script: str) -> Path:
+        program = folder / "nvidia-smi"
+        program.write_text(f'#!/bin/sh\necho "$@" >> {folder / "calls"}\n{script}\n')
+        program.chmod(0o755)
+        all_gpus.cache_clear()
+        return folder / "calls"
+
+    yield put
+    all_gpus.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("script", "devices", "names"),
+    [
+        (TWO, ["0", "1"], ["RTX A5000", "RTX A5000"]),
+        (f"{TWO}; echo warning: something >&2", ["0", "1"], ["RTX A5000", "RTX A5000"]),
+        (LOST, ["GPU-a", "GPU-c"], ["RTX A5000", "RTX A5000"]),
+        (MIG, ["MIG-1111", "MIG-2222", "1"], ["NVIDIA A100-SXM4-40GB"] * 2),
+        ("echo 'NVIDIA-SMI has failed because it could not communicate with the driver'; exit 9", [], []),
+    ],
+)
+def test_gpus_are_listed_by_nvidias_tool_once(
+    put_nvidia_smi: PutNvidiaSmi, script: str, devices: list[str], names: list[str]
+) -> None:
+    calls = put_nvidia_smi(script)
+    assert (visible_gpus(), num_gpus(), gpu_names()) == (devices, len(devices), names)
+    assert len(calls.read_text().splitlines()) == 1
+    assert bool(all_gpus().failure) == ("exit" in script)
+
+
+def test_a_tool_that_hangs_is_killed_with_its_children(put_nvidia_smi: PutNvidiaSmi, tmp_path: Path) -> None:
+    """A child that keeps the pipe open was waited for without end."""
+    put_nvidia_smi(f"sleep 3600 & echo $! > {tmp_path / 'child'}; sleep 3600")
+    started = time.monotonic()
+    answer = ask("nvidia-smi", "-L", timeout_s=1.0)
+    assert time.monotonic() - started < 60
+    assert answer is not None
+    assert answer.failure == "nvidia-smi did not answer within 1 s"
+    child = int((tmp_path / "child").read_text())
+    wait_until(lambda: process_is_gone(child))
+
+
+def findings() -> dict[str, tuple[str, str]]:
+    return {found.subject: (found.level, found.text) for found in doctor.check_machine()}
+
+
+def test_doctor_shows_the_gpus_that_are_left_and_why_one_is_not(put_nvidia_smi: PutNvidiaSmi) -> None:
+    put_nvidia_smi("echo '0, RTX A5000, 24564, 24000'; echo 'GPU 1 is lost'; exit 15")
+    found = findings()
+    assert found["GPU 0"] == ("ok", "RTX A5000, 24 GiB, 23 GiB free")
+    assert found["GPUs"] == ("warn", "nvidia-smi ended with exit code 15: GPU 1 is lost")
+
+
+def test_doctor_does_not_call_a_broken_driver_no_gpus(put_nvidia_smi: PutNvidiaSmi) -> None:
+    put_nvidia_smi("echo 'NVIDIA-SMI has failed'; exit 9")
+    assert findings()["GPUs"] == ("fail", "nvidia-smi ended with exit code 9: NVIDIA-SMI has failed")
+    put_nvidia_smi("exit 0")
+    assert findings()["GPUs"][0] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through", ["svdq worker", "torchrun"])
+def test_gpus_that_torch_cannot_use_are_not_replaced_by_processors(
+    house, put_nvidia_smi: PutNvidiaSmi, through: str
+) -> None:
+    """As with a driver that is too old or a PyTorch without CUDA, such as the one of these tests."""
+    calls = put_nvidia_smi(TWO)
+    if through == "svdq worker":
+        done = house.run("svdq", "worker", "--burst")
+        assert len(calls.read_text().splitlines()) == 1, "each call may take seconds a GPU"
+    else:
+        done = house.run("torchrun", "--nproc-per-node", 1, "--log-dir", house.folder / "log", "-m", "svdq.worker")
+    said = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith("Error: PyTorch cannot use a GPU here (Torch not compiled with CUDA enabled); install")
+    assert done.returncode == (2 if through == "svdq worker" else 1), done.stderr
+    assert "Ready" not in done.stderr
+
+
+def test_ranks_get_one_mig_instance_each() -> None:
+    """CUDA computes on the first one that a process is told of, and on no other."""
+    code = (
+        "import os, sys; from svdq.pipeline.device import choose_device;"
+        "print(choose_device('cpu', int(sys.argv[1])), os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    for rank, expected in enumerate(["MIG-1111", "MIG-2222", "MIG-1111"]):
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "MIG-1111, MIG-2222"}
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(rank)], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"cpu {expected}\n"

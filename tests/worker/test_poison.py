@@ -1,0 +1,44 @@
+"""A job that kills its rank, in each of its phases: set aside after few restarts, and no other job fails for it."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.faults.arena import INJECTION
+
+#: Frames of the poisoned video: what the injection recognizes it by where the photo is not at hand.
+POISON_FRAMES = 3
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("phase", "where"),
+    [
+        ("prepare", "while it prepared the photo"),
+        pytest.param("encode", "while it encoded the photo", marks=pytest.mark.long),
+        ("warm-up", "while it warmed up for this size"),
+        pytest.param("decode", "while it decoded the frames", marks=pytest.mark.long),
+        ("write", "while it wrote the files"),
+    ],
+)
+def test_a_job_that_kills_its_rank_is_set_aside_and_no_other_is(house, tmp_path: Path, phase: str, where: str) -> None:
+    poison = tmp_path / "poison.jpg"
+    Image.effect_noise((90, 60), 60).convert("RGB").save(poison)
+    group = house.start(
+        3,
+        model="simulated:step_ms=30,decode_ms=60",
+        PYTHONPATH=str(INJECTION),
+        FAULTS_AT=f"poison-{phase}",
+        FAULTS_FOLDER=str(tmp_path),
+    )
+    jobs = [house.submit(seed=seed, steps=9) for seed in (1, 2, 3)]
+    jobs.insert(2, house.submit(photo=poison, seed=4, steps=9, frames=POISON_FRAMES))
+    jobs += [house.submit(seed=seed, steps=9) for seed in (5, 6, 7)]
+    views = house.wait(jobs)
+    assert [view.status for view in views] == ["finished"] * 2 + ["failed"] + ["finished"] * 4, group.text
+    assert "died 2 times" in views[2].error
+    assert where in views[2].error
+    assert group.text.count("Ready with") <= 3, "two restarts and no more"
+    assert not house.connection.exists("svdq:crashes")

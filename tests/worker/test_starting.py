@@ -1,0 +1,39 @@
+"""A worker that starts is said to, at once, and counts as one."""
+
+import pytest
+
+from svdq.producer import keys
+from svdq.producer.status.workers import worker_state
+from svdq.worker.launching.starting import StartingRecord
+
+
+def test_a_record_lasts_until_the_groups_are_ready(house, until) -> None:
+    ready = []
+    with StartingRecord(house.settings, lambda: bool(ready)):
+        until(lambda: worker_state(house.connection) == "starting")
+        assert 0 < house.connection.ttl(keys.STARTING) <= keys.STARTING_TTL_S
+        ready.append(True)
+        until(lambda: worker_state(house.connection) == "none")
+    with StartingRecord(house.settings, lambda: False):
+        until(lambda: worker_state(house.connection) == "starting")
+    assert worker_state(house.connection) == "none"
+
+
+def test_a_launcher_that_was_killed_does_not_start_for_ever(house) -> None:
+    now, _ = house.connection.time()
+    house.connection.zadd(keys.STARTING, {"host:1": now - 1})
+    assert worker_state(house.connection) == "none"
+
+
+@pytest.mark.slow
+def test_a_worker_that_starts_is_not_called_missing(house, until) -> None:
+    job = house.submit()
+    group = house.start(2, "--burst", wait=False)
+    until(lambda: "Starting 2 ranks on the processors with the model preview" in group.text, lambda: group.text)
+    assert "Ready" not in group.text
+    until(lambda: worker_state(house.connection) == "starting", lambda: group.text)
+    done = house.run("svdq", "wait", job)
+    assert done.returncode == 0
+    assert "No worker is running" not in done.stdout + done.stderr
+    assert group.end() == 0
+    assert not house.connection.exists(keys.STARTING)

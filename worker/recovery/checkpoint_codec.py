@@ -1,0 +1,157 @@
+"""A checkpoint as bytes: a sample in a safetensors file. Refuses whatever would not give the same bits.
+
+The tensors are stored as they are. The metadata is JSON: the sample without its tensors, a checksum of the tensors, and
+the model, the kind of device and how it computes, all of which decide the bits. Nothing is believed of a file before it
+is checked: anyone who can write to the storage may have made it.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
+from pydantic_core import from_json
+from safetensors import SafetensorError
+from torch import Tensor
+
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Resumption, Sample
+from svdq.pipeline.transport.message import byte_views, sample_body
+
+#: The names that safetensors gives to the dtypes of samples.
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+#: The header is padded to a multiple of so many bytes, for the tensors to be aligned.
+_ALIGNMENT = 8
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Sample(_Record):
+    """What `message.sample_body` writes of a sample that has not ended."""
+
+    job_id: str
+    parameters: VideoParameters
+    boundaries: tuple[NonNegativeInt, ...]
+    step: NonNegativeInt
+    ticket: dict[str, Any]
+    failure: None
+    cancelled: Literal[False]
+    stages: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeFloat], ...]
+    seconds: dict[str, NonNegativeFloat]
+    memory: dict[str, NonNegativeInt]
+    chunk_chosen: bool
+    ran_out: bool
+    resumed: tuple[Resumption, ...]
+
+
+class _Metadata(_Record):
+    model: str
+    device: str
+    compute: dict[str, Any]
+    sample: _Sample
+    crc32: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec:
+    """Writes samples as bytes and reads them back."""
+
+    #: The model's name.
+    model: str
+    #: Where tensors are wanted.
+    device: torch.device
+    #: How the model computes: `ModelInfo.compute`.
+    compute: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self, sample: Sample) -> memoryview:
+        """Write a sample; its tensors are copied to the host.
+
+        What is large is done by calls that release Python's lock, so the stage loop goes on meanwhile: safetensors' own
+        writer holds it for 0.3 s where there are 175 MiB.
+        """
+        tensors = {name: tensor.detach().cpu() for name, tensor in sample.tensors.items()}
+        header: dict[str, Any] = {}
+        checksum = end = 0
+        for name, tensor in tensors.items():
+            start, end = end, end + tensor.nbytes
+            header[name] = {
+                "dtype": _DTYPES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [start, end],
+            }
+        views = byte_views(tensors)
+        for view in views:
+            checksum = zlib.crc32(view, checksum)
+        how = {"model": self.model, "device": self.device.type, "compute": self.compute}
+        metadata = json.dumps(how | {"sample": sample_body(sample), "crc32": checksum}, allow_nan=False)
+        text = json.dumps({"__metadata__": {"svdq": metadata}} | header).encode()
+        text = text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
+        data = np.empty(8 + len(text) + end, np.uint8)
+        position = 0
+        for part in (memoryview(len(text).to_bytes(8, "little")), memoryview(text), *views):
+            np.copyto(data[position : position + len(part)], np.frombuffer(part, np.uint8))
+            position += len(part)
+        return data.data
+
+    def decode(self, data: bytes, job_id: str, parameters: VideoParameters) -> Sample:
+        """Read a sample of a job.
+
+        Raises:
+            ValueError: it is not one, or was made by another model, with other parameters or in another way.
+        """
+        try:
+            length = int.from_bytes(data[:8], "little")
+            header = from_json(data[8 : 8 + length])
+            metadata = _Metadata.model_validate_json(header["__metadata__"]["svdq"])
+            tensors = safetensors.torch.load(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"it is not a checkpoint: {where}: {first['msg']}") from error
+        except (KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise ValueError(f"it is not a checkpoint: {error!r}") from error
+        sample = Sample(**dict(metadata.sample), tensors=tensors)
+        # The decode_chunk_size that was chosen when it was begun stays.
+        ours = {"decode_chunk_size": sample.parameters.decode_chunk_size}
+        made_with = (metadata.model, metadata.device, sample.job_id, sample.parameters)
+        if made_with != (self.model, self.device.type, job_id, parameters.model_copy(update=ours)):
+            raise ValueError("it was made by another model, with other parameters or on another kind of device")
+        if metadata.compute != self.compute:
+            raise ValueError(f"it was computed with {_words(metadata.compute)}, and now it is {_words(self.compute)}")
+        if sample.step > parameters.steps:
+            raise ValueError(f"it is at step {sample.step} of {parameters.steps}")
+        if zlib.crc32(memoryview(data)[8 + length :]) != metadata.crc32:
+            raise ValueError("its checksum is wrong")
+        self._check(tensors, sample.parameters)
+        return Sample(**{**vars(sample), "tensors": {name: each.to(self.device) for name, each in tensors.items()}})
+
+    def _check(self, tensors: Mapping[str, Tensor], parameters: VideoParameters) -> None:
+        """Check tensors against what they must be, as far as that is known without the model.
+
+        Raises:
+            ValueError: one of them is missing or of another dtype or shape.
+        """
+        for name, tensor in tensors.items():
+            if tensor.dtype not in _DTYPES:
+                raise ValueError(f"its {name} are {tensor.dtype}")
+        if "latents" not in tensors:
+            raise ValueError("it has no latents")
+        latents = tensors["latents"]
+        rows, columns = parameters.height // 8, parameters.width // 8
+        shape = tuple(latents.shape)
+        if len(shape) != 5 or (*shape[:2], *shape[3:]) != (1, parameters.frames, rows, columns):
+            raise ValueError(f"its latents are of shape {shape}")
+        dtype = str(latents.dtype).removeprefix("torch.")
+        if dtype != self.compute.get("dtype", dtype):
+            raise ValueError(f"its latents are {dtype}")
+
+
+def _words(compute: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in compute.items()) or "no options"

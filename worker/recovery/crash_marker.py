@@ -1,0 +1,135 @@
+"""Which jobs a rank was working on when it died: each rank keeps a small file that outlives its process.
+
+Up to three threads of a rank work on jobs at the same time: the stage loop (encode, warm-up, step, decode), the thread
+that prepares photos and the thread that writes files. Each has a slot of its own in the file and writes its job and
+phase there before it begins. A rank that ends in order, is told to stop or loses a neighbor marks its exit as clean;
+a rank that is killed, or dies of what it computes, cannot. So after a restart the slots of the ranks without that mark
+name the suspects. A rank that ends itself because a step makes no progress marks that, and then only its stage loop's
+job is a suspect. `crash_count` says what becomes of suspects. Does not import Redis.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from svdq.worker.identity import process_is_gone
+
+#: What a rank does with a job, in the order in which a job goes through it.
+Phase = Literal["prepare", "encode", "warm-up", "step", "decode", "write"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+#: Bytes of a slot, `<phase> <step> <job id>`; the file has three of them and one byte for the mark of its exit.
+SLOT_BYTES = 128
+RECORD_BYTES = 3 * SLOT_BYTES + 1
+_EMPTY = b" " * SLOT_BYTES
+_STAGE_LOOP = 0
+_SLOT_OF = {"prepare": 1, "write": 2}
+_CLEAN = b"c"
+_STALLED = b"s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrashSuspect:
+    """A job that a rank was working on when it died."""
+
+    #: Id of the job.
+    job_id: str
+    #: What was being done with it.
+    phase: Phase
+    #: The index of the denoising step; 0 in all other phases.
+    step: int = 0
+    #: The rank that died.
+    rank: int
+    #: Whether the rank ended itself because this made no progress.
+    stalled: bool = False
+
+
+class CrashMarker:
+    """The file of one rank between two restarts of its group."""
+
+    def __init__(self, folder: Path, restart_count: int, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.restart_count = restart_count
+        path = folder / f"restart{restart_count}.rank{rank}"
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.pwrite(self._file, b" " * RECORD_BYTES, 0)
+
+    def begin(self, phase: Phase, job_id: str, step: int = 0) -> None:
+        """Record what the stage loop is about to do: one write to the page cache, some microseconds."""
+        self._write(_STAGE_LOOP, f"{phase} {step} {job_id}")
+
+    def idle(self) -> None:
+        """Record that the stage loop computes nothing."""
+        self._write(_STAGE_LOOP, "")
+
+    @contextlib.contextmanager
+    def during(self, phase: Literal["prepare", "write"], job_id: str) -> Iterator[None]:
+        """Record that this phase of a job is being done inside the block; only from the thread of that phase."""
+        self._write(_SLOT_OF[phase], f"{phase} 0 {job_id}")
+        try:
+            yield
+        finally:
+            self._write(_SLOT_OF[phase], "")
+
+    def mark_clean_exit(self) -> None:
+        """Record that this rank ends for a reason that is not a job's; from any thread."""
+        # A byte of its own: a slot that is written later does not undo it.
+        os.pwrite(self._file, _CLEAN, RECORD_BYTES - 1)
+
+    def mark_stalled(self) -> None:
+        """Record that this rank ends because its stage loop makes no progress; from any thread."""
+        os.pwrite(self._file, _STALLED, RECORD_BYTES - 1)
+
+    def _write(self, slot: int, text: str) -> None:
+        record = text.encode()
+        # No job of ours has an id that does not fit, and a part of it would be another job's.
+        content = record.ljust(SLOT_BYTES) if len(record) <= SLOT_BYTES else _EMPTY
+        os.pwrite(self._file, content, slot * SLOT_BYTES)
+
+
+def read_suspects(folder: Path, restart_count: int) -> tuple[CrashSuspect, ...]:
+    """Return what ranks of this host were working on when they died, and delete their files.
+
+    Args:
+        folder: of the group.
+        restart_count: of the processes that run now; their files are left alone.
+
+    Returns:
+        One entry for each job. Ranks that warm up for the same video may die together: that is one entry.
+    """
+    suspects: dict[str, CrashSuspect] = {}
+    for path in sorted(folder.glob("restart*.rank*")):
+        if path.name.startswith(f"restart{restart_count}."):
+            continue
+        for suspect in _suspects_in(path.read_bytes(), int(path.name.rpartition("rank")[2])):
+            first = suspects.setdefault(suspect.job_id, suspect)
+            if PHASES.index(suspect.phase) < PHASES.index(first.phase):
+                suspects[suspect.job_id] = suspect
+        path.unlink(missing_ok=True)
+    return tuple(suspects.values())
+
+
+def folder_without_launcher(home: Path) -> Path:
+    """Make the folder of a group that a plain torchrun has started: its process is the parent of all its ranks."""
+    folder = home / "runs"
+    for old in folder.glob("*"):
+        if old.name.isdigit() and process_is_gone(int(old.name)):
+            shutil.rmtree(old, ignore_errors=True)
+    return folder / str(os.getppid())
+
+
+def _suspects_in(record: bytes, rank: int) -> Iterator[CrashSuspect]:
+    mark = record[RECORD_BYTES - 1 :]
+    if len(record) != RECORD_BYTES or mark == _CLEAN:
+        return
+    slots = [record[start : start + SLOT_BYTES] for start in range(0, RECORD_BYTES - 1, SLOT_BYTES)]
+    for slot in slots[: _STAGE_LOOP + 1] if mark == _STALLED else slots:
+        words = slot.decode(errors="replace").split()
+        phase = next((phase for phase in PHASES if words[:1] == [phase]), None)
+        if phase is not None and len(words) == 3:
+            yield CrashSuspect(job_id=words[2], phase=phase, step=int(words[1]), rank=rank, stalled=mark == _STALLED)
