@@ -98,3 +98,15 @@ def canonical(requirement: str) -> str:
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert name is not None
     return re.sub(r"[-_.]+", "-", name[0]).lower()
+
+
+def test_the_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
+    """Each fixed part of a message, between the `…`, stands in a string of the product."""
+    joined = re.compile(r'"\s*\n\s*f?"')
+    sources = [path for folder in ("cli", "pipeline", "producer", "worker") for path in (ROOT / folder).rglob("*.py")]
+    code = "\n".join(joined.sub("", path.read_text(encoding="utf-8")) for path in sources)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^\| `([^`]+)` (?:\(log\) )?\|", page, re.MULTILINE)
+    assert len(messages) > 25
+    parts = [part.strip() for message in messages for part in message.split("…") if len(part.strip()) > 3]
+    assert [part for part in parts if part not in code] == []
