@@ -1,13 +1,15 @@
 # Needs Python 3.11 or newer and make; everything else goes into .venv.
 #
-#   make demo         a photo becomes a video here, with no GPU and no weights
-#   make test         lint, type-check and test
-#   make test-long    the tests that wait so long that `make test` leaves them out, such as for cron and for leases
-#   make gpu-check    what only a machine with a GPU can tell, into gpu-check.md; MODEL=DIR for a model with weights
-#   make lint         the checks of `make test` without the tests
-#   make format       lay out the code
-#   make constraints  write constraints.txt anew, with the newest versions
-#   make clean        remove what the above have made
+#   make demo         turn a photo into a video, without a GPU and without weights
+#   make check        lint, type-check and run the unit tests
+#   make test         lint, type-check and run all tests but those marked long
+#   make test-all     run `make test`, then the tests marked long, such as those that wait for cron and for leases
+#   make docs         build the documentation into build/docs; broken links are errors
+#   make gpu-check    measure what needs a GPU, into gpu-check.md; MODEL=DIR names a model with weights
+#   make lint         run the linters and type checkers only
+#   make format       format the code
+#   make constraints  update constraints.txt to the newest versions
+#   make clean        remove everything that these targets have made
 
 # Another Python, such as: make demo PYTHON=python3.12
 PYTHON ?= python3
@@ -16,23 +18,31 @@ PIN ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Errors only: pip also warns of what is none of ours to mend, such as folders of packages that are not there.
+# Tests that start no workers.
+UNIT_TESTS := tests/cli tests/producer tests/pipeline tests/test_docs.py
+# Errors only: pip's warnings are about the machine, such as package folders that do not exist.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 # Without byte code seven ranks would compile torch's Python sources at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long gpu-check lint format constraints clean
+.PHONY: demo check test test-all docs gpu-check lint format constraints clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-worker
 	@$(BIN)/python deploy/demo.py
 
+check: lint
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not slow and not long' $(UNIT_TESTS)
+
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-test-long: $(VENV)/installed-dev
+test-all: test
 	$(BIN)/python -m pytest -m long
+
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 gpu-check: $(VENV)/installed-worker
 	$(BIN)/python deploy/gpu_check.py $(if $(MODEL),--model $(MODEL))

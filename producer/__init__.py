@@ -1,1 +1,55 @@
-"""What a job is and how it gets into the queue: job model, queue, storage, submit. Never imports torch."""
+"""What a job is and how it gets into the queue. The package itself is the Python API (docs/python.md).
+
+Names are imported when they are first used, so that importing a single module stays cheap. Never imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+    from svdq.producer.client import job_status, wait_for_jobs
+    from svdq.producer.settings import Settings
+    from svdq.producer.status.status import JobView
+    from svdq.producer.submitting.options import SubmitOptions
+    from svdq.producer.submitting.submit import Submission, submit
+
+__all__ = [
+    "InputError",
+    "JobView",
+    "Settings",
+    "Submission",
+    "SubmitOptions",
+    "SvdqError",
+    "UnavailableError",
+    "job_status",
+    "submit",
+    "wait_for_jobs",
+]
+
+#: The module that defines each public name.
+_MODULES = {
+    "InputError": "svdq.pipeline.errors",
+    "JobView": "svdq.producer.status.status",
+    "Settings": "svdq.producer.settings",
+    "Submission": "svdq.producer.submitting.submit",
+    "SubmitOptions": "svdq.producer.submitting.options",
+    "SvdqError": "svdq.pipeline.errors",
+    "UnavailableError": "svdq.pipeline.errors",
+    "job_status": "svdq.producer.client",
+    "submit": "svdq.producer.submitting.submit",
+    "wait_for_jobs": "svdq.producer.client",
+}
+
+# Type checkers see the imports above; with __getattr__ they would accept any name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Import a public name when it is first used (PEP 562)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_MODULES[name]), name)
+
+    def __dir__():
+        """List the public names beside what is imported already."""
+        return sorted({*globals(), *__all__})

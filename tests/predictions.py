@@ -1,4 +1,4 @@
-"""Predictions of the capacity model against `svdq bench`: prints the rows of the table in docs/capacity.md.
+"""Predictions of the capacity model against `svdq bench`: prints the rows of the table in docs/internals/capacity.md.
 
     python -m tests.predictions            all rows, about 12 minutes, on a machine that does nothing else
     python -m tests.predictions --quick    a few rows, about 2 minutes

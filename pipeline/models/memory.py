@@ -27,7 +27,7 @@ RESERVE_BYTES = 500_000_000
 WORKSPACE_BYTES = 1_000_000_000
 
 # Stable Video Diffusion's constants: elements (of the dtype computed in) alive at the peak, besides the weights. Taken
-# from the published modules with attention as a fused kernel; the table is in docs/performance.md.
+# from the published modules with attention as a fused kernel; the table is in docs/internals/performance.md.
 #: A step, for each pixel and frame, without and with guidance.
 STEP_ELEMENTS = {1: 136, 2: 282}
 #: An encode, for each pixel.

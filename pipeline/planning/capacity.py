@@ -1,7 +1,7 @@
 """The capacity model: what a number of GPUs makes of what a video costs. Pure arithmetic; knows no clock and no files.
 
-Symbols are those of docs/capacity.md: T steps of t seconds, E to encode, D to decode, X until a hand-over has arrived,
-H that each rank spends a video on handing over; K ranks a group, G groups.
+Symbols are those of docs/internals/capacity.md: T steps of t seconds, E to encode, D to decode, X until a hand-over has
+arrived, H that each rank spends a video on handing over; K ranks a group, G groups.
 """
 
 import math

@@ -1,7 +1,7 @@
 """One-way channels between neighbouring ranks: how a message gets from process to process. Knows no models or jobs.
 
-Headers and tensors go through a socket, from and to GPUs by way of pinned memory of the host. docs/architecture.md says
-why neither NCCL nor gloo is used.
+Headers and tensors go through a socket, from and to GPUs by way of pinned memory of the host.
+docs/internals/architecture.md explains why neither NCCL nor gloo is used.
 
 A neighbour that dies closes its socket, and the kernel's keep-alive probes notice a host that is gone, within seconds
 and at no cost: an idle channel has no time-out and wakes nobody. Only the receiving end notices that, since nobody is

@@ -1,0 +1,90 @@
+"""The Python API: the example of docs/python.md runs as it stands, and the package imports only what is used."""
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+import svdq.producer
+from svdq.pipeline.errors import InputError
+from svdq.producer import Settings, SubmitOptions, job_status, submit, wait_for_jobs
+from svdq.producer.control import cancel
+
+PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+
+
+def example() -> str:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1, "a block that no test would run"
+    return str(blocks[0])
+
+
+def test_the_example_submits_and_waits(
+    connection: redis.Redis, photo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the example waits, the job is canceled: it then ends without a worker."""
+    shutil.copy(photo, "photo.jpg")
+    canceled = []
+
+    def cancel_and_sleep(seconds: float) -> None:
+        assert 0 < seconds <= 3600
+        canceled.append(svdq.producer.submit(Settings.load(), [Path("photo.jpg")], same)[0].id)
+        cancel(connection, canceled[-1])
+
+    same = SubmitOptions(frames=14, width=576, height=320, seed=7)
+    monkeypatch.setattr(time, "sleep", cancel_and_sleep)
+    exec(compile(example(), "docs/python.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(canceled) == 1
+    assert lines == [f"{canceled[0]} queued", "queued step 0 of 25", "no video: canceled None"]
+
+
+def test_waiting_gives_up_after_the_timeout(settings: Settings, photo: Path) -> None:
+    (submission,) = submit(settings, [photo], SubmitOptions())
+    begin = time.monotonic()
+    (job,) = wait_for_jobs(settings, [submission.id], timeout_s=0.2)
+    assert 0.2 <= time.monotonic() - begin < 20
+    assert (job.id, job.status, job.ended) == (submission.id, "queued", False)
+
+
+def test_unknown_jobs_are_refused(settings: Settings) -> None:
+    with pytest.raises(InputError, match="'nothing'"):
+        job_status(settings, "nothing")
+    with pytest.raises(InputError, match="'nothing'"):
+        wait_for_jobs(settings, ["nothing"])
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in svdq.producer.__all__:
+        assert getattr(svdq.producer, name).__name__ == name
+        assert f"`{name}" in PAGE, name
+    assert set(svdq.producer.__all__) <= set(dir(svdq.producer))
+    with pytest.raises(AttributeError, match="nonsense"):
+        svdq.producer.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_documented_fields_exist() -> None:
+    for name in ("Submission", "JobView"):
+        table = re.search(rf"^\| `{name}` \|.*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
+        assert table is not None
+        fields = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table[0].splitlines()[2:] if line))
+        assert fields
+        assert [
+            field
+            for field in fields
+            if not hasattr(getattr(svdq.producer, name), field)
+            and field not in getattr(svdq.producer, name).__dataclass_fields__
+        ] == []
+
+
+def test_the_package_imports_nothing_before_it_is_used() -> None:
+    code = (
+        "import sys, svdq.producer; assert 'pydantic' not in sys.modules and 'redis' not in sys.modules; "
+        "svdq.producer.submit; assert 'rq' in sys.modules; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
