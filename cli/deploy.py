@@ -21,7 +21,7 @@ Examples:
   svdq deploy systemd --user                              print units for this user
   svdq deploy systemd --user --install --watch ~/inbox
   sudo svdq deploy systemd --system --install
-  svdq deploy systemd --system -- --warm 1024x576x25      options of svdq worker
+  svdq deploy systemd --system -- --warmup 1024x576x25    options of svdq worker
 """
 
 

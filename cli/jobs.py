@@ -56,29 +56,29 @@ LIST_EXAMPLES = """\b
 Examples:
   svdq list
   svdq list --status failed --limit 10
-  svdq list --skip 50                        the next page
+  svdq list --offset 50                      the next page
   svdq list --json | jq -r '.outputs[]'
 """
 
 
 @click.command("list", epilog=LIST_EXAMPLES)
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of jobs at most.")
-@click.option("--skip", type=click.IntRange(min=0), default=0, help="Leave out so many newer ones: the next page.")
+@click.option("--offset", type=click.IntRange(min=0), default=0, help="Leave out so many newer ones: the next page.")
 @click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only these; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
 @redis_options
-def list_jobs(limit: int, skip: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
+def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     """List the newest jobs of all queues, newest first."""
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
     from svdq.producer.status.status import list_jobs as newest_jobs
 
     with session(Settings.load(redis_url=redis_url)) as connection:
-        jobs = newest_jobs(connection, limit, statuses, skip=skip)
+        jobs = newest_jobs(connection, limit, statuses, offset=offset)
     for job in jobs:
         echo(json.dumps(job.as_json()) if as_json else describe(job))
     if not jobs and not as_json:
-        some = "such " if statuses else "more " if skip else ""
+        some = "such " if statuses else "more " if offset else ""
         echo(f"There are no {some}jobs; put one in with `svdq submit PHOTO`.", err=True)
 
 

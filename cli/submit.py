@@ -61,7 +61,9 @@ class _PhotosCommand(click.Command):
 @click.option(
     "--at", metavar="TIME", help="Queue then: 22:00, +2h, or a date and time such as 2027-01-31T22:00; local time."
 )
-@click.option("--after", metavar="ID", multiple=True, help="Queue when that job has finished or failed; repeatable.")
+@click.option(
+    "--depends-on", metavar="ID", multiple=True, help="Queue when that job has finished or failed; repeatable."
+)
 @click.option(
     "--name",
     metavar="TEMPLATE",
@@ -92,7 +94,7 @@ def submit(
     redis_url: str | None,
     variations: int,
     priority: str,
-    after: tuple[str, ...],
+    depends_on: tuple[str, ...],
     name: str | None,
     force: bool,
     **parameters: Any,
@@ -134,7 +136,7 @@ def submit(
         name=name,
         folder=read_folder(folder),
         at=parse_future(at, "--at", datetime.now().astimezone()) if at is not None else None,
-        after=tuple(dict.fromkeys(after)),
+        depends_on=tuple(dict.fromkeys(depends_on)),
         force=force,
     )
     sources = find_photos(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where half-done videos are kept, to go on with after a crash or a stop.",
 )
-@click.option("--warm", multiple=True, metavar="WxHxF", help="Shape to be ready for at once, such as 1024x576x25.")
+@click.option("--warmup", multiple=True, metavar="WxHxF", help="Shape to be ready for at once, such as 1024x576x25.")
 @click.option(
     "--memory-limit",
     metavar="SIZE",

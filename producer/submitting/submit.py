@@ -150,8 +150,8 @@ def submit_all(
     checked = _check(settings, requests, skip_bad, observer)
     storage = Storage(settings.storage)
     with session(settings) as connection:
-        for after in {order.after for _, order in checked}:
-            unfinished(connection, after)
+        for parents in {order.depends_on for _, order in checked}:
+            unfinished(connection, parents)
         _store(storage, [photo for photo, _ in checked], observer)
         replacement = _Replacement(connection, storage, settings)
         yield from _enqueue(connection, checked, replacement, observer)
@@ -253,8 +253,8 @@ def _entries(checked: Iterable[tuple[Photo, Order]]) -> Iterator[tuple[Entry, Or
 
 
 def _enqueue_chunk(connection: redis.Redis, chunk: Sequence[tuple[Entry, Order]]) -> Iterable[Enqueued]:
-    if any(order.after for _, order in chunk):
-        return (enqueue_after(connection, entry, order.after) for entry, order in chunk)
+    if any(order.depends_on for _, order in chunk):
+        return (enqueue_after(connection, entry, order.depends_on) for entry, order in chunk)
     return enqueue_many(connection, [entry for entry, _ in chunk])
 
 

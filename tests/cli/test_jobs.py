@@ -216,9 +216,9 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
 
 def test_pages(svdq: Cli, connection: redis.Redis) -> None:
     jobs = [add(connection, number) for number in range(5)]
-    shown = [line.split()[0] for line in svdq("list", "--limit", 2, "--skip", 1).stdout.splitlines()]
+    shown = [line.split()[0] for line in svdq("list", "--limit", 2, "--offset", 1).stdout.splitlines()]
     assert shown == [jobs[3].id, jobs[2].id]
-    assert "no more jobs" in svdq("list", "--skip", 9).stderr
+    assert "no more jobs" in svdq("list", "--offset", 9).stderr
 
 
 def test_waiting_says_once_what_keeps_jobs_waiting(svdq: Cli, connection: redis.Redis) -> None:

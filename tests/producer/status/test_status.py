@@ -119,9 +119,9 @@ def test_pages_follow_each_other(connection: redis.Redis) -> None:
     for job in jobs[:6]:
         finish(job, {"outputs": [f"/{job.id}.mp4"]})
     ids = [job.id for job in jobs][::-1]
-    pages = [list_jobs(connection, 4, skip=skip) for skip in (0, 4, 8, 12)]
+    pages = [list_jobs(connection, 4, offset=offset) for offset in (0, 4, 8, 12)]
     assert [[seen.id for seen in page] for page in pages] == [ids[:4], ids[4:8], ids[8:], []]
-    assert [seen.id for seen in list_jobs(connection, 2, ["finished"], skip=1)] == ids[4:6]
+    assert [seen.id for seen in list_jobs(connection, 2, ["finished"], offset=1)] == ids[4:6]
     assert pages[2][0].outputs == (f"/{ids[8]}.mp4",)
 
 
@@ -158,7 +158,7 @@ def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> 
     looks = {
         "status": lambda: view_queues(connection),
         "list": lambda: list_jobs(connection, 20),
-        "next page": lambda: list_jobs(connection, 20, skip=20),
+        "next page": lambda: list_jobs(connection, 20, offset=20),
     }
     connection.eval(COPY, len(names), *names, 60)
     few = {name: num_commands(connection, look)[0] for name, look in looks.items()}

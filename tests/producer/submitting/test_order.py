@@ -72,7 +72,7 @@ def test_names_have_parameters() -> None:
     ("order", "says"),
     [
         (Order(priority="highest"), "priority 'highest'"),
-        (Order(at=datetime(2099, 1, 1, tzinfo=UTC), after=("a",)), "--at and --after"),
+        (Order(at=datetime(2099, 1, 1, tzinfo=UTC), depends_on=("a",)), "--at and --depends-on"),
         (Order(variations=0), "--variations"),
         (Order(variations=MAX_VIDEOS // 2 + 1, options=(SubmitOptions(), SubmitOptions(fps=8))), "--variations"),
         (Order(options=(SubmitOptions(), SubmitOptions(fps=0))), "--fps 0"),

@@ -173,9 +173,9 @@ def test_jobs_that_are_waited_for_must_be_there(
 ) -> None:
     (parent,) = submit(settings, photos[:1], SubmitOptions())
     with pytest.raises(InputError, match="no job 'x'"):
-        list(submit_all(settings, [Request(path=photos[2], order=Order(after=(parent.id, "x")))]))
+        list(submit_all(settings, [Request(path=photos[2], order=Order(depends_on=(parent.id, "x")))]))
     assert len(list(Path(settings.storage, "inputs").iterdir())) == 1
-    (child,) = submit_all(settings, [Request(path=photos[2], order=Order(after=(parent.id,)))])
+    (child,) = submit_all(settings, [Request(path=photos[2], order=Order(depends_on=(parent.id,)))])
     assert child.status == "deferred"
 
 
