@@ -114,7 +114,7 @@ def _rank_time(group: "GroupStatus", rank: "RankStatus", pace_s: float) -> "Rank
     busy = min(1.0, rank.busy_share)
     encode = min(busy, costs.encode_s / pace_s * busy) if rank.rank == 0 else 0.0
     decode = min(busy - encode, costs.decode_s / pace_s * busy) if rank.rank == rank.num_ranks - 1 else 0.0
-    if any(trouble.job_ids for trouble in group.troubles):
+    if any(condition.job_ids for condition in group.conditions):
         cause = Cause.WRITING
     elif len(group.intake.in_flight) < rank.num_ranks:
         cause = Cause.JOBS

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.main import redis_options
-from svdq.cli.words import describe, echo, table, trouble_sentence
+from svdq.cli.words import condition_sentence, describe, echo, table
 
 if TYPE_CHECKING:
     from svdq.producer.status.snapshot import Snapshot
@@ -91,8 +91,8 @@ def _print(snapshot: "Snapshot") -> None:
         echo(sentence)
     for group in snapshot.groups:
         for rank in group.ranks:
-            for trouble in rank.troubles:
-                echo(trouble_sentence(rank, trouble))
+            for condition in rank.conditions:
+                echo(condition_sentence(rank, condition))
     rows = [(queue.name, *(queue.counts[name] for name in STATUSES)) for queue in snapshot.queues]
     for line in table([("queue", *STATUSES), *rows]):
         echo(line)
@@ -106,7 +106,7 @@ def _print(snapshot: "Snapshot") -> None:
     in_flight = []
     for job in snapshot.jobs:
         expected = snapshot.estimates.get(job.id, Estimate())
-        step = "waits for storage" if expected.trouble else f"step {job.step}/{job.steps}"
+        step = "waits for storage" if expected.condition else f"step {job.step}/{job.steps}"
         place = "" if job.rank is None else f"rank {job.rank}"
         remark = job.notice if job.is_readable else job.error or ""
         soon = "" if expected.eta_s is None else f"about {duration(expected.eta_s)}"

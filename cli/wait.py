@@ -11,7 +11,7 @@ import click
 
 from svdq.cli.bars import MAX_BARS, Bars, Display, Lines
 from svdq.cli.main import EXIT_FAILED, redis_options
-from svdq.cli.words import describe, echo, trouble_reason
+from svdq.cli.words import condition_reason, describe, echo
 
 if TYPE_CHECKING:
     import redis
@@ -173,7 +173,7 @@ def _held_up(pauses: Sequence[str], groups: "Sequence[GroupStatus]") -> dict[str
     held_up = {sentence: sentence for sentence in pauses}
     for group in groups:
         for rank in group.ranks:
-            for trouble in rank.troubles:
-                what = f"{trouble.effect}: {trouble_reason(trouble)}"
-                held_up[f"{group.name} {rank.rank} {trouble.effect}"] = f"On {rank.host}, rank {rank.rank}: {what}"
+            for condition in rank.conditions:
+                what = f"{condition.effect}: {condition_reason(condition)}"
+                held_up[f"{group.name} {rank.rank} {condition.effect}"] = f"On {rank.host}, rank {rank.rank}: {what}"
     return held_up

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.producer.status.ranks import Trouble
+from svdq.producer.status.ranks import Condition
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class StorageRetry:
         #: Set when there may be a reason to wait no longer.
         self._wake = threading.Event()
         #: Why the storage refuses at present; replaced as a whole by the thread that calls, read by any.
-        self.trouble: Trouble | None = None
+        self.condition: Condition | None = None
 
     def stop(self) -> None:
         """End all attempts; from any thread."""
@@ -68,7 +68,7 @@ class StorageRetry:
         self._wake.set()
 
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
-        """Attempt something until the storage lets it happen; the trouble is logged once, and once its end.
+        """Attempt something until the storage accepts it; log the first refusal and the recovery, once each.
 
         Args:
             attempt: may be called many times.
@@ -96,18 +96,20 @@ class StorageRetry:
                         raise UnwantedError(str(error)) from error
                     delay_s = min(2 * delay_s, LONGEST_DELAY_S)
                     continue
-                if self.trouble is not None:
+                if self.condition is not None:
                     logger.info("The storage can be used again.")
                 return outcome
         finally:
-            self.trouble = None
+            self.condition = None
 
     def _note(self, error: Exception) -> None:
-        if self.trouble is None:
+        if self.condition is None:
             logger.warning("%s: %s Trying again until it works.", self._effect, error)
-            self.trouble = Trouble(effect=self._effect, reason=str(error), since=time.time(), attempts=1)
+            self.condition = Condition(effect=self._effect, reason=str(error), since=time.time(), attempts=1)
         else:
-            self.trouble = self.trouble.model_copy(update={"reason": str(error), "attempts": self.trouble.attempts + 1})
+            self.condition = self.condition.model_copy(
+                update={"reason": str(error), "attempts": self.condition.attempts + 1}
+            )
 
 
 class FileRefusals:

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from svdq.cli.top.parts import Detail, flight_table, group_title, queue_table, rank_table
-from svdq.cli.words import clock, trouble_sentence
+from svdq.cli.words import clock, condition_sentence
 from svdq.producer.moments import duration
 from svdq.producer.text import printable
 
@@ -109,5 +109,5 @@ class View:
         yield from self._snapshot.pauses
         for group in self._snapshot.groups:
             for rank in group.ranks:
-                for trouble in rank.troubles:
-                    yield trouble_sentence(rank, trouble)
+                for condition in rank.conditions:
+                    yield condition_sentence(rank, condition)

@@ -77,13 +77,13 @@ class Snapshot:
         return [job for job in self.jobs if not any(group.has(job.id, job.worker) for group in self.groups)]
 
     @property
-    def troubles(self) -> list[dict[str, Any]]:
+    def conditions(self) -> list[dict[str, Any]]:
         """What ranks wait for, each with its host and rank, as JSON objects."""
         return [
-            {"host": rank.host, "rank": rank.rank, **trouble.as_json()}
+            {"host": rank.host, "rank": rank.rank, **condition.as_json()}
             for group in self.groups
             for rank in group.ranks
-            for trouble in rank.troubles
+            for condition in rank.conditions
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Snapshot:
             "ranks": [rank.as_json() for group in self.groups for rank in group.ranks],
             "jobs": [job.as_json() | self.estimates.get(job.id, Estimate()).as_json() for job in self.jobs],
             "pauses": list(self.pauses),
-            "troubles": self.troubles,
+            "conditions": self.conditions,
         }
 
 

@@ -165,7 +165,7 @@ class Dispatcher:
         """Give the stage the job that was taken, once all is there that it needs."""
         job_id = active.rq_job.id
         if not prepared_ahead.done():
-            if self._prefetcher.trouble is not None and self._is_unwanted(active):
+            if self._prefetcher.condition is not None and self._is_unwanted(active):
                 self._prefetcher.abandon(job_id)
             return
         self._next = None

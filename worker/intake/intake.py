@@ -15,7 +15,7 @@ import redis
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.protocols import Report, Request
 from svdq.producer.queue import statuses
-from svdq.producer.status.ranks import IntakeStatus, Trouble
+from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.reader import CheckpointReader
@@ -132,9 +132,9 @@ class Intake:
         )
 
     @property
-    def trouble(self) -> Trouble | None:
+    def condition(self) -> Condition | None:
         """Why no video can be begun at present."""
-        return self._prefetcher.trouble
+        return self._prefetcher.condition
 
     def ended(self, report: Report) -> None:
         """Take note of how a sample ended, and of what it took."""

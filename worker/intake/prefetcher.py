@@ -18,7 +18,7 @@ from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
-from svdq.producer.status.ranks import Trouble
+from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.intake.memory import MemoryPlan
@@ -108,10 +108,10 @@ class Prefetcher:
         return self._decoded(self._find(job_id, job, FileRefusals(self._file_timeout_s)), job_id, job)
 
     @property
-    def trouble(self) -> Trouble | None:
+    def condition(self) -> Condition | None:
         """Why no video can be begun at present, and which one waits for it."""
-        trouble = self._retry.trouble
-        return trouble and trouble.model_copy(update={"job_ids": (self._job_id,)})
+        condition = self._retry.condition
+        return condition and condition.model_copy(update={"job_ids": (self._job_id,)})
 
     def abandon(self, job_id: str) -> None:
         """Prepare a job no longer: it was canceled or taken over; from any thread."""

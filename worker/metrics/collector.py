@@ -181,7 +181,7 @@ def _tell_of_rank(families: "_Families", own: _Own, now: float) -> None:
     families.info("svdq_rank_info", label, {"name": status.group} | who)
     families.add("svdq_rank_record_age_seconds", label, max(0.0, now - status.at))
     families.add("svdq_rank_busy_ratio", label, status.busy_share)
-    waits_s = [now - trouble.since for trouble in status.troubles]
+    waits_s = [now - condition.since for condition in status.conditions]
     families.add("svdq_rank_trouble_seconds", label, max(0.0, *waits_s, 0.0))
     families.add("svdq_rank_resident_memory_bytes", label, status.rss_bytes)
     if status.gpu_bytes is not None:

@@ -25,7 +25,7 @@ from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.producer.status.ranks import Trouble
+from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.output.finished import job_as_used, output_keys, result_of, sidecar_key, timings_of
 from svdq.worker.storage_retry import (
@@ -100,10 +100,10 @@ class ResultWriter:
         self._waiting.put(_Delivery(sample=sample, frames=frames, report=report))
 
     @property
-    def trouble(self) -> Trouble | None:
+    def condition(self) -> Condition | None:
         """Why nothing can be written at present, and which videos wait for it."""
-        trouble = self._retry.trouble
-        return trouble and trouble.model_copy(update={"job_ids": tuple(self._here)})
+        condition = self._retry.condition
+        return condition and condition.model_copy(update={"job_ids": tuple(self._here)})
 
     def release(self) -> None:
         """Let a `deliver` that waits return, and begin to write nothing more; for a rank that stops."""
