@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options
-from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.advice import Remedy
@@ -57,7 +57,7 @@ def _remedy(remedy: "Remedy") -> str:
 
 
 def _table(profile: "Profile") -> list[str]:
-    from svdq.cli.words import table
+    from svdq.cli.formatting import table
     from svdq.pipeline.planning.occupancy import Cause
 
     causes = [cause for cause in Cause if any(rank.waited(cause) >= 0.0005 for rank in profile.ranks)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.words import echo
+from svdq.cli.formatting import echo
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.formatting import condition_sentence, describe, echo, table
 from svdq.cli.main import redis_options
-from svdq.cli.words import condition_sentence, describe, echo, table
 
 if TYPE_CHECKING:
     from svdq.producer.status.snapshot import Snapshot
@@ -84,8 +84,8 @@ def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool,
 
 def _print(snapshot: "Snapshot") -> None:
     """Print what keeps jobs waiting, the queues, the workers, the jobs in flight, and when all will be done."""
-    from svdq.producer.moments import duration
     from svdq.producer.status.estimates import Estimate
+    from svdq.producer.timeparse import duration
 
     for sentence in snapshot.pauses:
         echo(sentence)

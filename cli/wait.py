@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.bars import MAX_BARS, Bars, Display, Lines
+from svdq.cli.formatting import condition_reason, describe, echo
 from svdq.cli.main import EXIT_FAILED, redis_options
-from svdq.cli.words import condition_reason, describe, echo
 
 if TYPE_CHECKING:
     import redis
@@ -47,10 +47,10 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
 
     Exit code 0 when all are finished, 1 when any has failed or --timeout has passed.
     """
-    from svdq.producer.moments import parse_age
     from svdq.producer.queue import session
     from svdq.producer.selection import complete_ids
     from svdq.producer.settings import Settings
+    from svdq.producer.timeparse import parse_age
 
     timeout_s = parse_age(timeout, "--timeout").total_seconds() if timeout else None
     settings = Settings.load(redis_url=redis_url)

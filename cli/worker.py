@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.words import echo
 from svdq.worker.launcher.compute_options import compute_options, read
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import rq
 from rq.serializers import JSONSerializer
 
 from svdq.producer.job import Job
-from svdq.producer.moments import as_utc
 from svdq.producer.queue import read_job
+from svdq.producer.timeparse import as_utc
 
 #: Jobs read in one round trip.
 AT_ONCE = 500

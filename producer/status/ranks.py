@@ -12,7 +12,7 @@ import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from svdq.producer import keys
-from svdq.producer.moments import MAX_SECONDS, iso_of
+from svdq.producer.timeparse import MAX_SECONDS, iso_of
 
 #: Seconds of silence after which a rank is looked for no more; far more than clocks of hosts differ.
 FORGOTTEN_S = 600.0

@@ -16,7 +16,6 @@ from rq.job import JobStatus
 
 from svdq.producer import keys
 from svdq.producer.control import pauses
-from svdq.producer.moments import iso_of
 from svdq.producer.queue import queues
 from svdq.producer.records import key_of, unpacked
 from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, estimate_jobs, videos_per_s
@@ -24,6 +23,7 @@ from svdq.producer.status.ranks import GroupStatus, read_groups
 from svdq.producer.status.registries import newest_ids, num_ahead, num_failed
 from svdq.producer.status.status import JobView, QueueView, view_many, view_queues
 from svdq.producer.status.workers import WorkerView, view_workers
+from svdq.producer.timeparse import iso_of
 
 #: Jobs of one queue in flight that are looked at, at most; groups of all sizes have fewer.
 MAX_IN_FLIGHT = 200

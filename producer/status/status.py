@@ -16,10 +16,10 @@ from rq.job import JobStatus
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from svdq.producer.moments import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job
 from svdq.producer.records import UnreadableJob, read_jobs
 from svdq.producer.status.registries import counts, newest_ids
+from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
 
 #: Statuses in which a job stays until a user changes it.
 ENDED = frozenset({"finished", "failed", "stopped", "canceled"})

@@ -22,11 +22,11 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import trace_text
-from svdq.producer.moments import parse_future
 from svdq.producer.queue import server_url
 from svdq.producer.results.pages import write
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
+from svdq.producer.timeparse import parse_future
 from svdq.worker.launcher import rundir
 from svdq.worker.launcher.compute_options import as_arguments
 from svdq.worker.launcher.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus

@@ -21,7 +21,7 @@ _ANY_PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class JobSpec:
     """What is to be made of a photo."""
 
     #: Parameters of its videos: one of a kind, or several for a sweep.

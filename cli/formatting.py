@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.producer.moments import MAX_SECONDS, duration
 from svdq.producer.text import printable
+from svdq.producer.timeparse import MAX_SECONDS, duration
 
 if TYPE_CHECKING:
     from svdq.producer.status.estimates import Estimate

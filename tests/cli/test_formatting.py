@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from svdq.cli.words import clock, condition_reason, expected
+from svdq.cli.formatting import clock, condition_reason, expected
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.ranks import Condition
 
