@@ -225,7 +225,7 @@ def _run(
     if stage.stopped and checkpoint_writer is not None:
         checkpoint_writer.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
     if intake is not None:
-        intake.close(put_back=stage.stopped)
+        intake.close(return_to_queue=stage.stopped)
     if stage.stopped and result_writer is not None:
         result_writer.wait(flush_until - time.monotonic())
     monitor.close()

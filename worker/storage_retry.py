@@ -27,11 +27,11 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 FILE_TIMEOUT_S = 300.0
 
 
-class GaveUpError(SvdqError):
+class RetryStoppedError(SvdqError):
     """The worker stops while the storage still refuses; the job goes back to its queue."""
 
 
-class UnwantedError(SvdqError):
+class NoLongerWantedError(SvdqError):
     """Nobody wants any more what the storage still refuses: its job was canceled or taken over."""
 
 
@@ -75,8 +75,8 @@ class StorageRetry:
             is_wanted: asked before every further attempt.
 
         Raises:
-            GaveUpError: `stop` was called.
-            UnwantedError: it is not wanted any more.
+            RetryStoppedError: `stop` was called.
+            NoLongerWantedError: it is not wanted any more.
             Exception: whatever else `attempt` raises, and storage errors that a retry cannot fix.
         """
         delay_s = self._first_delay_s
@@ -91,9 +91,9 @@ class StorageRetry:
                     self._wake.wait(delay_s)
                     self._wake.clear()
                     if self._stopped:
-                        raise GaveUpError(str(error)) from error
+                        raise RetryStoppedError(str(error)) from error
                     if not is_wanted():
-                        raise UnwantedError(str(error)) from error
+                        raise NoLongerWantedError(str(error)) from error
                     delay_s = min(2 * delay_s, LONGEST_DELAY_S)
                     continue
                 if self.condition is not None:

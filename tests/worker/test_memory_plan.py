@@ -270,7 +270,7 @@ def open_intake(house):
 
     yield start
     for intake, link in opened:
-        intake.close(put_back=True)
+        intake.close(return_to_queue=True)
         link.connection_pool.disconnect()
 
 

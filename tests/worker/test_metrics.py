@@ -157,7 +157,7 @@ def test_a_live_group_adds_up(house: House) -> None:
     }
     assert not any(job_id in str(after) for job_id in job_ids)
 
-    group.tell(signal.SIGINT)
+    group.send_signal(signal.SIGINT)
     assert group.end() == 0
     assert "Traceback" not in group.text
     said = [json.loads(line) for line in group.text.splitlines()]

@@ -187,5 +187,5 @@ def test_what_is_logged_while_redis_is_away_comes_later(log: JobLogHandler) -> N
     taken = log.take()
     assert log.take() == {}
     logger.warning("two %s", SAMPLE.job_id)
-    log.give_back(taken)
+    log.restore(taken)
     assert [entry.text[:3] for entry in log.take()[SAMPLE.job_id]] == ["one", "two"]

@@ -15,7 +15,7 @@ from svdq.pipeline.models.model import ModelInfo
 from svdq.producer.job import Job
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
-from svdq.worker.storage_retry import GaveUpError, StorageRetry, UnwantedError
+from svdq.worker.storage_retry import NoLongerWantedError, RetryStoppedError, StorageRetry
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=2)
 
@@ -61,7 +61,7 @@ def test_a_stop_ends_the_waiting_at_once(beside, until) -> None:
     done = beside.submit(retry.call, Refusing())
     until(lambda: retry.condition)
     retry.stop()
-    with pytest.raises(GaveUpError):
+    with pytest.raises(RetryStoppedError):
         done.result(60)
     assert retry.condition is None
 
@@ -73,7 +73,7 @@ def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until) -> None:
     until(lambda: retry.condition)
     is_wanted.clear()
     retry.wake()
-    with pytest.raises(UnwantedError):
+    with pytest.raises(NoLongerWantedError):
         done.result(60)
     assert retry.call(lambda: "the next", is_wanted.is_set) == "the next"
 
@@ -183,7 +183,7 @@ def test_a_job_that_is_abandoned_is_waited_for_no_longer(folder: Path, job: Job,
     prefetcher.abandon("another")
     until(lambda: prefetcher.condition.attempts >= 4)
     prefetcher.abandon("a-job")
-    with pytest.raises(UnwantedError):
+    with pytest.raises(NoLongerWantedError):
         done.result(60)
     storage.is_locked = False
     assert prefetcher.prepare("a-job", job).photo is not None

@@ -153,16 +153,16 @@ class Intake:
         self.drain()
         self._dispatcher.ready.put(None)
 
-    def close(self, *, put_back: bool) -> None:
+    def close(self, *, return_to_queue: bool) -> None:
         """Report what has ended, give the rest back to the queue if asked to, and leave Redis."""
-        if put_back:
+        if return_to_queue:
             self._give_up_at = time.monotonic() + GIVE_UP_S
         self._closing.set()
         self._wake.set()
         self._thread.join()
         try:
-            if put_back:
-                self._worker.put_back(self._reporter.active_jobs.values())
+            if return_to_queue:
+                self._worker.return_to_queue(self._reporter.active_jobs.values())
                 logger.info("Stopped; %s went back to the queue.", _jobs(len(self._reporter.active_jobs)))
             else:
                 self._sweep()
@@ -208,7 +208,7 @@ class Intake:
             self._begun = True
         # Leases first: nothing below may keep one from being prolonged.
         if time.monotonic() >= self._beat_at:
-            self._reporter.beat()
+            self._reporter.renew_leases()
             self._beat_at = time.monotonic() + BEAT_S
         while not self._stops.empty():
             self._reporter.cancel(self._stops.get())

@@ -225,7 +225,7 @@ class _Watch:
                     self._stop()
                 if self._wish is not None:
                     for group in self._groups:
-                        group.tell(self._wish)
+                        group.send_signal(self._wish)
                 time.sleep(POLL_S)
         finally:
             for number, handler in before.items():

@@ -32,9 +32,9 @@ from svdq.worker.storage_retry import (
     FILE_TIMEOUT_S,
     FIRST_DELAY_S,
     FileRefusals,
-    GaveUpError,
+    NoLongerWantedError,
+    RetryStoppedError,
     StorageRetry,
-    UnwantedError,
 )
 
 logger = logging.getLogger(__name__)
@@ -133,9 +133,9 @@ class ResultWriter:
                         partial(self._attempt, sample, delivery.frames, FileRefusals(self._file_timeout_s)),
                         partial(self._fence, sample),
                     )
-            except GaveUpError:
+            except RetryStoppedError:
                 return  # its job goes back to the queue, and the latents of its last step are kept
-            except UnwantedError:
+            except NoLongerWantedError:
                 if self._retry.stopped:
                     return
                 self._log_unwanted(sample)
@@ -191,7 +191,7 @@ class ResultWriter:
                 video.write_video(frames, paths[key], kind, job.fps, comment)
             if not self._fence(sample):
                 if self._retry.stopped:
-                    raise GaveUpError("The worker stops.")
+                    raise RetryStoppedError("The worker stops.")
                 self._log_unwanted(sample)
                 return {}
             for key, path in paths.items():

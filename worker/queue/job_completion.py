@@ -94,7 +94,7 @@ class CompletionWorker(RqWorker):
         if not self._is_stop:
             super().increment_failed_job_count(pipeline)
 
-    def settle(self, active: ActiveJob) -> JobStatus | None:
+    def confirm_end(self, active: ActiveJob) -> JobStatus | None:
         """Do what follows the end of an execution that Redis has written and could not say so before it went away.
 
         Returns:
