@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options
-from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.advice import Remedy
@@ -57,7 +57,7 @@ def _remedy(remedy: "Remedy") -> str:
 
 
 def _table(profile: "Profile") -> list[str]:
-    from svdq.cli.words import table
+    from svdq.cli.formatting import table
     from svdq.pipeline.planning.occupancy import Cause
 
     causes = [cause for cause in Cause if any(rank.waited(cause) >= 0.0005 for rank in profile.ranks)]
@@ -114,7 +114,7 @@ def _rank_time(group: "GroupStatus", rank: "RankStatus", pace_s: float) -> "Rank
     busy = min(1.0, rank.busy_share)
     encode = min(busy, costs.encode_s / pace_s * busy) if rank.rank == 0 else 0.0
     decode = min(busy - encode, costs.decode_s / pace_s * busy) if rank.rank == rank.num_ranks - 1 else 0.0
-    if any(trouble.job_ids for trouble in group.troubles):
+    if any(condition.job_ids for condition in group.conditions):
         cause = Cause.WRITING
     elif len(group.intake.in_flight) < rank.num_ranks:
         cause = Cause.JOBS

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from svdq.cli.words import echo, expected, with_notice
+from svdq.cli.formatting import echo, expected, with_notice
 from svdq.producer.text import printable
 
 if TYPE_CHECKING:

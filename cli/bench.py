@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.bench_model import bench_model
+from svdq.cli.formatting import echo
 from svdq.cli.option_types import MILLISECONDS, Number, OutputFile
-from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from svdq.pipeline.bench.figures import Run
@@ -119,7 +119,7 @@ bench.add_command(bench_model)
 
 
 def _table(runs: "Sequence[Run]") -> list[str]:
-    from svdq.cli.words import table
+    from svdq.cli.formatting import table
 
     head: list[object] = ["through", "ranks", "steps/rank", "first (s)", "s/video", "p95 (s)", "videos/h"]
     head += ["speedup", "efficiency", "busy share by rank", "MiB by rank"]

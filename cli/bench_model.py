@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.option_types import OutputFile
-from svdq.cli.words import echo
 from svdq.pipeline.models.compute import APPROXIMATE, COMPILED, DTYPES
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def bench_model(
     from svdq.pipeline.installed import require_torch
 
     require_torch("`svdq bench model`")
-    from svdq.cli.words import table
+    from svdq.cli.formatting import table
     from svdq.pipeline.bench import model as bench
     from svdq.pipeline.bench.files import is_plain, write_json
     from svdq.pipeline.errors import SvdqError

@@ -4,8 +4,8 @@ import json
 
 import click
 
+from svdq.cli.formatting import echo, table
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.words import echo, table
 
 EXAMPLES = """\b
 Examples:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED, Command, redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES
-from svdq.cli.words import echo
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def _selected(
     from datetime import datetime
 
     from svdq.producer import control
-    from svdq.producer.moments import parse_past
     from svdq.producer.selection import Selection, select
+    from svdq.producer.timeparse import parse_past
 
     chosen = [flag.removeprefix("take_") for flag, is_set in flags.items() if is_set]
     if bool(job_ids) == bool(chosen or name or since):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.words import echo
+from svdq.cli.formatting import echo
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Examples:
   svdq deploy systemd --user                              print units for this user
   svdq deploy systemd --user --install --watch ~/inbox
   sudo svdq deploy systemd --system --install
-  svdq deploy systemd --system -- --warm 1024x576x25      options of svdq worker
+  svdq deploy systemd --system -- --warmup 1024x576x25    options of svdq worker
 """
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
-from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from svdq.producer.doctor import Finding

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,11 +54,11 @@ def fetch(
     from fnmatch import fnmatchcase
 
     from svdq.pipeline.errors import InputError
-    from svdq.producer.moments import parse_past
     from svdq.producer.results.fetch import fetch_all, results_of
     from svdq.producer.results.results import find_results
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
+    from svdq.producer.timeparse import parse_past
 
     if bool(job_ids) == bool(fetch_all_videos or name or since):
         raise InputError("Give either IDs of jobs or options that select videos: --all, --name, --since.")
@@ -104,11 +104,11 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     from datetime import datetime
 
     from svdq.pipeline.errors import InputError
-    from svdq.producer.moments import parse_age
     from svdq.producer.queue import session
     from svdq.producer.results.prune import find_removals, remove_all
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
+    from svdq.producer.timeparse import parse_age
 
     age = parse_age(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
@@ -46,7 +46,6 @@ def gallery(
     from datetime import datetime
 
     from svdq.pipeline.errors import InputError
-    from svdq.producer.moments import parse_past
     from svdq.producer.queue import session
     from svdq.producer.results.gallery import count, write_gallery
     from svdq.producer.results.pages import check_target
@@ -54,6 +53,7 @@ def gallery(
     from svdq.producer.settings import Settings
     from svdq.producer.status.status import list_jobs
     from svdq.producer.storage.storage import Storage
+    from svdq.producer.timeparse import parse_past
 
     moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
     check_target(page)

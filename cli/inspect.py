@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from svdq.cli.words import echo, table
+from svdq.cli.formatting import echo, table
 
 EXAMPLES = """\b
 Examples:

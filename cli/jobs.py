@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.formatting import condition_sentence, describe, echo, table
 from svdq.cli.main import redis_options
-from svdq.cli.words import describe, echo, table, trouble_sentence
 
 if TYPE_CHECKING:
     from svdq.producer.status.snapshot import Snapshot
@@ -56,43 +56,43 @@ LIST_EXAMPLES = """\b
 Examples:
   svdq list
   svdq list --status failed --limit 10
-  svdq list --skip 50                        the next page
+  svdq list --offset 50                      the next page
   svdq list --json | jq -r '.outputs[]'
 """
 
 
 @click.command("list", epilog=LIST_EXAMPLES)
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Largest number of jobs.")
-@click.option("--skip", type=click.IntRange(min=0), default=0, help="Leave out this many newer jobs: the next page.")
+@click.option("--offset", type=click.IntRange(min=0), default=0, help="Leave out this many newer jobs: the next page.")
 @click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only this status; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
 @redis_options
-def list_jobs(limit: int, skip: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
+def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     """List the newest jobs of all queues, newest first."""
     from svdq.producer.queue import session
     from svdq.producer.settings import Settings
     from svdq.producer.status.status import list_jobs as newest_jobs
 
     with session(Settings.load(redis_url=redis_url)) as connection:
-        jobs = newest_jobs(connection, limit, statuses, skip=skip)
+        jobs = newest_jobs(connection, limit, statuses, offset=offset)
     for job in jobs:
         echo(json.dumps(job.as_json()) if as_json else describe(job))
     if not jobs and not as_json:
-        some = "such " if statuses else "more " if skip else ""
+        some = "such " if statuses else "more " if offset else ""
         echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
 
 
 def _print(snapshot: "Snapshot") -> None:
     """Print why jobs wait, the queues, the workers, the jobs in flight, and when all jobs will be done."""
-    from svdq.producer.moments import duration
     from svdq.producer.status.estimates import STARTING, Estimate
+    from svdq.producer.timeparse import duration
 
     for sentence in snapshot.pauses:
         echo(sentence)
     for group in snapshot.groups:
         for rank in group.ranks:
-            for trouble in rank.troubles:
-                echo(trouble_sentence(rank, trouble))
+            for condition in rank.conditions:
+                echo(condition_sentence(rank, condition))
     rows = [(queue.name, *(queue.counts[name] for name in STATUSES)) for queue in snapshot.queues]
     for line in table([("queue", *STATUSES), *rows]):
         echo(line)
@@ -108,7 +108,7 @@ def _print(snapshot: "Snapshot") -> None:
     in_flight = []
     for job in snapshot.jobs:
         expected = snapshot.estimates.get(job.id, Estimate())
-        step = "waits for storage" if expected.trouble else f"step {job.step}/{job.steps}"
+        step = "waits for storage" if expected.condition else f"step {job.step}/{job.steps}"
         place = "" if job.rank is None else f"rank {job.rank}"
         remark = job.notice if job.is_readable else job.error or ""
         soon = "" if expected.eta_s is None else f"about {duration(expected.eta_s)}"

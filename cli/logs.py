@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options
-from svdq.cli.words import echo
 
 if TYPE_CHECKING:
     import redis
@@ -40,10 +40,10 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
 
     The log is kept as long as the job. Of a long log only the newest part is kept.
     """
-    from svdq.producer.moments import rfc3339
     from svdq.producer.queue import session
     from svdq.producer.selection import complete_ids
     from svdq.producer.settings import Settings
+    from svdq.producer.timeparse import rfc3339
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         [job_id] = complete_ids(connection, [job_id])

@@ -148,7 +148,7 @@ def main() -> None:
 
 def _complain(sentence: str, exit_code: int) -> int:
     # Imported here so that the command table imports only click.
-    from svdq.cli.words import echo
+    from svdq.cli.formatting import echo
 
     echo(f"Error: {' '.join(sentence.split())}", err=True)
     return exit_code

@@ -5,7 +5,7 @@ from typing import Literal
 
 import click
 
-from svdq.cli.words import echo
+from svdq.cli.formatting import echo
 
 
 @click.group()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from svdq.cli.formatting import clock, echo, table
 from svdq.cli.main import redis_options
 from svdq.cli.option_types import MILLISECONDS, Number
-from svdq.cli.words import clock, echo, table
-from svdq.producer.moments import duration
+from svdq.producer.timeparse import duration
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.plan import Plan, Row
@@ -96,7 +96,7 @@ def _deadline_s(text: str, now: Any) -> float:
     """Parse a duration such as 8h, or a future time; return seconds."""
     import re
 
-    from svdq.producer.moments import parse_age, parse_future
+    from svdq.producer.timeparse import parse_age, parse_future
 
     if re.fullmatch(r"\d+[a-z]", text.strip()):
         return parse_age(text, "--deadline").total_seconds()

@@ -2,7 +2,7 @@
 
 import click
 
-from svdq.cli.words import echo
+from svdq.cli.formatting import echo
 
 
 @click.group()

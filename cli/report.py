@@ -5,8 +5,8 @@ from functools import partial
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
@@ -30,12 +30,12 @@ def report(since: str, until: str | None, as_json: bool, storage: str | None, re
     from datetime import datetime
 
     from svdq.pipeline.errors import InputError
-    from svdq.producer.moments import parse_past
     from svdq.producer.queue import session
     from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage
     from svdq.producer.results.run_report import summarise
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
+    from svdq.producer.timeparse import parse_past
 
     now = datetime.now().astimezone()
     first = parse_past(since, "--since", now)

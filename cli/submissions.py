@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED
-from svdq.cli.words import echo
-from svdq.producer.moments import rfc3339
 from svdq.producer.submitting.submit import (
     BadPhotosError,
     BadRequest,
@@ -18,6 +17,7 @@ from svdq.producer.submitting.submit import (
     Submission,
     submit_all,
 )
+from svdq.producer.timeparse import rfc3339
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings

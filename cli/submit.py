@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES, given, parameter_options, submission_options
-from svdq.cli.words import echo
 
 EXAMPLES = """\b
 Examples:
@@ -59,7 +59,9 @@ class _PhotosCommand(click.Command):
 @click.option(
     "--at", metavar="TIME", help="Queue then: 22:00, +2h, or a date and time such as 2027-01-31T22:00; local time."
 )
-@click.option("--after", metavar="ID", multiple=True, help="Queue when that job has finished or failed; repeatable.")
+@click.option(
+    "--depends-on", metavar="ID", multiple=True, help="Queue when that job has finished or failed; repeatable."
+)
 @click.option(
     "--name",
     metavar="TEMPLATE",
@@ -90,7 +92,7 @@ def submit(
     redis_url: str | None,
     variations: int,
     priority: str,
-    after: tuple[str, ...],
+    depends_on: tuple[str, ...],
     name: str | None,
     force: bool,
     **parameters: Any,
@@ -109,30 +111,30 @@ def submit(
     from datetime import datetime
 
     from svdq.cli.submissions import submit_and_tell
-    from svdq.producer.moments import parse_future
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.fields import sweep
+    from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.names import read_folder
     from svdq.producer.submitting.options import SubmitOptions
-    from svdq.producer.submitting.order import Order
     from svdq.producer.submitting.sources import find_photos
     from svdq.producer.submitting.submit import Request
+    from svdq.producer.timeparse import parse_future
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     options = SubmitOptions(**given(size=size, formats=formats, **parameters))
     if like is not None:
         from svdq.producer.results.provenance import read_provenance
 
-        options = options.over(read_provenance(like)["job"])
-    order = Order(
+        options = options.with_defaults_from(read_provenance(like)["job"])
+    spec = JobSpec(
         options=sweep(options, sweeps),
         variations=variations,
         priority=priority,
         name=name,
         folder=read_folder(folder),
         at=parse_future(at, "--at", datetime.now().astimezone()) if at is not None else None,
-        after=tuple(dict.fromkeys(after)),
+        depends_on=tuple(dict.fromkeys(depends_on)),
         force=force,
     )
     sources = find_photos(
@@ -143,9 +145,9 @@ def submit(
     )
     if sources.num_others:
         echo(f"Files left out because they have no photo suffix: {sources.num_others:,}.", err=True)
-    orders = {
-        below: replace(order, folder=read_folder("/".join(filter(None, (order.folder, below)))))
+    specs = {
+        below: replace(spec, folder=read_folder("/".join(filter(None, (spec.folder, below)))))
         for below in {photo.folder for photo in sources.photos}
     }
-    requests = [Request(path=photo.path, order=orders[photo.folder]) for photo in sources.photos]
+    requests = [Request(path=photo.path, spec=specs[photo.folder]) for photo in sources.photos]
     return submit_and_tell(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

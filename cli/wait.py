@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.bars import MAX_BARS, Bars, Display, Lines
+from svdq.cli.formatting import condition_reason, describe, echo
 from svdq.cli.main import EXIT_FAILED, redis_options
-from svdq.cli.words import describe, echo, trouble_reason
 
 if TYPE_CHECKING:
     import redis
@@ -47,10 +47,10 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
 
     The exit code is 0 when all jobs are finished, and 1 when a job has failed or --timeout has passed.
     """
-    from svdq.producer.moments import parse_age
     from svdq.producer.queue import session
     from svdq.producer.selection import complete_ids
     from svdq.producer.settings import Settings
+    from svdq.producer.timeparse import parse_age
 
     timeout_s = parse_age(timeout, "--timeout").total_seconds() if timeout else None
     settings = Settings.load(redis_url=redis_url)
@@ -176,7 +176,7 @@ def _held_up(pauses: Sequence[str], groups: "Sequence[GroupStatus]") -> dict[str
     held_up = {sentence: sentence for sentence in pauses}
     for group in groups:
         for rank in group.ranks:
-            for trouble in rank.troubles:
-                what = f"{trouble.effect}: {trouble_reason(trouble)}"
-                held_up[f"{group.name} {rank.rank} {trouble.effect}"] = f"On {rank.host}, rank {rank.rank}: {what}"
+            for condition in rank.conditions:
+                what = f"{condition.effect}: {condition_reason(condition)}"
+                held_up[f"{group.name} {rank.rank} {condition.effect}"] = f"On {rank.host}, rank {rank.rank}: {what}"
     return held_up

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, redis_options, storage_option
 from svdq.cli.parameters import PRIORITIES, given, parameter_options
-from svdq.cli.words import echo
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def watch(
     """
     # Imported here so that `svdq watch --help` stays fast.
     from svdq.producer.settings import Settings
+    from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.options import SubmitOptions
-    from svdq.producer.submitting.order import Order
     from svdq.producer.watching.options import PHOTO_GLOBS, Selection, WatchOptions
     from svdq.producer.watching.watch import watch as watch_folder
 
@@ -112,7 +112,7 @@ def watch(
         summary = watch_folder(
             settings,
             folder,
-            Order(options=(options,), priority=priority),
+            JobSpec(options=(options,), priority=priority),
             WatchOptions(
                 selection=Selection(recursive=recursive, globs=globs or PHOTO_GLOBS),
                 existing=existing,

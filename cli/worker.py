@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.words import echo
 from svdq.worker.launcher.compute_options import compute_options, read
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder for checkpoints, from which unfinished videos resume after a crash or a stop.",
 )
-@click.option("--warm", multiple=True, metavar="WxHxF", help="Shape to prepare for at the start, such as 1024x576x25.")
+@click.option("--warmup", multiple=True, metavar="WxHxF", help="Shape to prepare for at the start: 1024x576x25.")
 @click.option(
     "--memory-limit",
     metavar="SIZE",

@@ -16,7 +16,7 @@ NUM_CORES = os.cpu_count() or 1
 AHEAD = 4
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], *, num_threads: int) -> Iterator[Result]:
+def ordered_map(work: Callable[[Item], Result], items: Iterable[Item], *, num_threads: int) -> Iterator[Result]:
     """Do the work in threads and give the results in the order of the items, holding few of either."""
     ahead: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(num_threads, "work") as pool:

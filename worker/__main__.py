@@ -65,7 +65,7 @@ FLUSH_S = 10.0
 @click.command()
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option("--burst", is_flag=True)
-@click.option("--warm", multiple=True)
+@click.option("--warmup", multiple=True)
 @click.option("--trace", is_flag=True)
 @click.option("--run-dir", type=click.Path(path_type=Path))
 @click.option("--checkpoints", type=click.Choice(["local", "storage", "off"]), default="local")
@@ -113,7 +113,7 @@ def _run(
     *,
     device: str,
     burst: bool,
-    warm: tuple[str, ...],
+    warmup: tuple[str, ...],
     trace: bool,
     run_dir: Path | None,
     checkpoints: str,
@@ -215,7 +215,7 @@ def _run(
         rank_reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     signals.attach(stage, intake)
     if plan is not None:
-        _warm_up(stage, plan, warm)
+        _warm_up(stage, plan, warmup)
     if intake is not None:
         intake.start()
     if run_dir is not None and topology.local_rank == 0:
@@ -225,7 +225,7 @@ def _run(
     if stage.stopped and checkpoint_writer is not None:
         checkpoint_writer.flush(FLUSH_S)  # first: whoever takes our jobs next goes on from there
     if intake is not None:
-        intake.close(put_back=stage.stopped)
+        intake.close(return_to_queue=stage.stopped)
     if stage.stopped and result_writer is not None:
         result_writer.wait(flush_until - time.monotonic())
     monitor.close()
@@ -260,7 +260,7 @@ def _warm_up(stage: Stage, plan: MemoryPlan, shapes: Sequence[str]) -> None:
         try:
             stage.warm_up_group(plan.admit(VideoParameters.of_shape(shape)))
         except DoesNotFitError as error:
-            logger.warning("--warm %s: %s", shape, error)
+            logger.warning("--warmup %s: %s", shape, error)
 
 
 def _announce(topology: Topology, device: torch.device, info: ModelInfo, storage: Storage) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.producer.status.ranks import Trouble
+from svdq.producer.status.ranks import Condition
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +27,11 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 FILE_TIMEOUT_S = 300.0
 
 
-class GaveUpError(SvdqError):
+class RetryStoppedError(SvdqError):
     """The worker stops while the storage still refuses; the job goes back to its queue."""
 
 
-class UnwantedError(SvdqError):
+class NoLongerWantedError(SvdqError):
     """Nobody wants any more what the storage still refuses: its job was canceled or taken over."""
 
 
@@ -51,7 +51,7 @@ class StorageRetry:
         #: Set when there may be a reason to wait no longer.
         self._wake = threading.Event()
         #: Why the storage refuses at present; replaced as a whole by the thread that calls, read by any.
-        self.trouble: Trouble | None = None
+        self.condition: Condition | None = None
 
     def stop(self) -> None:
         """End all attempts; from any thread."""
@@ -68,15 +68,15 @@ class StorageRetry:
         self._wake.set()
 
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
-        """Attempt something until the storage lets it happen; the trouble is logged once, and once its end.
+        """Attempt something until the storage accepts it; log the first refusal and the recovery, once each.
 
         Args:
             attempt: may be called many times.
             is_wanted: asked before every further attempt.
 
         Raises:
-            GaveUpError: `stop` was called.
-            UnwantedError: it is not wanted any more.
+            RetryStoppedError: `stop` was called.
+            NoLongerWantedError: it is not wanted any more.
             Exception: whatever else `attempt` raises, and storage errors that a retry cannot fix.
         """
         delay_s = self._first_delay_s
@@ -91,23 +91,25 @@ class StorageRetry:
                     self._wake.wait(delay_s)
                     self._wake.clear()
                     if self._stopped:
-                        raise GaveUpError(str(error)) from error
+                        raise RetryStoppedError(str(error)) from error
                     if not is_wanted():
-                        raise UnwantedError(str(error)) from error
+                        raise NoLongerWantedError(str(error)) from error
                     delay_s = min(2 * delay_s, LONGEST_DELAY_S)
                     continue
-                if self.trouble is not None:
+                if self.condition is not None:
                     logger.info("The storage can be used again.")
                 return outcome
         finally:
-            self.trouble = None
+            self.condition = None
 
     def _note(self, error: Exception) -> None:
-        if self.trouble is None:
+        if self.condition is None:
             logger.warning("%s: %s Trying again until it works.", self._effect, error)
-            self.trouble = Trouble(effect=self._effect, reason=str(error), since=time.time(), attempts=1)
+            self.condition = Condition(effect=self._effect, reason=str(error), since=time.time(), attempts=1)
         else:
-            self.trouble = self.trouble.model_copy(update={"reason": str(error), "attempts": self.trouble.attempts + 1})
+            self.condition = self.condition.model_copy(
+                update={"reason": str(error), "attempts": self.condition.attempts + 1}
+            )
 
 
 class FileRefusals:

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from svdq.cli.top.track import place_of
-from svdq.producer.moments import duration
 from svdq.producer.text import printable
+from svdq.producer.timeparse import duration
 
 if TYPE_CHECKING:
     from svdq.producer.status.estimates import Estimate

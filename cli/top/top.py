@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from svdq.cli.formatting import clock, echo
 from svdq.cli.main import redis_options
 from svdq.cli.option_types import Number
-from svdq.cli.words import clock, echo
 
 if TYPE_CHECKING:
     import redis

@@ -24,7 +24,7 @@ def place_of(job: "JobView", group: "GroupStatus") -> Place:
     The job's own record of its step is the most recent; the rank's record has the range of steps of that rank.
     """
     num_ranks = group.ranks[0].num_ranks
-    if any(job.id in trouble.job_ids for trouble in group.troubles):
+    if any(job.id in condition.job_ids for condition in group.conditions):
         return Place(ranks_done=num_ranks if _is_denoised(job) else _so_far(job, group), doing="waits for storage")
     if job.rank is None:
         return Place(ranks_done=0.0, doing="begins")

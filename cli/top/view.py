@@ -8,10 +8,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.segment import Segment
 from rich.text import Text
 
+from svdq.cli.formatting import clock, condition_sentence
 from svdq.cli.top.parts import Detail, flight_table, group_title, queue_table, rank_table
-from svdq.cli.words import clock, trouble_sentence
-from svdq.producer.moments import duration
 from svdq.producer.text import printable
+from svdq.producer.timeparse import duration
 
 if TYPE_CHECKING:
     from svdq.producer.status.snapshot import Snapshot
@@ -112,5 +112,5 @@ class View:
         yield from self._snapshot.pauses
         for group in self._snapshot.groups:
             for rank in group.ranks:
-                for trouble in rank.troubles:
-                    yield trouble_sentence(rank, trouble)
+                for condition in rank.conditions:
+                    yield condition_sentence(rank, condition)

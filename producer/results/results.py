@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from svdq.producer.moments import as_utc
 from svdq.producer.results.provenance import MAX_SIDECAR_BYTES, notice_of, parse_document
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.storage import Storage
+from svdq.producer.timeparse import as_utc
 
 #: Folder of the storage for videos.
 OUTPUTS = "outputs"

@@ -14,12 +14,12 @@ import redis
 from rq.registry import BaseRegistry
 
 from svdq.producer import keys
-from svdq.producer.moments import as_utc
 from svdq.producer.queue import queues, read_job
 from svdq.producer.results.results import Result, find_results
 from svdq.producer.results.run_report import LEFT, Effort, End, RunRecord
 from svdq.producer.status.status import view_many, view_queues
 from svdq.producer.storage.storage import Storage
+from svdq.producer.timeparse import as_utc
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, read_many
 
 _ENDS: dict[str, End] = {"finished": "finished", "failed": "failed", "stopped": "stopped", "canceled": "canceled"}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from svdq.producer.moments import duration, rfc3339
+from svdq.producer.timeparse import duration, rfc3339
 
 #: States of jobs that are still to be done, in the order in which they are told.
 LEFT = ("queued", "started", "scheduled", "deferred")

@@ -12,7 +12,7 @@ from typing import Any
 
 from rq.job import JobStatus
 
-from svdq.producer.status.ranks import SILENT_S, GroupStatus, ShapeCosts, Trouble
+from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, ShapeCosts
 from svdq.producer.status.status import JobView
 
 Parameters = Mapping[str, Any]
@@ -48,7 +48,7 @@ class Estimate:
     #: Why that is unknown, as a sentence, or "".
     reason: str = ""
     #: What it waits for although a group has it.
-    trouble: Trouble | None = None
+    condition: Condition | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Make a flat JSON object, to be joined with that of the job."""
@@ -56,7 +56,7 @@ class Estimate:
             "num_ahead": self.num_ahead,
             "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
             "eta_reason": self.reason or None,
-            "trouble": self.trouble.as_json() if self.trouble else None,
+            "condition": self.condition.as_json() if self.condition else None,
         }
 
 
@@ -123,9 +123,9 @@ def videos_per_s(groups: Sequence[GroupStatus]) -> float:
     return sum(1 / intake.pace_s for intake in live if intake and intake.pace_s)
 
 
-def trouble_of(job_id: str, groups: Sequence[GroupStatus]) -> Trouble | None:
+def condition_of(job_id: str, groups: Sequence[GroupStatus]) -> Condition | None:
     """Find what a job waits for, if anything keeps it waiting."""
-    return next((trouble for group in groups for trouble in group.troubles if job_id in trouble.job_ids), None)
+    return next((condition for group in groups for condition in group.conditions if job_id in condition.job_ids), None)
 
 
 def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str) -> tuple[list[GroupStatus], str]:
@@ -135,7 +135,7 @@ def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str)
     measured = [group for group in open_ if group.intake and group.intake.costs]
     if pauses:
         return [], PAUSED
-    if any(group.troubles for group in groups):
+    if any(group.conditions for group in groups):
         return [], STORAGE
     if not whole:
         return [], _missing(groups[0]) if groups else no_group
@@ -149,9 +149,9 @@ def _missing(group: GroupStatus) -> str:
 
 
 def _of_started(view: JobView, groups: Sequence[GroupStatus], no_group: str) -> Estimate:
-    trouble = trouble_of(view.id, groups)
-    if trouble is not None:
-        return Estimate(trouble=trouble, reason=STORAGE)
+    condition = condition_of(view.id, groups)
+    if condition is not None:
+        return Estimate(condition=condition, reason=STORAGE)
     group = next((group for group in groups if group.has(view.id, view.worker)), None)
     if group is None or not group.is_whole:
         return Estimate(reason=no_group if group is None else _missing(group))

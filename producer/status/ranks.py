@@ -12,7 +12,7 @@ import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from svdq.producer import keys
-from svdq.producer.moments import MAX_SECONDS, iso_of
+from svdq.producer.timeparse import MAX_SECONDS, iso_of
 
 #: Seconds of silence, by the clock of Redis, after which nothing is promised of a rank; an idle one writes every five.
 SILENT_S = 7.0
@@ -46,8 +46,8 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Trouble(_Record):
-    """Something that is tried again until it works."""
+class Condition(_Record):
+    """Something that is wrong and retried until it works, such as a full storage."""
 
     #: What it keeps from happening, as a sentence without its full stop: "Videos wait to be written".
     effect: str
@@ -152,7 +152,7 @@ class RankStatus(_Record):
     gpu_bytes: int | None = None
     gpu_total_bytes: int | None = None
     #: What it waits for.
-    troubles: tuple[Trouble, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     #: How often its group was restarted before this process was started.
     restart_count: int = 0
     #: How long work took since then: `step`, `encode`, `decode` and `write`, where there was any.
@@ -167,7 +167,11 @@ class RankStatus(_Record):
     def as_json(self) -> dict[str, Any]:
         """One JSON object."""
         times = {"started_at": iso_of(self.started_at), "at": iso_of(self.at)}
-        return self.model_dump(mode="json") | times | {"troubles": [trouble.as_json() for trouble in self.troubles]}
+        return (
+            self.model_dump(mode="json")
+            | times
+            | {"conditions": [condition.as_json() for condition in self.conditions]}
+        )
 
     @property
     def key(self) -> str:
@@ -215,9 +219,9 @@ class GroupStatus:
         return self.intake is not None and (job_id in self.intake.in_flight or worker == self.intake.worker)
 
     @property
-    def troubles(self) -> list[Trouble]:
+    def conditions(self) -> list[Condition]:
         """What its ranks wait for."""
-        return [trouble for rank in self.ranks for trouble in rank.troubles]
+        return [condition for rank in self.ranks for condition in rank.conditions]
 
 
 def read_groups(connection: redis.Redis) -> list[GroupStatus]:

@@ -16,7 +16,6 @@ from rq.job import JobStatus
 
 from svdq.producer import keys
 from svdq.producer.control import pauses
-from svdq.producer.moments import iso_of
 from svdq.producer.queue import queues
 from svdq.producer.status.estimates import (
     NO_WORKER,
@@ -31,6 +30,7 @@ from svdq.producer.status.ranks import GroupStatus, read_groups
 from svdq.producer.status.registries import newest_ids, num_ahead, num_failed
 from svdq.producer.status.status import JobView, QueueView, view_many, view_queues
 from svdq.producer.status.workers import WorkerState, WorkerView, view_workers, worker_state
+from svdq.producer.timeparse import iso_of
 from svdq.producer.untrusted_job import UntrustedJob, read_many
 
 #: Jobs of one queue in flight that are looked at, at most; groups of all sizes have fewer.
@@ -87,13 +87,13 @@ class Snapshot:
         return [job for job in self.jobs if not any(group.has(job.id, job.worker) for group in self.groups)]
 
     @property
-    def troubles(self) -> list[dict[str, Any]]:
+    def conditions(self) -> list[dict[str, Any]]:
         """What ranks wait for, each with its host and rank, as JSON objects."""
         return [
-            {"host": rank.host, "rank": rank.rank, **trouble.as_json()}
+            {"host": rank.host, "rank": rank.rank, **condition.as_json()}
             for group in self.groups
             for rank in group.ranks
-            for trouble in rank.troubles
+            for condition in rank.conditions
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Snapshot:
             "ranks": [rank.as_json() for group in self.groups for rank in group.ranks],
             "jobs": [job.as_json() | self.estimates.get(job.id, Estimate()).as_json() for job in self.jobs],
             "pauses": list(self.pauses),
-            "troubles": self.troubles,
+            "conditions": self.conditions,
         }
 
 

@@ -14,9 +14,9 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.producer.moments import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job
 from svdq.producer.status.registries import counts, newest_ids
+from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many, read_results
 
 #: Statuses in which a job stays until a user changes it.
@@ -139,7 +139,7 @@ def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
 
 
 def list_jobs(
-    connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = (), *, skip: int = 0
+    connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = (), *, offset: int = 0
 ) -> list[JobView]:
     """Return the newest jobs of all queues, newest first.
 
@@ -147,9 +147,9 @@ def list_jobs(
         connection: to Redis.
         limit: number of jobs at most.
         statuses: only jobs of these statuses; all when there are none.
-        skip: number of newer jobs to leave out: the pages before this one.
+        offset: number of newer jobs to leave out: the pages before this one.
     """
-    job_ids = newest_ids(connection, skip + limit, statuses)
+    job_ids = newest_ids(connection, offset + limit, statuses)
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
             pipeline.exists(key_of(job_id))
@@ -161,7 +161,7 @@ def list_jobs(
         for is_there, moment, job_id in zip(answers[::2], answers[1::2], job_ids, strict=True)
         if is_there
     ]
-    page = sorted(found, reverse=True)[skip : skip + limit]
+    page = sorted(found, reverse=True)[offset : offset + limit]
     return view_many(connection, [job_id for _, job_id in page])
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.moments import as_utc
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.folder_files import TEMPORARY
 from svdq.producer.storage.temporary import temporary_name
-from svdq.producer.threads import in_order
+from svdq.producer.threads import ordered_map
+from svdq.producer.timeparse import as_utc
 
 #: Protocols of object stores, which know no folders and show no half-written objects.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
@@ -70,7 +70,7 @@ class RemoteFiles:
                 return key, self.read(key)
             return None
 
-        for found in in_order(read, keys, num_threads=self._num_threads):
+        for found in ordered_map(read, keys, num_threads=self._num_threads):
             if found is not None:
                 yield found
 
@@ -154,7 +154,7 @@ class RemoteFiles:
             return
         folders = [name for name, info in found.items() if info.get("type") == "directory"]
         files = [name for name in found if name not in set(folders)]
-        deque(in_order(remove, files, num_threads=self._num_threads), maxlen=0)
+        deque(ordered_map(remove, files, num_threads=self._num_threads), maxlen=0)
         if self._protocol not in OBJECT_STORES:
             for folder in sorted(folders, key=len, reverse=True):
                 fs.rmdir(folder)

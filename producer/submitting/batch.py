@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.moments import parse_future
 from svdq.producer.submitting.fields import FIELDS, read_field
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.names import read_folder
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.order import Order
 from svdq.producer.submitting.submit import BadRequest, Request
+from svdq.producer.timeparse import parse_future
 
 #: Columns that are no parameters of a video.
 OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
@@ -48,7 +48,7 @@ def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Reques
     if read_rows is None:
         raise InputError(f"{str(path)!r} is not a list of photos; give a file that ends in {' or '.join(READERS)}.")
     requests: list[Request | BadRequest] = []
-    orders: dict[Order, Order] = {}
+    specs: dict[JobSpec, JobSpec] = {}
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -63,13 +63,13 @@ def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Reques
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "
             try:
-                photo, order = _understand(row, now, force)
+                photo, spec = _understand(row, now, force)
             except InputError as error:
                 requests.append(BadRequest(reason=f"{where}{error}"))
             else:
-                # Rows that ask for the same share one order.
-                order = orders.setdefault(order, order)
-                requests.append(Request(path=path.parent / photo, order=order, where=where))
+                # Rows that ask for the same share one spec.
+                spec = specs.setdefault(spec, spec)
+                requests.append(Request(path=path.parent / photo, spec=spec, where=where))
     except _BadFileError as error:
         raise InputError(f"{path.name}, {error}") from error
     if not requests:
@@ -84,7 +84,7 @@ class _BadFileError(InputError):
         super().__init__(f"line {line}: {reason}")
 
 
-def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool) -> tuple[str, Order]:
+def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool) -> tuple[str, JobSpec]:
     """Give the photo of a row, and what is to be made of it."""
     if isinstance(row, InputError):
         raise row
@@ -101,7 +101,7 @@ def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool)
             if fields.keys() & values.keys():
                 raise InputError(f"The column {name} says again what another column says; leave one of them empty.")
             fields |= values
-    order = Order(
+    spec = JobSpec(
         options=(SubmitOptions(**fields),),
         priority=given.get("priority", "default"),
         name=given.get("name"),
@@ -109,8 +109,8 @@ def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool)
         at=parse_future(given["at"], "at", now) if "at" in given else None,
         force=force,
     )
-    order.check(spell=_as_column)
-    return given["photo"], order
+    spec.check(spell=_as_column)
+    return given["photo"], spec
 
 
 def _no_such_column(names: Iterable[str]) -> InputError:

@@ -139,7 +139,7 @@ def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
         if status in (JobStatus.CANCELED, JobStatus.STOPPED):
             raise InputError(
                 f"Job {job_id!r} is {status.value}, so nothing can come after it; `svdq retry` it first, or leave out "
-                "--after."
+                "--depends-on."
             )
         if status not in (JobStatus.FINISHED, JobStatus.FAILED):
             waits_for.append(job_id)

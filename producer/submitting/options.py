@@ -39,7 +39,7 @@ class SubmitOptions:
     formats: tuple[str, ...] | None = None
     fit: str | None = None
 
-    def over(self, job: dict[str, Any]) -> "SubmitOptions":
+    def with_defaults_from(self, job: dict[str, Any]) -> "SubmitOptions":
         """Fill what was not given from the recorded parameters of another job."""
         recorded = {name: value for name, value in job.items() if name not in NOT_OF_THE_VIDEO}
         unknown = recorded.keys() - {field.name for field in fields(self)}

@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.photo_file import EXTENSIONS, open_photo, pillow_without_limits
-from svdq.producer.threads import NUM_CORES, Budget, in_order
+from svdq.producer.threads import NUM_CORES, Budget, ordered_map
 
 ACCEPTED = "JPEG, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
@@ -97,7 +97,7 @@ def check_photos(
 
     checked = []
     with pillow_without_limits():
-        for result in in_order(check, paths, num_threads=NUM_CORES + 1):
+        for result in ordered_map(check, paths, num_threads=NUM_CORES + 1):
             checked.append(result)
             on_checked()
     return checked

@@ -18,10 +18,10 @@ from svdq.producer.status.ranks import read_groups
 from svdq.producer.status.status import view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many, unfinished
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.order import Order
 from svdq.producer.submitting.photos import Photo, check_photos
-from svdq.producer.threads import in_order
+from svdq.producer.threads import ordered_map
 
 #: Photos that the storage is asked for at a time: a network has a long way.
 ASKING_THREADS = 8
@@ -35,7 +35,7 @@ class Request:
     """A photo and what is to be made of it."""
 
     path: Path
-    order: Order
+    spec: JobSpec
     #: Where the user asked for it, in front of what is wrong with it, such as `list.csv, line 7: `.
     where: str = ""
 
@@ -115,8 +115,8 @@ def submit(
         InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
         UnavailableError: storage or Redis cannot be reached.
     """
-    order = Order(options=(options,), priority=priority, force=force)
-    return list(submit_all(settings, [Request(path=path, order=order) for path in photos]))
+    spec = JobSpec(options=(options,), priority=priority, force=force)
+    return list(submit_all(settings, [Request(path=path, spec=spec) for path in photos]))
 
 
 def submit_all(
@@ -133,7 +133,7 @@ def submit_all(
 
     Args:
         settings: of this process.
-        requests: the photos, whose orders were not checked yet.
+        requests: the photos, whose specs were not checked yet.
         skip_bad: leave out bad requests and bad photos, instead of refusing all.
         observer: is told how it goes on.
 
@@ -143,15 +143,15 @@ def submit_all(
         UnavailableError: storage or Redis cannot be reached.
     """
     observer = observer or Observer()
-    for order in {id(request.order): request.order for request in requests if isinstance(request, Request)}.values():
-        order.check()
+    for spec in {id(request.spec): request.spec for request in requests if isinstance(request, Request)}.values():
+        spec.check()
     if settings.redis_url:
         connect(settings).close()  # known at once, and not when thousands of photos are checked; it changes nothing
     checked = _check(settings, requests, skip_bad, observer)
     storage = Storage(settings.storage)
     with session(settings) as connection:
-        for after in {order.after for _, order in checked}:
-            unfinished(connection, after)
+        for parents in {spec.depends_on for _, spec in checked}:
+            unfinished(connection, parents)
         _store(storage, [photo for photo, _ in checked], observer)
         replacement = _Replacement(connection, storage, settings)
         yield from _enqueue(connection, checked, replacement, observer)
@@ -159,7 +159,7 @@ def submit_all(
 
 def _check(
     settings: Settings, requests: Sequence[Request | BadRequest], skip_bad: bool, observer: Observer
-) -> list[tuple[Photo, Order]]:
+) -> list[tuple[Photo, JobSpec]]:
     paths = [request.path for request in requests if isinstance(request, Request)]
     observer.begin("checking", len(paths))
     results = iter(check_photos(paths, settings.max_pixels, observer.advance))
@@ -168,7 +168,7 @@ def _check(
         if isinstance(request, BadRequest):
             reasons.append(request.reason)
         elif isinstance(result := next(results), Photo):
-            checked.append((result, request.order))
+            checked.append((result, request.spec))
         else:
             reasons.append(f"{request.where}{result}")
     if reasons and (not skip_bad or not checked):
@@ -182,7 +182,7 @@ def _check(
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:
     observer.begin("storing", len(photos))
-    are_there = in_order(
+    are_there = ordered_map(
         lambda photo: storage.has_input(photo.key, photo.num_bytes), photos, num_threads=ASKING_THREADS
     )
     chunk: dict[str, bytes] = {}
@@ -231,9 +231,9 @@ def _model_stem(name: str) -> str:
 
 
 def _enqueue(
-    connection: redis.Redis, checked: Sequence[tuple[Photo, Order]], replacement: _Replacement, observer: Observer
+    connection: redis.Redis, checked: Sequence[tuple[Photo, JobSpec]], replacement: _Replacement, observer: Observer
 ) -> Iterator[Submission]:
-    observer.begin("enqueueing", sum(order.num_jobs for _, order in checked))
+    observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
     entries = _entries(checked)
     while chunk := list(islice(entries, CHUNK)):
         results = list(_enqueue_chunk(connection, chunk))
@@ -243,18 +243,18 @@ def _enqueue(
             yield _submission(entry, enqueued, replaced.get(entry.job_id, ""))
 
 
-def _entries(checked: Iterable[tuple[Photo, Order]]) -> Iterator[tuple[Entry, Order]]:
+def _entries(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, JobSpec]]:
     index = 1
-    for photo, order in checked:
-        for job, job_id in order.jobs(photo, index):
+    for photo, spec in checked:
+        for job, job_id in spec.jobs(photo, index):
             path = str(photo.path.absolute())
-            yield Entry(job=job, job_id=job_id, photo=path, priority=order.priority, at=order.at), order
+            yield Entry(job=job, job_id=job_id, photo=path, priority=spec.priority, at=spec.at), spec
             index += 1
 
 
-def _enqueue_chunk(connection: redis.Redis, chunk: Sequence[tuple[Entry, Order]]) -> Iterable[Enqueued]:
-    if any(order.after for _, order in chunk):
-        return (enqueue_after(connection, entry, order.after) for entry, order in chunk)
+def _enqueue_chunk(connection: redis.Redis, chunk: Sequence[tuple[Entry, JobSpec]]) -> Iterable[Enqueued]:
+    if any(spec.depends_on for _, spec in chunk):
+        return (enqueue_after(connection, entry, spec.depends_on) for entry, spec in chunk)
     return enqueue_many(connection, [entry for entry, _ in chunk])
 
 

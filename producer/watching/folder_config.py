@@ -11,7 +11,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.settings import FILE_NAME, PARAMETER_KEYS, Settings
 from svdq.producer.submitting.fields import read_field
-from svdq.producer.submitting.order import Order
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import safe_name
 from svdq.producer.watching.directory import open_file, open_folder, split
 
@@ -22,22 +22,22 @@ MAX_FILE_BYTES = 1 << 16
 class FolderConfig:
     """The parameters of one command, and the files in one watched folder."""
 
-    def __init__(self, root: Path, order: Order) -> None:
+    def __init__(self, root: Path, spec: JobSpec) -> None:
         """Initialize.
 
         Args:
             root: the watched folder, resolved.
-            order: the parameters of the command, with options of one kind.
+            spec: the parameters of the command, with options of one kind.
 
         Raises:
             InputError: a parameter, or the file in the watched folder itself, is not valid.
         """
-        order.check()
+        spec.check()
         self._root = root
-        self._order = order
-        self.order_for("any.jpg")
+        self._spec = spec
+        self.spec_for("any.jpg")
 
-    def order_for(self, path: str) -> Order:
+    def spec_for(self, path: str) -> JobSpec:
         """Return the parameters of a photo, by its path from the watched folder.
 
         Raises:
@@ -45,14 +45,14 @@ class FolderConfig:
         """
         folder = split(path)[0]
         folders = folder.split("/") if folder else []
-        order: Order | None = None
+        spec: JobSpec | None = None
         for depth in range(len(folders), -1, -1):
-            order = self._read("/".join(folders[:depth]))
-            if order is not None:
+            spec = self._read("/".join(folders[:depth]))
+            if spec is not None:
                 break
-        return replace(order or self._order, folder="/".join(map(safe_name, folders)))
+        return replace(spec or self._spec, folder="/".join(map(safe_name, folders)))
 
-    def _read(self, folder: str) -> Order | None:
+    def _read(self, folder: str) -> JobSpec | None:
         """Return the parameters by the file in a folder, or None if it has none."""
         file_path = self._root / folder / FILE_NAME
         try:
@@ -69,8 +69,8 @@ class FolderConfig:
             reason = error.strerror if isinstance(error, OSError) else error
             raise InputError(f"The file {str(file_path)!r} cannot be read ({reason}); correct or remove it.") from error
 
-    def _parse(self, document: dict[str, Any], file_path: Path) -> Order:
-        order = self._order
+    def _parse(self, document: dict[str, Any], file_path: Path) -> JobSpec:
+        spec = self._spec
         try:
             values: dict[str, Any] = {}
             for key, value in document.items():
@@ -80,12 +80,12 @@ class FolderConfig:
                 # In the working folder the same file can have settings.
                 elif name not in Settings.model_fields or file_path != Path(FILE_NAME).resolve():
                     raise InputError(f"there is no key {key!r}; the keys are {', '.join(PARAMETER_KEYS)}.")
-            priority = values.pop("priority", order.priority)
-            order = replace(order, options=(replace(order.options[0], **values),), priority=priority)
-            order.check(spell=lambda field: "format" if field == "formats" else field)
+            priority = values.pop("priority", spec.priority)
+            spec = replace(spec, options=(replace(spec.options[0], **values),), priority=priority)
+            spec.check(spell=lambda field: "format" if field == "formats" else field)
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error
-        return order
+        return spec
 
 
 def _fields(name: str, value: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from svdq.producer.queue import connect, plain_errors
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Enqueued, Entry, enqueue_many
-from svdq.producer.submitting.order import Order
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import check_data, read_file
 from svdq.producer.watching.directory import Signature, open_file, open_folder, signature, split
 from svdq.producer.watching.events import Event, Report, Summary
@@ -132,7 +132,7 @@ class Processor:
             self._finish(path, version)
             return False
         try:
-            order = self._config.order_for(path)
+            spec = self._config.spec_for(path)
         except InputError as error:
             self._hold(path, f"{error} Its photos wait until this is corrected.")
             return False
@@ -140,7 +140,7 @@ class Processor:
             data = self._read(path)
             if self._has_changed(path, version):
                 return False
-            entry = self._entry(path, data, order)
+            entry = self._entry(path, data, spec)
         except OSError as error:
             reason = error.strerror or error
             self._hold(path, f"The file {str(self._root / path)!r} cannot be read ({reason}). Trying again.")
@@ -164,10 +164,10 @@ class Processor:
         with open_folder(self._root, folder) as descriptor, open_file(name, descriptor) as file:
             return read_file(file, self._root / path, self._max_pixels)
 
-    def _entry(self, path: str, data: bytes, order: Order) -> Entry:
+    def _entry(self, path: str, data: bytes, spec: JobSpec) -> Entry:
         photo = check_data(data, self._root / path, self._max_pixels)
-        job, job_id = next(order.jobs(photo, first_index=1))
-        return Entry(job=job, job_id=job_id, priority=order.priority)
+        job, job_id = next(spec.jobs(photo, first_index=1))
+        return Entry(job=job, job_id=job_id, priority=spec.priority)
 
     def _submit(self, path: str, data: bytes, entry: Entry) -> bool:
         """Submit a photo; return whether Redis was asked."""

@@ -9,7 +9,7 @@ from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.order import Order
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.watching.events import Conditions, Event, Report, Summary
 from svdq.producer.watching.folder_config import FolderConfig
 from svdq.producer.watching.notifier import Notifier, Stop
@@ -31,13 +31,15 @@ BATCH = 100
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
 
 
-def watch(settings: Settings, folder: Path, order: Order, options: WatchOptions, report: Report, stop: Stop) -> Summary:
+def watch(
+    settings: Settings, folder: Path, spec: JobSpec, options: WatchOptions, report: Report, stop: Stop
+) -> Summary:
     """Watch a folder until a stop is requested, or once.
 
     Args:
         settings: of this process.
         folder: the folder to watch.
-        order: the parameters of photos without an svdq.toml.
+        spec: the parameters of photos without an svdq.toml.
         options: how to watch.
         report: called with each event.
         stop: ends it, after the current file.
@@ -49,7 +51,7 @@ def watch(settings: Settings, folder: Path, order: Order, options: WatchOptions,
     storage = Storage(settings.storage).folder
     root = _root(folder, storage)
     post_submit = PostSubmit.parse(options.on_success, root)
-    config = FolderConfig(root, order)
+    config = FolderConfig(root, spec)
     submitter = Submitter(settings)
     with State(settings.home, root) as state, contextlib.closing(submitter):
         unavailable = _check_redis(settings)

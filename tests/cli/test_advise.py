@@ -9,7 +9,7 @@ import redis
 from click.testing import CliRunner
 
 from svdq.cli.main import cli, run
-from svdq.producer.status.ranks import IntakeStatus, ShapeCosts, Trouble
+from svdq.producer.status.ranks import Condition, IntakeStatus, ShapeCosts
 from tests.cli.test_plan import bench_json
 from tests.producer.status.test_ranks import rank, save
 
@@ -49,14 +49,14 @@ def test_the_figures_of_a_bench(tmp_path: Path) -> None:
 def test_live_groups(connection: redis.Redis) -> None:
     busy = IntakeStatus(worker="w", in_flight=("a", "b"), costs=(COSTS,), pace_s=2.6)
     bored = IntakeStatus(worker="v", in_flight=("c",), costs=(COSTS,), pace_s=2.6)
-    trouble = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=("d",))
+    condition = Condition(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=("d",))
     held = IntakeStatus(worker="u", in_flight=("d", "e"), costs=(COSTS,), pace_s=2.6)
     save(
         connection,
         *(rank(number, "a-busy", busy_share=1.0, steps=10, intake=busy if number == 0 else None) for number in (0, 1)),
         *(rank(number, "b-bored", busy_share=0.4, intake=bored if number == 0 else None) for number in (0, 1)),
         rank(0, "c-held", busy_share=0.2, intake=held),
-        rank(1, "c-held", busy_share=0.2, troubles=(trouble,)),
+        rank(1, "c-held", busy_share=0.2, conditions=(condition,)),
         rank(0, "d-new", intake=IntakeStatus(worker="t")),
         rank(1, "d-new"),
     )

@@ -18,7 +18,7 @@ from rq.results import Result
 from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
-from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts
 from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
 
@@ -187,7 +187,7 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
     first, stuck, queued = (add(connection, number) for number in (1, 2, 3))
     start(first, 2)
     start(stuck, 4)
-    trouble = Trouble(
+    condition = Condition(
         effect="Videos wait to be written", reason="No space left.", since=time.time(), attempts=7, job_ids=(stuck.id,)
     )
     intake = IntakeStatus(worker="w", in_flight=(stuck.id, first.id), pace_s=60.0, costs=(COSTS,))
@@ -200,15 +200,15 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
     assert "All jobs will be done in about 61 s." in svdq("status").stdout
     assert json.loads(svdq("status", "--json").stdout)["eta_s"] == 61.0
 
-    put(connection, rank(1, troubles=(trouble,)))
+    put(connection, rank(1, conditions=(condition,)))
     lines = svdq("status", first.id, stuck.id, queued.id).stdout.splitlines()
     assert lines[0] == f"{first.id}  photo  started, step 2 of 4, done in about 25 s"
     assert lines[1].startswith(f"{stuck.id}  photo  started, waiting for storage: No space left. (since ")
     assert lines[1].endswith(", tried 7 times)")
     assert lines[2] == f"{queued.id}  photo  queued, next (the storage is unavailable)"
     document = json.loads(svdq("status", stuck.id, "--json").stdout)
-    assert (document["eta_s"], document["trouble"]["attempts"]) == (None, 7)
-    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", document["trouble"]["since"])
+    assert (document["eta_s"], document["condition"]["attempts"]) == (None, 7)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", document["condition"]["since"])
 
     shown = svdq("status").stdout
     assert "WAITING FOR STORAGE on here, rank 1. Videos wait to be written: No space left. (since " in shown
@@ -217,7 +217,7 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
     document = json.loads(svdq("status", "--json").stdout)
     assert (document["eta_s"], document["eta_reason"]) == (None, "The storage is unavailable.")
     assert [entry["rank"] for entry in document["ranks"]] == [0, 1]
-    assert [entry["reason"] for entry in document["troubles"]] == ["No space left."]
+    assert [entry["reason"] for entry in document["conditions"]] == ["No space left."]
 
     connection.delete(rank(1).key)  # as when its time is over
     shown = svdq("status").stdout
@@ -229,15 +229,15 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
 
 def test_pages(svdq: Cli, connection: redis.Redis) -> None:
     jobs = [add(connection, number) for number in range(5)]
-    shown = [line.split()[0] for line in svdq("list", "--limit", 2, "--skip", 1).stdout.splitlines()]
+    shown = [line.split()[0] for line in svdq("list", "--limit", 2, "--offset", 1).stdout.splitlines()]
     assert shown == [jobs[3].id, jobs[2].id]
-    assert "no more jobs" in svdq("list", "--skip", 9).stderr
+    assert "no more jobs" in svdq("list", "--offset", 9).stderr
 
 
 def test_waiting_says_once_what_keeps_jobs_waiting(svdq: Cli, connection: redis.Redis) -> None:
     svdq("pause")
-    trouble = Trouble(effect="No video is begun", reason="Gone.", since=time.time(), attempts=2)
-    put(connection, rank(0, troubles=(trouble,)))
+    condition = Condition(effect="No video is begun", reason="Gone.", since=time.time(), attempts=2)
+    put(connection, rank(0, conditions=(condition,)))
     lines = wait_and_read(add(connection, 1), 3)
     assert "Paused: no jobs are taken until `svdq resume`.\n" in lines
     assert [line for line in lines if line.startswith("On here, rank 0: No video is begun: Gone. (since ")]

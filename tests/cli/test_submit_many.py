@@ -117,12 +117,12 @@ def test_at(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
 
 
 def test_after(svdq: Cli, home: Path, connection: redis.Redis, photo: Path) -> None:
-    done = svdq("submit", photo, "--after", "nothing")
+    done = svdq("submit", photo, "--depends-on", "nothing")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "no job 'nothing'" in done.stderr
     assert not (home / "storage").exists()
     parent = svdq("submit", photo).stdout.split()[0]
-    child = svdq("submit", photo, "--fps", 8, "--after", parent).stdout.split()[0]
+    child = svdq("submit", photo, "--fps", 8, "--depends-on", parent).stdout.split()[0]
     assert queued(connection) == [parent]
     assert f"deferred until {parent} has ended" in svdq("status", child).stdout
 

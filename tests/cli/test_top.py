@@ -31,7 +31,7 @@ from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
-from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble, read_groups
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
 from svdq.producer.status.status import view
 from tests.producer.status.test_ranks import rank, save
@@ -372,8 +372,8 @@ def test_a_usual_terminal_has_all_ranks_and_tracks(snapshot: Snapshot) -> None:
 
 def test_what_keeps_jobs_waiting_is_said(connection: redis.Redis) -> None:
     job_id = start(connection, 1, "stuck", rank=1, step=8)
-    trouble = Trouble(effect="Videos wait", reason="Disk full.", since=1.0, attempts=2, job_ids=(job_id,))
-    save(connection, rank(1, troubles=(trouble,), activity="waiting"))
+    condition = Condition(effect="Videos wait", reason="Disk full.", since=1.0, attempts=2, job_ids=(job_id,))
+    save(connection, rank(1, conditions=(condition,), activity="waiting"))
     enqueue(connection, JOB, "b" * 20)
     connection.set(keys.SUSPENDED, 1)
     lines = drawn(take(connection))

@@ -58,7 +58,7 @@ def test_systemd_accepts_the_units(
     install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scope: str
 ) -> None:
     monkeypatch.setenv("SVDQ_HOME", "/srv/a home")
-    folder = install(scope, "--watch", tmp_path / 'in $box, 100% "mine"', "--", "--warm", "1024x576x25")
+    folder = install(scope, "--watch", tmp_path / 'in $box, 100% "mine"', "--", "--warmup", "1024x576x25")
     units = sorted(folder.iterdir())
     assert {unit.name for unit in units} == NAMES
 

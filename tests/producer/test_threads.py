@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from svdq.producer.threads import AHEAD, Budget, in_order
+from svdq.producer.threads import AHEAD, Budget, ordered_map
 
 
 def test_results_come_in_order_and_little_is_begun_ahead() -> None:
@@ -15,7 +15,7 @@ def test_results_come_in_order_and_little_is_begun_ahead() -> None:
             begun += 1
             yield begun
 
-    for number, result in enumerate(in_order(lambda item: item * 2, items(), num_threads=3), 1):
+    for number, result in enumerate(ordered_map(lambda item: item * 2, items(), num_threads=3), 1):
         assert result == number * 2
         assert begun - number <= AHEAD * 3
     assert begun == 1000
@@ -23,12 +23,12 @@ def test_results_come_in_order_and_little_is_begun_ahead() -> None:
 
 def test_several_work_at_a_time() -> None:
     meeting = threading.Barrier(4, timeout=60)
-    assert len(list(in_order(lambda _: meeting.wait(), range(8), num_threads=4))) == 8
+    assert len(list(ordered_map(lambda _: meeting.wait(), range(8), num_threads=4))) == 8
 
 
 def test_an_error_ends_it() -> None:
     with pytest.raises(ZeroDivisionError):
-        list(in_order(lambda item: 1 // item, [1, 0, 1], num_threads=2))
+        list(ordered_map(lambda item: 1 // item, [1, 0, 1], num_threads=2))
 
 
 def test_a_budget_is_never_exceeded_but_by_one_alone() -> None:
@@ -45,6 +45,6 @@ def test_a_budget_is_never_exceeded_but_by_one_alone() -> None:
             with lock:
                 taken.remove(amount)
 
-    list(in_order(take, [1, 9, 2, 11, 5, 5, 100, 1, 1, 10] * 20, num_threads=8))
+    list(ordered_map(take, [1, 9, 2, 11, 5, 5, 100, 1, 1, 10] * 20, num_threads=8))
     assert len(seen) == 200
     assert all(sum(amounts) <= 10 or len(amounts) == 1 for amounts in seen)

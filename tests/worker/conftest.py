@@ -71,7 +71,7 @@ class Group:
                         found.append((int(environment["RANK"]), process))
         return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the launcher alone, as a terminal's Ctrl-C or an init system does."""
         self.process.send_signal(number)
 

@@ -108,7 +108,7 @@ def test_a_second_burst_leaves_the_queue_to_the_first(house, until) -> None:
     jobs = [house.submit(steps=300) for _ in range(3)]
     group = house.start(2, "--burst", "--report", str(stopped), model=SIMULATED)
     until(lambda: "started" in house.states(jobs))
-    group.tell(signal.SIGTERM)
+    group.send_signal(signal.SIGTERM)
     assert group.end() == 0
     assert "0 finished, 0 failed, 0 stopped, 0 canceled, from 20" in group.text
     assert "It was stopped by a signal." in group.text

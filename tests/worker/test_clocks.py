@@ -49,7 +49,7 @@ worker.start()
 OBSERVES = """
 recovery = Recovery(worker, 2, itertools.count(0, 100).__next__)
 for _ in range(3):
-    worker.beat([])
+    worker.renew_leases([])
     recovery.expired()
     worker.maintain()
     worker.promote_due()
@@ -58,7 +58,7 @@ worker.end()
 #: It takes a job, holds it, and fails another one that has a Retry.
 HOLDS = """
 held, failed = worker.pop(), worker.pop()
-worker.beat([held, failed])
+worker.renew_leases([held, failed])
 worker.fail(failed, "It broke.")
 print(held.execution.composite_key)
 """
@@ -125,7 +125,7 @@ def test_the_end_of_a_job_is_known_on_a_host_that_is_ahead(connection: redis.Red
     active = worker.pop()
     active.execution.created_at = datetime.now(UTC) + timedelta(seconds=20)
     worker.succeed(active, {"outputs": []})
-    assert worker.settle(active) is JobStatus.FINISHED
+    assert worker.confirm_end(active) is JobStatus.FINISHED
 
 
 class Clock:
@@ -153,14 +153,14 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
 
     recovery.expired()
     assert len(in_wip(connection)) == 2
-    worker.beat([alive])
+    worker.renew_leases([alive])
     clock.now += SILENT_S / 2
     recovery.expired()
     assert list(in_wip(connection)) == [alive.execution.composite_key.encode()]
     assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == ["dead"]
 
     monkeypatch.setattr(transitions, "server_time", lambda connection: time.time() - 30)
-    worker.beat([alive])
+    worker.renew_leases([alive])
     clock.now += 3600
     recovery.expired()
     assert worker.holds(alive)
@@ -177,7 +177,7 @@ def test_a_group_takes_back_none_of_its_own(connection: redis.Redis, worker: Gro
         recovery.expired()
         clock.now += 3600
     assert worker.holds(active)
-    assert worker.beat([active]) == []
+    assert worker.renew_leases([active]) == []
 
 
 def test_leases_are_watched_anew_after_redis_was_away(connection: redis.Redis, worker: GroupWorker) -> None:

@@ -131,7 +131,7 @@ def test_seven_ranks_render_what_is_submitted_while_they_run(house) -> None:
     assert len(longest["stages"]) >= 5
 
     # Ctrl-C with nothing in flight ends it at once.
-    group.tell(signal.SIGINT)
+    group.send_signal(signal.SIGINT)
     assert group.end() == 0
     check_quiet(group.text)
     assert "preview (no diffusion model)" in group.text
@@ -262,7 +262,7 @@ def test_ctrl_c_finishes_what_is_in_flight(house, until, no_processes_left) -> N
     jobs = [house.submit(steps=30) for _ in range(6)]
     until(lambda: house.states(jobs).count("started") >= 2)
 
-    group.tell(signal.SIGINT)
+    group.send_signal(signal.SIGINT)
     assert group.end() == 0
 
     states = house.states(jobs)
@@ -292,10 +292,10 @@ def test_stopping_gives_jobs_back(house, until, no_processes_left, signals: tupl
     jobs = [house.submit(steps=60) for _ in range(5)]
     until(lambda: house.states(jobs).count("started") >= 2)
 
-    group.tell(signals[0])
+    group.send_signal(signals[0])
     for number in signals[1:]:
         until(lambda: "Taking no more jobs" in group.text)
-        group.tell(number)
+        group.send_signal(number)
     assert group.end() == 0
 
     left = [job_id for job_id, state in zip(jobs, house.states(jobs), strict=True) if state != "finished"]
@@ -314,7 +314,7 @@ def test_ctrl_c_three_times_and_before_it_is_up_leaves_no_processes(house, until
     group = house.start(2, model=SIMULATED, wait=False)
     family = until(lambda: len(group.ranks()) == 2 and psutil.Process(group.process.pid).children(recursive=True))
     for _ in range(3):
-        group.tell(signal.SIGINT)
+        group.send_signal(signal.SIGINT)
         group.process.poll()
     assert group.end() == 0
     no_processes_left(family)

@@ -26,7 +26,7 @@ def test_one_ctrl_c_drains_all_groups(house, until, no_processes_left) -> None:
     processes = psutil.Process(group.process.pid).children(recursive=True)
     job_ids = [house.submit(steps=20) for _ in range(12)]
     until(lambda: house.states(job_ids).count("started") >= 2, lambda: group.text)
-    group.tell(signal.SIGINT)
+    group.send_signal(signal.SIGINT)
     assert group.end() == 0, group.text
     assert set(house.states(job_ids)) == {"finished", "queued"}
     no_processes_left(processes)

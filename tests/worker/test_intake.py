@@ -53,7 +53,7 @@ def open_intake(house) -> Iterator[Open]:
 
     yield start
     for intake, link in opened:
-        intake.close(put_back=True)
+        intake.close(return_to_queue=True)
         link.connection_pool.disconnect()
 
 
@@ -191,7 +191,7 @@ def test_what_was_taken_and_not_ended_goes_back(house, open_intake: Open) -> Non
     intake = open_intake()
     requests = [take(intake) for _ in range(3)]
     intake.ended(finished(requests[1]))
-    intake.close(put_back=True)
+    intake.close(return_to_queue=True)
     assert house.queued() == [job_ids[0], job_ids[2], job_ids[3]]
     assert house.view(job_ids[1]).status == "finished"
     assert view_workers(house.connection) == []

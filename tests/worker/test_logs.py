@@ -137,7 +137,7 @@ def test_every_line_of_a_live_group_is_json(house: House, tmp_path: Path) -> Non
         wait_until(lambda: "does not answer" in group.text, lambda: group.text)
         server.start()
         wait_until(lambda: "is back" in group.text, lambda: group.text)
-        group.tell(signal.SIGTERM)
+        group.send_signal(signal.SIGTERM)
         assert group.end() == 0
     finally:
         server.stop()

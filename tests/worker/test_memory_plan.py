@@ -270,7 +270,7 @@ def open_intake(house):
 
     yield start
     for intake, link in opened:
-        intake.close(put_back=True)
+        intake.close(return_to_queue=True)
         link.connection_pool.disconnect()
 
 
@@ -394,7 +394,7 @@ def test_a_chunk_size_that_ran_out_of_memory_is_remembered_by_the_next_worker_an
     assert first.end() == 0
     assert first.text.count("Out of memory in the decode") == 2  # of 8 frames and of 4, once
     job = house.submit(frames=8)
-    second = house.start(2, "--burst", "--warm", "64x64x8", model=model, wait=False)
+    second = house.start(2, "--burst", "--warmup", "64x64x8", model=model, wait=False)
     (found,) = house.wait([job])
     assert second.end() == 0
     assert found.parameters["decode_chunk_size"] == 2

@@ -29,7 +29,7 @@ from svdq.pipeline.topology import Topology
 from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
-from svdq.producer.status.ranks import BOUNDS_S, IntakeStatus, Trouble
+from svdq.producer.status.ranks import BOUNDS_S, Condition, IntakeStatus
 from svdq.worker.health.histograms import Histogram
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
@@ -157,7 +157,7 @@ def test_a_live_group_adds_up(house: House) -> None:
     }
     assert not any(job_id in str(after) for job_id in job_ids)
 
-    group.tell(signal.SIGINT)
+    group.send_signal(signal.SIGINT)
     assert group.end() == 0
     assert "Traceback" not in group.text
     said = [json.loads(line) for line in group.text.splitlines()]
@@ -208,8 +208,8 @@ def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
 
 def test_what_a_rank_tells_is_served(connection: redis.Redis) -> None:
     now = time.time()
-    troubles = tuple(
-        Trouble(effect="Videos wait", reason="Full.", since=now - age_s, attempts=2) for age_s in (60.0, 600.0)
+    conditions = tuple(
+        Condition(effect="Videos wait", reason="Full.", since=now - age_s, attempts=2) for age_s in (60.0, 600.0)
     )
     histogram = Histogram()
     for seconds, times in ((BOUNDS_S[3], 2), (BOUNDS_S[3] * 1.01, 3), (1e6, 1)):
@@ -217,7 +217,7 @@ def test_what_a_rank_tells_is_served(connection: redis.Redis) -> None:
     rank = describe(TOPOLOGY, CPU, "fake").model_copy(
         update={
             "at": now - 4,
-            "troubles": troubles,
+            "conditions": conditions,
             "restart_count": 3,
             "timings": {"step": histogram.timings()},
             "gpu_bytes": 5,

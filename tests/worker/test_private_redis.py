@@ -116,7 +116,7 @@ def test_the_whole_way_and_no_password_anywhere(house, until, server: OwnRedis) 
     until(lambda: "Redis is back." in group.text)
     admin = server.client(url_of(server, house.folder, "admin", ADMIN))
     assert admin.acl_log() == []  # since it was started
-    group.tell(signal.SIGTERM)
+    group.send_signal(signal.SIGTERM)
     assert group.end() == 0, group.text
     assert trace.exists()
     assert "NOPERM" not in group.text

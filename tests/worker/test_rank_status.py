@@ -16,7 +16,7 @@ from svdq.pipeline.topology import Topology
 from svdq.producer.job import Job
 from svdq.producer.queue import fetch
 from svdq.producer.status import job_log
-from svdq.producer.status.ranks import IntakeStatus, RankStatus, Trouble, read_groups
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.pace import Pace
 from svdq.worker.health.progress import ProgressMonitor
@@ -31,7 +31,7 @@ JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 class Stuck:
     """Something that waits for the storage."""
 
-    trouble = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=(SAMPLE.job_id,))
+    condition = Condition(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=(SAMPLE.job_id,))
 
 
 def open_reporter() -> RankReporter:
@@ -76,7 +76,7 @@ def test_a_record_says_what_is_computed_and_what_is_waited_for() -> None:
     assert rank_reporter.gather((SAMPLE, 8), SAMPLE, 0.5).activity == "decoding"
     rank_reporter.waiting = [Stuck()]
     stuck = rank_reporter.gather(None, SAMPLE, 0.5)
-    assert (stuck.activity, stuck.troubles) == ("waiting", (Stuck.trouble,))
+    assert (stuck.activity, stuck.conditions) == ("waiting", (Stuck.condition,))
 
 
 def test_costs_are_told_by_shape() -> None:
@@ -187,5 +187,5 @@ def test_what_is_logged_while_redis_is_away_comes_later(log: JobLogHandler) -> N
     taken = log.take()
     assert log.take() == {}
     logger.warning("two %s", SAMPLE.job_id)
-    log.give_back(taken)
+    log.restore(taken)
     assert [entry.text[:3] for entry in log.take()[SAMPLE.job_id]] == ["one", "two"]

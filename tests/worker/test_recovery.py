@@ -140,8 +140,8 @@ def test_what_is_popped_has_an_owner(connection: redis.Redis, worker: GroupWorke
 def test_two_recoverers_put_a_job_back_once(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
     active = worker.pop()
-    assert transitions.give_back(connection, active.queue, active.execution)
-    assert not transitions.give_back(connection, active.queue, active.execution)
+    assert transitions.return_to_queue(connection, active.queue, active.execution)
+    assert not transitions.return_to_queue(connection, active.queue, active.execution)
     assert waiting(connection) == ["a"]
     assert leftovers(connection) == []
 
@@ -149,7 +149,7 @@ def test_two_recoverers_put_a_job_back_once(connection: redis.Redis, worker: Gro
 def test_a_lease_that_was_prolonged_meanwhile_is_left(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
     active = worker.pop()
-    assert not transitions.give_back(connection, active.queue, active.execution, lease_until=1000)
+    assert not transitions.return_to_queue(connection, active.queue, active.execution, lease_until=1000)
     assert worker.holds(active)
 
 
@@ -161,7 +161,7 @@ def test_what_is_not_to_be_rendered_is_not_put_back(connection: redis.Redis, wor
         connection.delete("rq:job:a")
     else:
         connection.hset("rq:job:a", "status", status)
-    assert not transitions.give_back(connection, active.queue, active.execution)
+    assert not transitions.return_to_queue(connection, active.queue, active.execution)
     assert waiting(connection) == []
     assert not connection.exists("rq:wip:svdq-default")
 

@@ -18,7 +18,7 @@ from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.trace import Tracer
 from svdq.producer.storage.storage import Storage
-from svdq.worker.output.finished import job_as_used, recognise
+from svdq.worker.output.finished import find_result, job_as_used
 from svdq.worker.output.writer import MAX_WAITING, ResultWriter
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=2)
@@ -229,17 +229,17 @@ def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder:
     writer.deliver(sample, FRAMES, reports)
     writer.close()
     job = job_as_used(sample.parameters, sample.metadata)
-    assert recognise(storage, MODEL, job, "id-one") == reports.all[0].result
+    assert find_result(storage, MODEL, job, "id-one") == reports.all[0].result
     sidecar = folder / "outputs/one-id-one.json"
     assert json.loads(sidecar.read_text())["resumed"] == [{"from_step": 2, "steps_done_again": 1}]
     assert json.loads(sidecar.read_text())["memory_bytes"] == {"step": 9}
 
     # A decode that ran out of memory has used another chunk size than the job asked for.
-    assert recognise(storage, MODEL, job.model_copy(update={"decode_chunk_size": 1}), "id-one") is not None
-    assert recognise(storage, MODEL, job.model_copy(update={"seed": 2}), "id-one") is None
-    assert recognise(storage, ModelInfo(name="other", notice="", default_frames=2), job, "id-one") is None
-    assert recognise(storage, MODEL, job, "id-two") is None
+    assert find_result(storage, MODEL, job.model_copy(update={"decode_chunk_size": 1}), "id-one") is not None
+    assert find_result(storage, MODEL, job.model_copy(update={"seed": 2}), "id-one") is None
+    assert find_result(storage, ModelInfo(name="other", notice="", default_frames=2), job, "id-one") is None
+    assert find_result(storage, MODEL, job, "id-two") is None
     shutil.rmtree(folder / "outputs/one-id-one")
-    assert recognise(storage, MODEL, job, "id-one") is None
+    assert find_result(storage, MODEL, job, "id-one") is None
     sidecar.write_text("{}")
-    assert recognise(storage, MODEL, job, "id-one") is None
+    assert find_result(storage, MODEL, job, "id-one") is None

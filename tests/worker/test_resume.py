@@ -63,7 +63,7 @@ def test_a_group_that_was_stopped_goes_on_where_it_was(house, until, tiny: str, 
     job_id, same = submit_twice(house, frames=2, steps=20, width=128, height=64)
     group = house.start(ranks, model=tiny)
     until(lambda: house.view(job_id).step >= 3, lambda: group.text)
-    group.tell(signal.SIGTERM)
+    group.send_signal(signal.SIGTERM)
     assert group.end() == 0
     assert house.queued() == [job_id, same]
     kept = [int(path.stem) for path in (house.settings.home / "checkpoints" / job_id).glob("*.safetensors")]

@@ -104,10 +104,10 @@ def test_several_executions_stand_in_rqs_registries(connection: redis.Redis, wor
 def test_a_worker_with_nothing_in_flight_is_idle_again(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
     active_jobs = take(worker)
-    worker.beat(active_jobs)
+    worker.renew_leases(active_jobs)
     assert view_workers(connection)[0].state == "busy"
     worker.succeed(active_jobs[0], {"outputs": []})
-    worker.beat([])
+    worker.renew_leases([])
     assert view_workers(connection)[0].state == "idle"
 
 
@@ -212,7 +212,7 @@ def test_put_back_restores_the_order_and_spends_no_retry(connection: redis.Redis
     put(connection, "urgent", priority="high")
     active_jobs = take(worker, 4)
     worker.succeed(active_jobs[1], {"outputs": []})
-    worker.put_back(active_jobs)
+    worker.return_to_queue(active_jobs)
 
     assert waiting(connection) == ["b", "c", "d", "e"]  # a has finished meanwhile
     assert waiting(connection, "svdq-high") == ["urgent"]
@@ -229,10 +229,10 @@ def test_what_was_taken_away_is_neither_held_nor_put_back(connection: redis.Redi
     put(connection, "a")
     active = take(worker)[0]
     assert worker.holds(active)
-    assert transitions.give_back(connection, active.queue, active.execution)
+    assert transitions.return_to_queue(connection, active.queue, active.execution)
     assert waiting(connection) == ["a"]
     assert not worker.holds(active)
-    worker.put_back([active])
+    worker.return_to_queue([active])
     assert waiting(connection) == ["a"]
 
 
@@ -247,7 +247,7 @@ def test_a_beat_prolongs_every_lease(connection: redis.Redis, worker: GroupWorke
         connection.zadd(f"rq:wip:{name}", dict.fromkeys(wip(connection, name), 1000.0))
     connection.expire(worker.key, 5)
 
-    worker.beat(active_jobs)
+    worker.renew_leases(active_jobs)
 
     scores = [*wip(connection).values(), *wip(connection, "svdq-low").values()]
     assert len(scores) == 3
@@ -260,7 +260,7 @@ def test_a_beat_does_not_take_back_what_was_taken_away(connection: redis.Redis, 
     put(connection, "a", "b")
     kept, lost = take(worker, 2)
     connection.zrem("rq:wip:svdq-default", lost.execution.composite_key)
-    worker.beat([kept, lost])
+    worker.renew_leases([kept, lost])
     assert set(wip(connection)) == {kept.execution.composite_key}
 
 
@@ -271,7 +271,7 @@ def test_a_beat_after_a_long_outage_makes_whole_records(connection: redis.Redis,
     connection.delete(worker.key, active_jobs[0].execution.key)
     connection.srem("rq:workers", worker.key)
 
-    worker.beat(active_jobs)
+    worker.renew_leases(active_jobs)
 
     assert [(seen.name, seen.state) for seen in view_workers(connection)] == [(worker.name, "busy")]
     assert [execution.worker_name for execution in fetch(connection, "a").get_executions()] == [worker.name]
@@ -281,7 +281,7 @@ def test_a_beat_does_not_revive_a_deleted_job(connection: redis.Redis, worker: G
     put(connection, "a", "b")
     active_jobs = take(worker, 2)
     fetch(connection, "a").delete()
-    worker.beat(active_jobs)
+    worker.renew_leases(active_jobs)
     assert not connection.exists("rq:job:a")
     assert status_of(connection, "b") == "started"
     put(connection, "a")  # the same submission again
@@ -429,7 +429,7 @@ def test_a_meta_of_another_kind_keeps_no_job_from_going_on(
     assert status_of(connection, "bad") == "scheduled"
     control.cancel(connection, "bad")
     control.retry(connection, "bad")
-    worker.put_back(take(worker))
+    worker.return_to_queue(take(worker))
     worker.succeed(take(worker)[0], {"outputs": []})
     assert take(worker)[0].rq_job.meta == {}
     trap.check()

@@ -19,7 +19,7 @@ def test_a_group_stops_although_a_photo_never_comes(house, until) -> None:
     os.mkfifo(photo)  # whoever opens it waits
     group = house.start(1)
     until(lambda: house.view(job).status == "started", lambda: group.text)
-    group.tell(signal.SIGTERM)
+    group.send_signal(signal.SIGTERM)
     assert group.end() == 0, group.text
     assert "1 job went back to the queue" in group.text
     assert house.queued() == [job]
@@ -37,11 +37,11 @@ def test_a_stop_while_draining_puts_jobs_back(house, until, number: signal.Signa
         return any(rank.rank == 1 and rank.job_id == job for rank in ranks)
 
     until(is_past_rank_0, lambda: group.text)
-    group.tell(signal.SIGINT)
+    group.send_signal(signal.SIGINT)
     until(lambda: "Taking no more jobs" in group.text, lambda: group.text)
     time.sleep(2)  # rank 0 closes its link to rank 1
     started = time.monotonic()
-    group.tell(number)
+    group.send_signal(number)
     assert group.end() == 0, group.text
     assert house.view(job).status == "queued", group.text
     assert house.queued() == [job]

@@ -28,12 +28,12 @@ def test_videos_that_cannot_be_written_wait_in_sight(house, until) -> None:
     outputs.write_text("a file is in the way")
     first, second = house.submit(), house.submit()
 
-    def troubles() -> list[dict[str, object]]:
-        found = json.loads(shown(house, "status", "--json"))["troubles"]
+    def conditions() -> list[dict[str, object]]:
+        found = json.loads(shown(house, "status", "--json"))["conditions"]
         return found if found and first in found[0]["job_ids"] and second in found[0]["job_ids"] else []
 
-    (trouble,) = until(troubles, lambda: group.text)
-    assert (trouble["rank"], trouble["effect"]) == (1, "Videos wait to be written")
+    (condition,) = until(conditions, lambda: group.text)
+    assert (condition["rank"], condition["effect"]) == (1, "Videos wait to be written")
     (status,) = read_groups(house.connection)
     assert status.ranks[1].activity == "waiting"
     assert 0 < house.connection.ttl(status.ranks[1].key) <= keys.RANK_TTL_S
@@ -43,7 +43,7 @@ def test_videos_that_cannot_be_written_wait_in_sight(house, until) -> None:
         line = shown(house, "status", job_id)
         assert f"{job_id}  photo  started, waiting for storage: The storage " in line
         assert "tried " in line
-    assert json.loads(shown(house, "status", second, "--json"))["trouble"]["reason"].startswith("The storage ")
+    assert json.loads(shown(house, "status", second, "--json"))["condition"]["reason"].startswith("The storage ")
     with subprocess.Popen(
         [sys.executable, "-m", "svdq.cli", "wait", second],
         stdout=subprocess.PIPE,
@@ -62,7 +62,7 @@ def test_videos_that_cannot_be_written_wait_in_sight(house, until) -> None:
         outputs.unlink()
         assert house.wait([second])[0].status == "finished"
         assert waiting.wait(60) == 0
-    until(lambda: json.loads(shown(house, "status", "--json"))["troubles"] == [])
+    until(lambda: json.loads(shown(house, "status", "--json"))["conditions"] == [])
     assert "WAITING" not in shown(house, "status")
     assert not list(outputs.glob(f"*{first}*"))
     logged = shown(house, "logs", second)

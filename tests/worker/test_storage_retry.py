@@ -15,7 +15,7 @@ from svdq.pipeline.models.model import ModelInfo
 from svdq.producer.job import Job
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
-from svdq.worker.storage_retry import GaveUpError, StorageRetry, UnwantedError
+from svdq.worker.storage_retry import NoLongerWantedError, RetryStoppedError, StorageRetry
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=2)
 
@@ -44,36 +44,36 @@ def beside() -> ThreadPoolExecutor:
 def test_trouble_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, until, caplog) -> None:
     caplog.set_level(logging.INFO)
     retry, storage = StorageRetry("Videos wait", first_delay_s=0.01), Refusing()
-    assert retry.trouble is None
+    assert retry.condition is None
     done = beside.submit(retry.call, storage)
-    first = until(lambda: retry.trouble)
-    later = until(lambda: (found := retry.trouble) and found.attempts >= 3 and found)
+    first = until(lambda: retry.condition)
+    later = until(lambda: (found := retry.condition) and found.attempts >= 3 and found)
     assert (later.effect, later.since) == ("Videos wait", first.since)
     assert later.reason == f"[Errno 28] No space left ({later.attempts})"
     storage.opened.set()
     assert done.result(60) == "done"
-    assert retry.trouble is None
+    assert retry.condition is None
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 def test_a_stop_ends_the_waiting_at_once(beside, until) -> None:
     retry = StorageRetry("Videos wait", first_delay_s=600)
     done = beside.submit(retry.call, Refusing())
-    until(lambda: retry.trouble)
+    until(lambda: retry.condition)
     retry.stop()
-    with pytest.raises(GaveUpError):
+    with pytest.raises(RetryStoppedError):
         done.result(60)
-    assert retry.trouble is None
+    assert retry.condition is None
 
 
 def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until) -> None:
     retry, is_wanted = StorageRetry("Videos wait", first_delay_s=600), threading.Event()
     is_wanted.set()
     done = beside.submit(retry.call, Refusing(), is_wanted.is_set)
-    until(lambda: retry.trouble)
+    until(lambda: retry.condition)
     is_wanted.clear()
     retry.wake()
-    with pytest.raises(UnwantedError):
+    with pytest.raises(NoLongerWantedError):
         done.result(60)
     assert retry.call(lambda: "the next", is_wanted.is_set) == "the next"
 
@@ -127,18 +127,18 @@ def test_a_photo_is_waited_for_while_the_storage_is_away(folder: Path, job: Job,
     prefetcher = open_prefetcher(Storage(str(folder)), file_timeout_s=0.0)
     shutil.move(folder, folder.with_name("away"))
     done = prepare(beside, prefetcher, job)
-    trouble = until(lambda: (found := prefetcher.trouble) and found.attempts >= 3 and found)
-    assert (trouble.effect, trouble.job_ids) == ("No video is begun", ("a-job",))
+    condition = until(lambda: (found := prefetcher.condition) and found.attempts >= 3 and found)
+    assert (condition.effect, condition.job_ids) == ("No video is begun", ("a-job",))
     shutil.move(folder.with_name("away"), folder)
     assert done.result(60).photo.size == (64, 64)
-    assert prefetcher.trouble is None
+    assert prefetcher.condition is None
 
 
 def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Path, job: Job, beside, until) -> None:
     storage = Locked(str(folder))
     prefetcher = open_prefetcher(storage)
     done = prepare(beside, prefetcher, job)
-    until(lambda: prefetcher.trouble)
+    until(lambda: prefetcher.condition)
     storage.is_locked = False
     assert done.result(60).photo is not None
 
@@ -172,18 +172,18 @@ def test_looking_ahead_waits_for_nothing(folder: Path, job: Job) -> None:
     prefetcher = open_prefetcher(Locked(str(folder)))
     with pytest.raises(UnavailableError):
         prefetcher.prepare_ahead("a-job", job)
-    assert prefetcher.trouble is None
+    assert prefetcher.condition is None
 
 
 def test_a_job_that_is_abandoned_is_waited_for_no_longer(folder: Path, job: Job, beside, until) -> None:
     storage = Locked(str(folder))
     prefetcher = open_prefetcher(storage)
     done = prepare(beside, prefetcher, job)
-    until(lambda: prefetcher.trouble)
+    until(lambda: prefetcher.condition)
     prefetcher.abandon("another")
-    until(lambda: prefetcher.trouble.attempts >= 4)
+    until(lambda: prefetcher.condition.attempts >= 4)
     prefetcher.abandon("a-job")
-    with pytest.raises(UnwantedError):
+    with pytest.raises(NoLongerWantedError):
         done.result(60)
     storage.is_locked = False
     assert prefetcher.prepare("a-job", job).photo is not None

@@ -18,7 +18,7 @@ def submitted(house: House, *arguments: object) -> dict[str, object]:
 
 def test_folder_name_time_and_order(house: House) -> None:
     first = submitted(house, "--output", "trip/day 1", "--name", "{stem}-{seed}", "--seed", 3)
-    after = submitted(house, "--after", first["id"], "--priority", "high")
+    after = submitted(house, "--depends-on", first["id"], "--priority", "high")
     later = submitted(house, "--at", "+1s", "--seed", 4)
     assert [made["status"] for made in (first, after, later)] == ["queued", "deferred", "scheduled"]
     house.start(1)

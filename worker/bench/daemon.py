@@ -75,7 +75,7 @@ def _render(workload: Workload, settings: Settings, log_path: Path, trace_path: 
     command = [sys.executable, "-m", "svdq.cli", "worker", "--burst"]
     command += ["--ranks", str(len(workload.models)), "--device", workload.device]
     command += ["--trace", str(trace_path)]
-    command += ["--warm", f"{shape.width}x{shape.height}x{shape.frames}"]
+    command += ["--warmup", f"{shape.width}x{shape.height}x{shape.frames}"]
     with log_path.open("wb") as log:
         code = subprocess.run(command, env=environment_of(settings), stdout=log, stderr=log, check=False).returncode
     if code != 0:

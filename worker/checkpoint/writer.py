@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.sample import Sample
-from svdq.producer.status.ranks import Trouble
+from svdq.producer.status.ranks import Condition
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import CheckpointStore
 
@@ -45,7 +45,7 @@ class CheckpointWriter:
         #: Whether the rank is about to end and there is no time to rest.
         self._hurried = False
         #: Why checkpoints cannot be written at present; videos go on without.
-        self.trouble: Trouble | None = None
+        self.condition: Condition | None = None
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
     def save(self, sample: Sample) -> None:
@@ -98,8 +98,8 @@ class CheckpointWriter:
                     self._store.clear(job_id)
                 if pending is not None:
                     self._write(pending)
-                if self.trouble is not None:
-                    self.trouble = None
+                if self.condition is not None:
+                    self.condition = None
                     logger.info("Checkpoints can be written again.")
             except Exception as error:  # noqa: BLE001 - a checkpoint is a courtesy: no video fails for it
                 self._note(error)
@@ -109,16 +109,16 @@ class CheckpointWriter:
                 self._changed.wait_for(lambda: self._hurried, rest_s)
 
     def _note(self, error: Exception) -> None:
-        trouble = self.trouble
-        if trouble is None:
+        condition = self.condition
+        if condition is None:
             logger.warning("Checkpoints cannot be written (%s); videos go on without.", error)
-            trouble = Trouble(
+            condition = Condition(
                 effect="Checkpoints cannot be written, videos go on without",
                 reason=str(error),
                 since=time.time(),
                 attempts=0,
             )
-        self.trouble = trouble.model_copy(update={"reason": str(error), "attempts": trouble.attempts + 1})
+        self.condition = condition.model_copy(update={"reason": str(error), "attempts": condition.attempts + 1})
 
     def _write(self, pending: _Pending) -> None:
         sample = pending.sample

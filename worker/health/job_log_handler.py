@@ -56,7 +56,7 @@ class JobLogHandler(logging.Handler):
             taken[job_id].append(entry)
         return taken
 
-    def give_back(self, taken: Mapping[str, list[LogEntry]]) -> None:
+    def restore(self, taken: Mapping[str, list[LogEntry]]) -> None:
         """Take back what could not be passed on; it comes before what has come since."""
         lines = [(job_id, entry) for job_id, entries in taken.items() for entry in entries]
         too_many = max(0, len(lines) + len(self._waiting) - MAX_WAITING)

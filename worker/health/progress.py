@@ -210,5 +210,5 @@ class ProgressMonitor:
         try:
             return pipeline.execute(raise_on_error=False)
         except redis.RedisError:
-            self._log.give_back(lines)
+            self._log.restore(lines)
             raise

@@ -16,7 +16,7 @@ import torch
 from svdq.pipeline.costs import CostModel
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Topology
-from svdq.producer.status.ranks import Activity, IntakeStatus, RankStatus, ShapeCosts, Trouble
+from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus, ShapeCosts
 from svdq.worker import identity
 from svdq.worker.health.histograms import RankMetrics
 
@@ -63,7 +63,7 @@ class Waiting(Protocol):
     """Something that may have to wait for the storage."""
 
     @property
-    def trouble(self) -> Trouble | None:
+    def condition(self) -> Condition | None:
         """Why it does at present; None when it does not. From any thread."""
         ...
 
@@ -101,8 +101,8 @@ class RankReporter:
             last: what was computed last, or is.
             step_s: seconds that the last step took.
         """
-        troubles = tuple(trouble for part in self.waiting if (trouble := part.trouble) is not None)
-        activity: Activity = "waiting" if any(trouble.job_ids for trouble in troubles) else "idle"
+        conditions = tuple(condition for part in self.waiting if (condition := part.condition) is not None)
+        activity: Activity = "waiting" if any(condition.job_ids for condition in conditions) else "idle"
         sample, step = note if note is not None else (None, None)
         if sample is not None:
             activity = "decoding" if step == sample.parameters.steps else "denoising"
@@ -117,7 +117,7 @@ class RankReporter:
                 "step_range": (last.boundaries[rank], last.boundaries[rank + 1]) if last is not None else None,
                 "step_s": step_s,
                 "busy_share": self.meter.share(),
-                "troubles": troubles,
+                "conditions": conditions,
                 "timings": self.metrics.timings(),
                 "resumed": self.metrics.num_resumed,
                 "checkpoints": self.metrics.num_checkpoints,

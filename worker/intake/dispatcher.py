@@ -27,7 +27,7 @@ from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.crash_count import must_run_alone
 from svdq.worker.recovery.crash_marker import CrashSuspect
 from svdq.worker.recovery.fence import execution_metadata
-from svdq.worker.storage_retry import UnwantedError
+from svdq.worker.storage_retry import NoLongerWantedError
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Dispatcher:
         if self._taken is None and self._next is None and not self.draining.is_set():
             full = len(self._reporter.active_jobs) >= self._options.max_in_flight or self._is_alone()
             if full or self._num_given >= num_wanted:
-                self._look_ahead()
+                self._prefetch()
             elif is_too_late(time.time(), self._options.until_s, self._latencies_s):
                 self.draining.set()
             elif (active := self._worker.pop()) is not None:
@@ -165,7 +165,7 @@ class Dispatcher:
         """Give the stage the job that was taken, once all is there that it needs."""
         job_id = active.rq_job.id
         if not prepared_ahead.done():
-            if self._prefetcher.trouble is not None and self._is_unwanted(active):
+            if self._prefetcher.condition is not None and self._is_unwanted(active):
                 self._prefetcher.abandon(job_id)
             return
         self._next = None
@@ -176,7 +176,7 @@ class Dispatcher:
             # Looking ahead is done once; now that the job is ours, its storage is waited for.
             self._next = (active, self._submit(active))
             return
-        except UnwantedError:
+        except NoLongerWantedError:
             self._reporter.add(Report(job_id=job_id, body={}, result={}, canceled=True))
             self._wake.set()
             return
@@ -209,7 +209,7 @@ class Dispatcher:
         """Whether a job is in flight that runs alone."""
         return self._alone in self._reporter.active_jobs
 
-    def _look_ahead(self) -> None:
+    def _prefetch(self) -> None:
         if self._is_alone():
             return
         rq_job = self._worker.peek()

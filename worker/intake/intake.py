@@ -15,7 +15,7 @@ import redis
 from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.protocols import Report, Request
 from svdq.producer.queue import statuses
-from svdq.producer.status.ranks import IntakeStatus, Trouble
+from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.reader import CheckpointReader
@@ -132,9 +132,9 @@ class Intake:
         )
 
     @property
-    def trouble(self) -> Trouble | None:
+    def condition(self) -> Condition | None:
         """Why no video can be begun at present."""
-        return self._prefetcher.trouble
+        return self._prefetcher.condition
 
     def ended(self, report: Report) -> None:
         """Take note of how a sample ended, and of what it took."""
@@ -153,16 +153,16 @@ class Intake:
         self.drain()
         self._dispatcher.ready.put(None)
 
-    def close(self, *, put_back: bool) -> None:
+    def close(self, *, return_to_queue: bool) -> None:
         """Report what has ended, give the rest back to the queue if asked to, and leave Redis."""
-        if put_back:
+        if return_to_queue:
             self._give_up_at = time.monotonic() + GIVE_UP_S
         self._closing.set()
         self._wake.set()
         self._thread.join()
         try:
-            if put_back:
-                self._worker.put_back(self._reporter.active_jobs.values())
+            if return_to_queue:
+                self._worker.return_to_queue(self._reporter.active_jobs.values())
                 logger.info("Stopped; %s went back to the queue.", _jobs(len(self._reporter.active_jobs)))
             else:
                 self._sweep()
@@ -208,7 +208,7 @@ class Intake:
             self._begun = True
         # Leases first: nothing below may keep one from being prolonged.
         if time.monotonic() >= self._beat_at:
-            self._reporter.beat()
+            self._reporter.renew_leases()
             self._beat_at = time.monotonic() + BEAT_S
         while not self._stops.empty():
             self._reporter.cancel(self._stops.get())

@@ -18,11 +18,11 @@ from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
-from svdq.producer.status.ranks import Trouble
+from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.intake.memory import MemoryPlan
-from svdq.worker.output.finished import job_as_used, recognise
+from svdq.worker.output.finished import find_result, job_as_used
 from svdq.worker.storage_retry import FILE_TIMEOUT_S, FIRST_DELAY_S, FileRefusals, StorageRetry
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,8 @@ class Prefetcher:
 
         Raises:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
-            UnwantedError: `abandon` was called.
-            GaveUpError: `stop` was called.
+            NoLongerWantedError: `abandon` was called.
+            RetryStoppedError: `stop` was called.
         """
         self._job_id, self._unwanted = job_id, ""
         find = partial(self._find, job_id, job, FileRefusals(self._file_timeout_s))
@@ -108,10 +108,10 @@ class Prefetcher:
         return self._decoded(self._find(job_id, job, FileRefusals(self._file_timeout_s)), job_id, job)
 
     @property
-    def trouble(self) -> Trouble | None:
+    def condition(self) -> Condition | None:
         """Why no video can be begun at present, and which one waits for it."""
-        trouble = self._retry.trouble
-        return trouble and trouble.model_copy(update={"job_ids": (self._job_id,)})
+        condition = self._retry.condition
+        return condition and condition.model_copy(update={"job_ids": (self._job_id,)})
 
     def abandon(self, job_id: str) -> None:
         """Prepare a job no longer: it was canceled or taken over; from any thread."""
@@ -145,7 +145,7 @@ class Prefetcher:
             parameters = parameters.model_copy(update={"frames": self._model.default_frames})
         wanted = job_as_used(parameters, job.model_dump())
         try:
-            result = recognise(self._storage, self._model, wanted, job_id)
+            result = find_result(self._storage, self._model, wanted, job_id)
         except UnavailableError as error:
             if self._storage.exists("inputs"):
                 refusals.check(error, f"Its output {job.output_stem(job_id)!r}")

@@ -45,10 +45,10 @@ class Reporter:
         """Take note of how a sample ended; from any thread."""
         self._reports.put(report)
 
-    def beat(self) -> None:
+    def renew_leases(self) -> None:
         """Prolong what is still ours."""
         ours = [active for active in self.active_jobs.values() if active.execution.id not in self._lost]
-        for active in self._worker.beat(ours):
+        for active in self._worker.renew_leases(ours):
             self._lost.add(active.execution.id)
             logger.warning("Job %s is not ours any more: it was canceled, or taken over.", active.rq_job.id)
 
@@ -88,7 +88,7 @@ class Reporter:
         if not self._worker.holds(active):
             self._let_go(active, report)
         elif _is_dropped(report) and not self._worker.was_canceled(job_id):
-            self._worker.put_back([active])  # what made a rank believe that it was lost has passed
+            self._worker.return_to_queue([active])  # what made a rank believe that it was lost has passed
         elif _is_dropped(report):
             logger.info("Job %s was stopped by the user.", job_id)
             self._worker.stop(active)
@@ -105,7 +105,7 @@ class Reporter:
     def _let_go(self, active: ActiveJob, report: Report) -> None:
         """Leave an execution that is not ours any more: its end is written already, or it was taken away."""
         job_id = report.job_id
-        status = self._worker.settle(active)
+        status = self._worker.confirm_end(active)
         if status is JobStatus.FINISHED:
             self._finished(active, report)
         elif status is JobStatus.FAILED:

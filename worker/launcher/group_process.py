@@ -125,7 +125,7 @@ class GroupProcess:
         """Return the process ids of the ranks that listen, by rank; those of a restart, too."""
         return rundir.read_pids(self._run_dir)
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to every rank that listens and has not had it: those of a restart, too."""
         self._wish = number
         for pid in self.pids().values():

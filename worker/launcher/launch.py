@@ -22,11 +22,11 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import trace_text
-from svdq.producer.moments import parse_future
 from svdq.producer.queue import server_url
 from svdq.producer.results.pages import write
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import sweep, temporary_name
+from svdq.producer.timeparse import parse_future
 from svdq.worker.launcher import rundir
 from svdq.worker.launcher.compute_options import as_arguments
 from svdq.worker.launcher.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
@@ -69,7 +69,7 @@ class LaunchOptions:
     #: When to stop, such as 06:00; None means never.
     until: str | None = None
     #: Shapes to be ready for, such as 1024x576x25.
-    warm: tuple[str, ...] = ()
+    warmup: tuple[str, ...] = ()
     #: Where to write a Chrome trace at the end.
     trace: Path | None = None
     #: Port and address of this machine where metrics are served; None: they are not.
@@ -106,7 +106,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
     if options.device != "cpu" and (failure := all_gpus().failure):
         logger.warning("The list of GPUs may not be complete: %s.", failure)
-    for shape in options.warm:
+    for shape in options.warmup:
         VideoParameters.of_shape(shape)
     hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
     if hosts is not None:
@@ -122,8 +122,8 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     arguments += ["--ranks-per-gpu", str(ranks_per_gpu(len(gpus), ranks * options.groups))]
     arguments += ["--log-format", options.log_format]
     arguments += as_arguments(options.compute)
-    for shape in options.warm:
-        arguments += ["--warm", shape]
+    for shape in options.warmup:
+        arguments += ["--warmup", shape]
     groups: list[GroupProcess] = []
     with (
         _run_folder(settings.home / "run") as folder,
@@ -225,7 +225,7 @@ class _Watch:
                     self._stop()
                 if self._wish is not None:
                     for group in self._groups:
-                        group.tell(self._wish)
+                        group.send_signal(self._wish)
                 time.sleep(POLL_S)
         finally:
             for number, handler in before.items():

@@ -94,20 +94,20 @@ class LauncherCollector(Collector):
 
     def _collect(self) -> list[Metric]:
         families = _Families()
-        readings = self._look()
+        readings = self._read_redis()
         own = self._own(readings.ranks if readings is not None else ())
         for rank in own:
             self._remember(rank)
         for (name, group), counted in self._counted.items():
             families.add(name, [group], sum(counted.values()))
-        self._tell_of_launcher(families, is_redis_up=readings is not None)
+        self._add_launcher_metrics(families, is_redis_up=readings is not None)
         if readings is not None:
-            _tell_of_queues(families, readings)
+            _add_queue_metrics(families, readings)
             for rank in own:
-                _tell_of_rank(families, rank, readings.at)
+                _add_rank_metrics(families, rank, readings.at)
         return families.all()
 
-    def _look(self) -> Readings | None:
+    def _read_redis(self) -> Readings | None:
         if time.monotonic() < self._looked_at + FRESH_S:
             return self._readings
         self._readings = None
@@ -148,7 +148,7 @@ class LauncherCollector(Collector):
             if rank.host == host and (rank.rank, rank.pid) in places
         ]
 
-    def _tell_of_launcher(self, families: "_Families", *, is_redis_up: bool) -> None:
+    def _add_launcher_metrics(self, families: "_Families", *, is_redis_up: bool) -> None:
         families.info("svdq_build_info", [], {"version": version("svdq")})
         families.add("svdq_start_time_seconds", [], self._started_at)
         families.add("svdq_redis_up", [], is_redis_up)
@@ -161,7 +161,7 @@ class LauncherCollector(Collector):
             families.add("svdq_group_restarts_total", label, self._restart_counts.get(label[0], 0))
 
 
-def _tell_of_queues(families: "_Families", readings: Readings) -> None:
+def _add_queue_metrics(families: "_Families", readings: Readings) -> None:
     for queue, states in readings.counts.items():
         for state, number in states.items():
             families.add("svdq_jobs", [queue, state], number)
@@ -172,7 +172,7 @@ def _tell_of_queues(families: "_Families", readings: Readings) -> None:
     families.add("svdq_pauses", [], readings.num_pauses)
 
 
-def _tell_of_rank(families: "_Families", own: _Own, now: float) -> None:
+def _add_rank_metrics(families: "_Families", own: _Own, now: float) -> None:
     status = own.status
     label = [own.group, str(status.rank)]
     if status.intake is not None:
@@ -181,7 +181,7 @@ def _tell_of_rank(families: "_Families", own: _Own, now: float) -> None:
     families.info("svdq_rank_info", label, {"name": status.group} | who)
     families.add("svdq_rank_record_age_seconds", label, max(0.0, now - status.at))
     families.add("svdq_rank_busy_ratio", label, status.busy_share)
-    waits_s = [now - trouble.since for trouble in status.troubles]
+    waits_s = [now - condition.since for condition in status.conditions]
     families.add("svdq_rank_trouble_seconds", label, max(0.0, *waits_s, 0.0))
     families.add("svdq_rank_resident_memory_bytes", label, status.rss_bytes)
     if status.gpu_bytes is not None:

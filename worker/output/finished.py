@@ -69,7 +69,7 @@ def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
     return timings
 
 
-def recognise(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> dict[str, Any] | None:
+def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> dict[str, Any] | None:
     """Find what was finished before and only not acknowledged: the result of a job whose files are all there.
 
     Args:

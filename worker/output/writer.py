@@ -25,16 +25,16 @@ from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.producer.status.ranks import Trouble
+from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.output.finished import job_as_used, output_keys, result_of, sidecar_key, timings_of
 from svdq.worker.storage_retry import (
     FILE_TIMEOUT_S,
     FIRST_DELAY_S,
     FileRefusals,
-    GaveUpError,
+    NoLongerWantedError,
+    RetryStoppedError,
     StorageRetry,
-    UnwantedError,
 )
 
 logger = logging.getLogger(__name__)
@@ -100,10 +100,10 @@ class ResultWriter:
         self._waiting.put(_Delivery(sample=sample, frames=frames, report=report))
 
     @property
-    def trouble(self) -> Trouble | None:
+    def condition(self) -> Condition | None:
         """Why nothing can be written at present, and which videos wait for it."""
-        trouble = self._retry.trouble
-        return trouble and trouble.model_copy(update={"job_ids": tuple(self._here)})
+        condition = self._retry.condition
+        return condition and condition.model_copy(update={"job_ids": tuple(self._here)})
 
     def release(self) -> None:
         """Let a `deliver` that waits return, and begin to write nothing more; for a rank that stops."""
@@ -133,9 +133,9 @@ class ResultWriter:
                         partial(self._attempt, sample, delivery.frames, FileRefusals(self._file_timeout_s)),
                         partial(self._fence, sample),
                     )
-            except GaveUpError:
+            except RetryStoppedError:
                 return  # its job goes back to the queue, and the latents of its last step are kept
-            except UnwantedError:
+            except NoLongerWantedError:
                 if self._retry.stopped:
                     return
                 self._log_unwanted(sample)
@@ -191,7 +191,7 @@ class ResultWriter:
                 video.write_video(frames, paths[key], kind, job.fps, comment)
             if not self._fence(sample):
                 if self._retry.stopped:
-                    raise GaveUpError("The worker stops.")
+                    raise RetryStoppedError("The worker stops.")
                 self._log_unwanted(sample)
                 return {}
             for key, path in paths.items():

@@ -74,7 +74,7 @@ class CompletionWorker(RqWorker):
             self.handle_job_success(rq_job, active.queue, active.queue.started_job_registry)
         finally:
             self.execution = self._succeeding = None
-        self._forget_troubles(rq_job.id)
+        self._clear_marks(rq_job.id)
 
     def increment_successful_job_count(self, pipeline: Any = None) -> None:
         """Do RQ's first write of a success, unless the success is written already.
@@ -94,7 +94,7 @@ class CompletionWorker(RqWorker):
         if not self._is_stop:
             super().increment_failed_job_count(pipeline)
 
-    def settle(self, active: ActiveJob) -> JobStatus | None:
+    def confirm_end(self, active: ActiveJob) -> JobStatus | None:
         """Do what follows the end of an execution that Redis has written and could not say so before it went away.
 
         Returns:
@@ -107,7 +107,7 @@ class CompletionWorker(RqWorker):
         status = rq_job.get_status(refresh=False)
         if status not in _ENDED:
             return None
-        self._forget_troubles(rq_job.id)
+        self._clear_marks(rq_job.id)
         return status
 
     def is_wanted(self, job_id: str) -> bool:
@@ -152,7 +152,7 @@ class CompletionWorker(RqWorker):
             raise
         finally:
             self.execution = None
-        self._forget_troubles(rq_job.id)
+        self._clear_marks(rq_job.id)
         logger.info("Job %s is tried again in %d s; tries left: %d.", rq_job.id, interval_s, retries_left - 1)
 
     def _end_failed(self, active: ActiveJob, reason: str) -> None:
@@ -170,9 +170,9 @@ class CompletionWorker(RqWorker):
         finally:
             self.execution = None
             self._is_stop = False
-        self._forget_troubles(rq_job.id)
+        self._clear_marks(rq_job.id)
 
-    def _forget_troubles(self, job_id: str) -> None:
+    def _clear_marks(self, job_id: str) -> None:
         with self.connection.pipeline() as pipeline:
             pipeline.srem(keys.CANCELED, job_id)
             pipeline.hdel(keys.CRASHES, job_id)

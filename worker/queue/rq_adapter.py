@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 #: Jobs that are queued at once when they are due; leases are renewed in between.
 PROMOTED_AT_ONCE = 1000
 #: `Job.heartbeat` for a job that still exists: HSET alone would make a job out of nothing after it was deleted.
-_BEAT = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'last_heartbeat', ARGV[1]) end"
+_HEARTBEAT = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'last_heartbeat', ARGV[1]) end"
 
 
 class GroupWorker(CompletionWorker):
@@ -48,7 +48,7 @@ class GroupWorker(CompletionWorker):
 
     # The life of its executions.
 
-    def beat(self, active_jobs: Iterable[ActiveJob]) -> list[ActiveJob]:
+    def renew_leases(self, active_jobs: Iterable[ActiveJob]) -> list[ActiveJob]:
         """Prolong the leases of the worker and of every execution, in one round trip; return those that are lost.
 
         Written whole, not only prolonged: after the server was away for longer than a lease, the records are gone.
@@ -64,8 +64,8 @@ class GroupWorker(CompletionWorker):
             for active in active_jobs:
                 active.execution.last_heartbeat = datetime.fromtimestamp(now_s, UTC)
                 active.execution.save(LEASE_S, pipeline=pipeline)
-                transitions.hold(pipeline, active.queue, active.execution, now_s + LEASE_S)
-                pipeline.eval(_BEAT, 1, active.rq_job.key, utcformat(now()))
+                transitions.write_lease(pipeline, active.queue, active.execution, now_s + LEASE_S)
+                pipeline.eval(_HEARTBEAT, 1, active.rq_job.key, utcformat(now()))
             for active in active_jobs:
                 pipeline.zscore(active.queue.started_job_registry.key, active.execution.composite_key)
             leases = pipeline.execute()[-len(active_jobs) :] if active_jobs else pipeline.execute()[:0]
@@ -205,7 +205,7 @@ class GroupWorker(CompletionWorker):
                 pipeline.multi()
                 pipeline.hset(rq_job.key, "origin", queue.name)
                 execution = Execution.create(rq_job, LEASE_S, pipeline=pipeline, worker_name=self.name)
-                transitions.hold(pipeline, queue, execution, seconds + LEASE_S, is_new=True)
+                transitions.write_lease(pipeline, queue, execution, seconds + LEASE_S, is_new=True)
                 rq_job.prepare_for_execution(self.name, pipeline=pipeline)
                 transitions.drop_popped(pipeline, queue, rq_job.id)
                 self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
@@ -230,10 +230,10 @@ class GroupWorker(CompletionWorker):
         """Take no more jobs until the user resumes."""
         self.connection.hset(keys.PAUSES, self.name, reason)
 
-    def put_back(self, active_jobs: Iterable[ActiveJob]) -> None:
+    def return_to_queue(self, active_jobs: Iterable[ActiveJob]) -> None:
         """Give jobs back to the front of their queues, in their old order, spending none of their retries."""
         for active in sorted(active_jobs, key=lambda active: active.execution.created_at, reverse=True):
-            transitions.give_back(self.connection, active.queue, active.execution)
+            transitions.return_to_queue(self.connection, active.queue, active.execution)
 
 
 def refusal_of(rq_job: rq.job.Job) -> str | None:

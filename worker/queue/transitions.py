@@ -35,7 +35,7 @@ return {}
 
 #: KEYS: rq:wip:<queue>, the execution, the job's executions, queue, job. ARGV: <job>:<execution>, execution, job, and
 #: the latest end of its lease. Returns 1 when the job is back in its queue, -1 when it is not to be rendered any more.
-_GIVE_BACK = """
+_RETURN_TO_QUEUE = """
 local lease = redis.call('zscore', KEYS[1], ARGV[1])
 if not lease or tonumber(lease) > tonumber(ARGV[4]) then
   return 0
@@ -53,7 +53,7 @@ return 1
 """
 
 #: KEYS: svdq:popped, intermediate queue, queue, job. ARGV: job id, its owner, which is '' when there is none.
-_GIVE_BACK_POPPED = """
+_RETURN_POPPED_TO_QUEUE = """
 if (redis.call('hget', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then
   return 0
 end
@@ -162,7 +162,9 @@ def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> 
     pipeline.hdel(keys.POPPED, job_id)
 
 
-def give_back(connection: redis.Redis, queue: rq.Queue, execution: Execution, lease_until: float = FOREVER) -> bool:
+def return_to_queue(
+    connection: redis.Redis, queue: rq.Queue, execution: Execution, lease_until: float = FOREVER
+) -> bool:
     """Put the job of an execution to the front of its queue, unless someone else did; spends no retry.
 
     Args:
@@ -180,17 +182,17 @@ def give_back(connection: redis.Redis, queue: rq.Queue, execution: Execution, le
         key_of(job_id),
     )
     values = (execution.composite_key, execution.id, job_id, lease_until)
-    return bool(connection.eval(_GIVE_BACK, len(names), *names, *values) == 1)
+    return bool(connection.eval(_RETURN_TO_QUEUE, len(names), *names, *values) == 1)
 
 
-def give_back_popped(connection: redis.Redis, queue: rq.Queue, job_id: bytes, owner: bytes) -> bool:
+def return_popped_to_queue(connection: redis.Redis, queue: rq.Queue, job_id: bytes, owner: bytes) -> bool:
     """Put a job that was popped and never begun to the front of its queue, unless someone else did.
 
     The owner is b"" for a job that another program has popped.
     """
     names: tuple[Any, ...] = (keys.POPPED, queue.intermediate_queue_key, queue.key, key_of(job_id))
     values: tuple[Any, ...] = (job_id, owner)
-    return bool(connection.eval(_GIVE_BACK_POPPED, len(names), *names, *values) == 1)
+    return bool(connection.eval(_RETURN_POPPED_TO_QUEUE, len(names), *names, *values) == 1)
 
 
 def fail_unreadable(connection: redis.Redis, queue: rq.Queue, job_id: bytes) -> bool:
@@ -221,7 +223,9 @@ def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float)
     pipeline.eval(_PROMOTE, len(names), *names, job_id, now, now_s, MISSING_S)
 
 
-def hold(pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float, *, is_new: bool = False) -> None:
+def write_lease(
+    pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float, *, is_new: bool = False
+) -> None:
     """Write the lease of an execution; unless it is new, only if it was not taken away.
 
     Args:

@@ -48,14 +48,14 @@ class Fence:
         execution = execution_of(sample.metadata)
         if execution is None:
             return True
-        is_told = False
+        has_warned = False
         while not self._stopping.is_set():
             try:
                 is_canceled = self._connection.sismember(keys.CANCELED, sample.job_id)
                 return not is_canceled and self._connection.zscore(*execution) is not None
             except redis.RedisError as error:
-                if not is_told:
+                if not has_warned:
                     logger.warning("Redis does not answer (%s); the video of %s waits.", error, sample.job_id)
-                    is_told = True
+                    has_warned = True
                 self._stopping.wait(RETRY_S)
         return False

@@ -26,7 +26,7 @@ from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.queue.rq_worker import BEAT_S
 from svdq.worker.recovery.crash_count import count_crash, read_count
 from svdq.worker.recovery.crash_marker import CrashSuspect
-from svdq.worker.recovery.unchanged import Unchanged
+from svdq.worker.recovery.staleness import StalenessTracker
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Recovery:
     def __init__(self, worker: GroupWorker, max_attempts: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
         #: The ends of leases, and the jobs that a program has popped which names no owner.
-        self._leases, self._ownerless = Unchanged(monotonic), Unchanged(monotonic)
+        self._leases, self._ownerless = StalenessTracker(monotonic), StalenessTracker(monotonic)
         self._connection: redis.Redis = worker.connection
         self._max_attempts = max_attempts
         #: Whether the crash before this start is counted.
@@ -71,9 +71,9 @@ class Recovery:
             count_crash(self._connection, suspects)
             self._is_counted = True
         for queue in self._worker.queues:
-            popped = self._give_back_popped(queue, identity.is_gone)
+            popped = self._return_popped_to_queue(queue, identity.is_gone)
             taken = [item for item in self._taken(queue, self._entries(queue)) if identity.is_gone(item.worker)]
-            self._tell(queue, popped + self._give_back(queue, taken, transitions.FOREVER))
+            self._log_taken_back(queue, popped + self._return_to_queue(queue, taken, transitions.FOREVER))
             self._release_deferred(queue)
         for job_id in map(_text, self._connection.hkeys(keys.CRASHES)):
             if self._connection.exists(rq.job.Job.key_for(job_id)):
@@ -89,19 +89,19 @@ class Recovery:
             held: ids of the executions that the worker knows of.
         """
         for queue in self._worker.queues:
-            popped = self._give_back_popped(queue, self._worker.name.__eq__)
+            popped = self._return_popped_to_queue(queue, self._worker.name.__eq__)
             ours = [item for item in self._taken(queue, self._entries(queue)) if item.worker == self._worker.name]
             unknown = [item for item in ours if item.execution.id not in held]
-            self._tell(queue, popped + self._give_back(queue, unknown, transitions.FOREVER))
+            self._log_taken_back(queue, popped + self._return_to_queue(queue, unknown, transitions.FOREVER))
 
     def expired(self) -> None:
         """Take back what other groups have let go of: executions whose lease has run out, and what they had popped."""
         now_s = transitions.server_time(self._connection)
         for queue in self._worker.queues:
-            popped = self._give_back_popped(queue, self._left_redis)
+            popped = self._return_popped_to_queue(queue, self._left_redis)
             taken = self._taken(queue, self._silent(queue, now_s))
             others = [item for item in taken if item.worker != self._worker.name]
-            self._tell(queue, popped + self._give_back(queue, others, now_s))
+            self._log_taken_back(queue, popped + self._return_to_queue(queue, others, now_s))
 
     def forget_leases(self) -> None:
         """Begin anew to watch leases: Redis was away, so that nobody could renew any."""
@@ -119,7 +119,7 @@ class Recovery:
         unchanged_s = self._leases.seconds(queue.name, ends)
         return [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
 
-    def _tell(self, queue: rq.Queue, job_ids: list[str]) -> None:
+    def _log_taken_back(self, queue: rq.Queue, job_ids: list[str]) -> None:
         self.num_taken_back += len(job_ids)
         if job_ids:
             logger.info("Took back for %s what no group has any more: %s.", queue.name, ", ".join(reversed(job_ids)))
@@ -149,22 +149,22 @@ class Recovery:
             taken.append(_Taken(execution=execution, worker=_text(owner), started_at=_text(job[1] or b"")))
         return sorted(taken, key=lambda item: item.started_at, reverse=True)
 
-    def _give_back(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
+    def _return_to_queue(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
         given = []
         for item in taken:
             job_id = item.execution.job_id
             crashes = read_count(self._connection, job_id)
             if crashes is not None and crashes.is_too_many(self._max_attempts):
                 # Back in the queue first, from where it is taken in one step: no kill in between loses it.
-                if transitions.give_back(self._connection, queue, item.execution, lease_until):
+                if transitions.return_to_queue(self._connection, queue, item.execution, lease_until):
                     self._set_aside_queued(job_id)
-            elif transitions.give_back(self._connection, queue, item.execution, lease_until):
+            elif transitions.return_to_queue(self._connection, queue, item.execution, lease_until):
                 given.append(job_id)
         return given
 
     # Jobs that were popped and not begun.
 
-    def _give_back_popped(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
+    def _return_popped_to_queue(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
         """Give back jobs whose owner is gone; of those without an owner the ones that have been there for long."""
         job_ids: Any = self._connection.lrange(queue.intermediate_queue_key, 0, -1)
         found: Any = self._connection.hmget(keys.POPPED, job_ids) if job_ids else []
@@ -174,7 +174,7 @@ class Recovery:
         for job_id in reversed(job_ids):
             owner = owners[job_id]
             is_left = is_gone(_text(owner)) if owner else popped_s[job_id] >= POPPED_S
-            if is_left and transitions.give_back_popped(self._connection, queue, job_id, owner):
+            if is_left and transitions.return_popped_to_queue(self._connection, queue, job_id, owner):
                 given.append(_text(job_id))
         return given
 

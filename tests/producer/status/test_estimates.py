@@ -4,7 +4,7 @@ import pytest
 
 from svdq.producer.status import estimates
 from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, estimate_jobs
-from svdq.producer.status.ranks import SILENT_S, GroupStatus, IntakeStatus, RankStatus, Trouble
+from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, IntakeStatus, RankStatus
 from svdq.producer.status.status import JobView
 from tests.producer.status.test_ranks import COSTS, rank
 
@@ -14,7 +14,7 @@ PARAMETERS = {"steps": 8, "frames": 2, "width": 64, "height": 64, "max_guidance_
 STEP_S = 0.375
 INTERVAL_S = 8 / 6 + (0.1 + 2.0) / 2
 ALONE_S = 0.1 + 8 * STEP_S + 2.0
-TROUBLE = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=("a", "b"))
+CONDITION = Condition(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=("a", "b"))
 
 
 def group(
@@ -84,7 +84,7 @@ def test_what_is_in_flight_is_done_first() -> None:
     ("groups", "pauses", "reason"),
     [
         ([group()], ["Paused: no jobs are taken."], estimates.PAUSED),
-        ([group(troubles=(TROUBLE,))], [], estimates.STORAGE),
+        ([group(conditions=(CONDITION,))], [], estimates.STORAGE),
         ([], [], estimates.NO_WORKER),
         ([group(silent_s=SILENT_S + 1)], [], "Not all ranks of the group on here have been heard in the last 7 s."),
         ([GroupStatus(name="x", ranks=group().ranks[:1])], [], "Not all ranks"),
@@ -105,8 +105,8 @@ def test_nothing_is_promised_of_what_waits_without_a_reason(
 
 
 def test_nothing_is_promised_of_a_job_in_flight_whose_group_cannot_go_on() -> None:
-    stuck = group(in_flight=("a", "b", "c"), troubles=(TROUBLE,))
-    assert eta(started("b", 8), stuck) == Estimate(trouble=TROUBLE, reason=estimates.STORAGE)
+    stuck = group(in_flight=("a", "b", "c"), conditions=(CONDITION,))
+    assert eta(started("b", 8), stuck) == Estimate(condition=CONDITION, reason=estimates.STORAGE)
     assert eta(started("c", 8), stuck).eta_s is not None
     assert eta(started("a", 3)).reason == estimates.NO_WORKER
     assert "Not all ranks" in eta(started("a", 3), group(in_flight=("a",), silent_s=SILENT_S + 1)).reason

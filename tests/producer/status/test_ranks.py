@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from svdq.producer import keys
-from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble, read_groups
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts, read_groups
 
 COSTS = ShapeCosts(frames=2, width=64, height=64, guided=True, step_s=(0.5, 0.25), encode_s=0.1, decode_s=2.0)
 
@@ -36,7 +36,7 @@ def save(connection: redis.Redis, *ranks: RankStatus) -> None:
 
 @given(
     st.builds(
-        Trouble,
+        Condition,
         effect=st.text(),
         reason=st.text(),
         since=st.floats(0, 1e10),
@@ -45,21 +45,21 @@ def save(connection: redis.Redis, *ranks: RankStatus) -> None:
     ),
     st.one_of(st.none(), st.floats(0, 1e6)),
 )
-def test_a_record_is_read_as_it_was_written(trouble: Trouble, pace_s: float | None) -> None:
+def test_a_record_is_read_as_it_was_written(condition: Condition, pace_s: float | None) -> None:
     intake = IntakeStatus(worker="w", in_flight=("a", "b"), pace_s=pace_s, costs=(COSTS,))
-    status = rank(0, troubles=(trouble,), intake=intake, step_range=(0, 4))
+    status = rank(0, conditions=(condition,), intake=intake, step_range=(0, 4))
     assert RankStatus.model_validate_json(status.model_dump_json()) == status
 
 
 def test_ranks_are_read_by_group(connection: redis.Redis) -> None:
     assert read_groups(connection) == []
-    trouble = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2)
-    save(connection, rank(1, troubles=(trouble,)), rank(0, intake=IntakeStatus(worker="w")), rank(0, "there-2"))
+    condition = Condition(effect="Videos wait", reason="Full.", since=1.0, attempts=2)
+    save(connection, rank(1, conditions=(condition,)), rank(0, intake=IntakeStatus(worker="w")), rank(0, "there-2"))
     here, there = read_groups(connection)
     assert (here.name, [status.rank for status in here.ranks]) == ("here-1", [0, 1])
     assert here.intake is not None
     assert here.intake.worker == "w"
-    assert here.troubles == [trouble]
+    assert here.conditions == [condition]
     assert (there.name, there.intake) == ("there-2", None)
 
 

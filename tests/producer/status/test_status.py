@@ -10,7 +10,7 @@ from rq.results import Result
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.estimates import STORAGE, Estimate
-from svdq.producer.status.ranks import GroupStatus, IntakeStatus, Trouble
+from svdq.producer.status.ranks import Condition, GroupStatus, IntakeStatus
 from svdq.producer.status.snapshot import estimate
 from svdq.producer.status.status import last_sentence, list_jobs, view, view_many, view_queues
 from svdq.producer.status.workers import view_workers
@@ -119,9 +119,9 @@ def test_pages_follow_each_other(connection: redis.Redis) -> None:
     for job in jobs[:6]:
         finish(job, {"outputs": [f"/{job.id}.mp4"]})
     ids = [job.id for job in jobs][::-1]
-    pages = [list_jobs(connection, 4, skip=skip) for skip in (0, 4, 8, 12)]
+    pages = [list_jobs(connection, 4, offset=offset) for offset in (0, 4, 8, 12)]
     assert [[seen.id for seen in page] for page in pages] == [ids[:4], ids[4:8], ids[8:], []]
-    assert [seen.id for seen in list_jobs(connection, 2, ["finished"], skip=1)] == ids[4:6]
+    assert [seen.id for seen in list_jobs(connection, 2, ["finished"], offset=1)] == ids[4:6]
     assert pages[2][0].outputs == (f"/{ids[8]}.mp4",)
 
 
@@ -158,7 +158,7 @@ def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> 
     looks = {
         "status": lambda: view_queues(connection),
         "list": lambda: list_jobs(connection, 20),
-        "next page": lambda: list_jobs(connection, 20, skip=20),
+        "next page": lambda: list_jobs(connection, 20, offset=20),
     }
     connection.eval(COPY, len(names), *names, 60)
     for look in looks.values():
@@ -180,13 +180,13 @@ def test_what_is_to_be_expected_of_jobs(connection: redis.Redis) -> None:
     started = add(connection, 9)
     SvdqQueue("svdq-default", connection=connection).remove(started)
     started.set_status(JobStatus.STARTED)
-    trouble = Trouble(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=(started.id,))
+    condition = Condition(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=(started.id,))
     intake = IntakeStatus(worker="w", in_flight=(started.id,), pace_s=10.0)
-    groups = [GroupStatus(name="here-1", ranks=(rank(0, intake=intake, troubles=(trouble,)),))]
+    groups = [GroupStatus(name="here-1", ranks=(rank(0, intake=intake, conditions=(condition,)),))]
     views = view_many(connection, [job.id for job in (urgent, *others, started)])
     found = estimate(connection, views, groups)
     assert [found[job.id].num_ahead for job in (urgent, *others)] == [0, 1, 2, 3]
-    assert found[started.id] == Estimate(trouble=trouble, reason=STORAGE)
+    assert found[started.id] == Estimate(condition=condition, reason=STORAGE)
     finish(urgent, {"outputs": []})
     found = estimate(connection, view_many(connection, [urgent.id, others[0].id]), groups)
     assert {job_id: each.num_ahead for job_id, each in found.items()} == {others[0].id: 0}

@@ -63,13 +63,13 @@ def test_every_parameter_of_a_job_has_a_column() -> None:
 def test_a_list(tmp_path: Path, name: str, text: str, lines: tuple[int, int]) -> None:
     plain, full = read(tmp_path, name, text)
     assert [request.where for request in (plain, full)] == [f"{name}, line {line}: " for line in lines]
-    assert (plain.path, plain.order.options, plain.order.at) == (tmp_path / "cup.jpg", (SubmitOptions(),), None)
+    assert (plain.path, plain.spec.options, plain.spec.at) == (tmp_path / "cup.jpg", (SubmitOptions(),), None)
     assert full.path == tmp_path / "sub" / "a, b.jpg"
-    assert full.order.options == (
+    assert full.spec.options == (
         SubmitOptions(frames=25, width=576, height=320, noise_aug_strength=0.05, formats=("mp4", "gif"), seed=7),
     )
-    order = full.order
-    assert (order.priority, order.at, order.name, order.folder) == ("high", TEN, "{stem}-{seed}", "x/y")
+    spec = full.spec
+    assert (spec.priority, spec.at, spec.name, spec.folder) == ("high", TEN, "{stem}-{seed}", "x/y")
 
 
 def test_a_cell_may_have_lines(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_cell_may_have_lines(tmp_path: Path) -> None:
 
 def test_rows_that_ask_for_the_same_share_it(tmp_path: Path) -> None:
     requests = read(tmp_path, "list.csv", "photo,fps\na.jpg,8\nb.jpg,8\n")
-    assert requests[0].order is requests[1].order
+    assert requests[0].spec is requests[1].spec
 
 
 def test_all_bad_rows_are_told_of(tmp_path: Path) -> None:

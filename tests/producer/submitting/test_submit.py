@@ -9,8 +9,8 @@ from PIL import Image
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.settings import Settings
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.order import Order
 from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, submit, submit_all
 
 
@@ -68,10 +68,10 @@ def test_bad_parameters(settings: Settings, photo: Path, options: SubmitOptions,
 
 def test_like(settings: Settings) -> None:
     recorded = {"image": "x", "name": "y", "frames": 9, "seed": 5, "formats": ["gif"], "decode_chunk_size": None}
-    options = SubmitOptions(frames=3).over(recorded)
+    options = SubmitOptions(frames=3).with_defaults_from(recorded)
     assert (options.frames, options.seed, options.formats) == (3, 5, ["gif"])
     with pytest.raises(InputError, match="sparkle"):
-        SubmitOptions().over({"sparkle": 1})
+        SubmitOptions().with_defaults_from({"sparkle": 1})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_sidecar_with_values_of_wrong_types(
     settings: Settings, photo: Path, recorded: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InputError, match=says):
-        submit(settings, [photo], SubmitOptions().over(recorded))
+        submit(settings, [photo], SubmitOptions().with_defaults_from(recorded))
 
 
 class Log(Observer):
@@ -123,9 +123,9 @@ def photos(tmp_path: Path) -> list[Path]:
 
 
 def test_many_photos(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
-    order = Order(options=(SubmitOptions(fps=7), SubmitOptions(fps=8)), variations=2)
+    spec = JobSpec(options=(SubmitOptions(fps=7), SubmitOptions(fps=8)), variations=2)
     log = Log()
-    requests = [Request(path=path, order=order) for path in photos[::2]]
+    requests = [Request(path=path, spec=spec) for path in photos[::2]]
     first = list(submit_all(settings, requests, observer=log))
     assert log.work == [("checking", 3), ("storing", 3), ("enqueueing", 12)]
     assert log.done == [3, 3, 12]
@@ -137,7 +137,7 @@ def test_many_photos(connection: redis.Redis, settings: Settings, photos: list[P
 
 
 def test_bad_photos_refuse_all(home: Path, settings: Settings, photos: list[Path]) -> None:
-    requests = [Request(path=path, order=Order(), where=f"row {row}: ") for row, path in enumerate(photos)]
+    requests = [Request(path=path, spec=JobSpec(), where=f"row {row}: ") for row, path in enumerate(photos)]
     with pytest.raises(BadPhotosError, match=r"^2 of 5 photos .*--skip-bad") as caught:
         list(submit_all(settings, requests))
     assert [reason[:7] for reason in caught.value.reasons] == ["row 1: ", "row 3: "]
@@ -151,7 +151,7 @@ def test_bad_photos_refuse_all(home: Path, settings: Settings, photos: list[Path
 
 def test_bad_photos_are_left_out(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
     log = Log()
-    requests = [Request(path=path, order=Order()) for path in photos]
+    requests = [Request(path=path, spec=JobSpec()) for path in photos]
     assert [s.name for s in submit_all(settings, requests, skip_bad=True, observer=log)] == ["0", "2", "4"]
     assert [str(path) in reason for path, reason in zip(photos[1::2], log.left_out, strict=True)] == [True, True]
 
@@ -162,7 +162,7 @@ def test_a_photo_that_changes_meanwhile(connection: redis.Redis, settings: Setti
             if work == "storing":
                 photos[4].write_bytes(photos[0].read_bytes())
 
-    requests = [Request(path=path, order=Order()) for path in photos[::2]]
+    requests = [Request(path=path, spec=JobSpec()) for path in photos[::2]]
     with pytest.raises(InputError, match="changed while"):
         list(submit_all(settings, requests, observer=Change()))
     assert SvdqQueue("svdq-default", connection=connection).count == 0
@@ -173,9 +173,9 @@ def test_jobs_that_are_waited_for_must_be_there(
 ) -> None:
     (parent,) = submit(settings, photos[:1], SubmitOptions())
     with pytest.raises(InputError, match="no job 'x'"):
-        list(submit_all(settings, [Request(path=photos[2], order=Order(after=(parent.id, "x")))]))
+        list(submit_all(settings, [Request(path=photos[2], spec=JobSpec(depends_on=(parent.id, "x")))]))
     assert len(list(Path(settings.storage, "inputs").iterdir())) == 1
-    (child,) = submit_all(settings, [Request(path=photos[2], order=Order(after=(parent.id,)))])
+    (child,) = submit_all(settings, [Request(path=photos[2], spec=JobSpec(depends_on=(parent.id,)))])
     assert child.status == "deferred"
 
 

@@ -9,11 +9,11 @@ import pytest
 from svdq.cli.watch import watch as watch_command
 from svdq.pipeline.errors import InputError
 from svdq.producer.settings import PARAMETER_KEYS, Settings
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.order import Order
 from svdq.producer.watching.folder_config import FolderConfig
 
-FLAGS = Order(options=(SubmitOptions(frames=14, fps=6),), priority="low")
+FLAGS = JobSpec(options=(SubmitOptions(frames=14, fps=6),), priority="low")
 
 
 def write(path: Path, text: str) -> None:
@@ -26,24 +26,24 @@ def test_the_nearest_file_wins_over_the_flags(tmp_path: Path) -> None:
     write(tmp_path / "day" / "svdq.toml", 'frames = 5\nsize = "128x64"\nformat = ["gif", "mp4"]\npriority = "high"')
     config = FolderConfig(tmp_path, FLAGS)
 
-    top = config.order_for("a.jpg")
+    top = config.spec_for("a.jpg")
     assert top.options == (SubmitOptions(frames=3, steps=9, fps=6),)
     assert (top.priority, top.folder) == ("low", "")
 
-    deep = config.order_for("day/roll 1/a.jpg")
+    deep = config.spec_for("day/roll 1/a.jpg")
     assert deep.options == (SubmitOptions(frames=5, fps=6, width=128, height=64, formats=("gif", "mp4")),)
     assert (deep.priority, deep.folder) == ("high", "day/roll 1")
 
 
 def test_a_file_counts_as_it_is_when_the_photo_is_taken(tmp_path: Path) -> None:
     config = FolderConfig(tmp_path, FLAGS)
-    assert config.order_for("a.jpg").options[0].frames == 14
+    assert config.spec_for("a.jpg").options[0].frames == 14
     write(tmp_path / "svdq.toml", "frames = 3")
-    assert config.order_for("a.jpg").options[0].frames == 3
+    assert config.spec_for("a.jpg").options[0].frames == 3
     write(tmp_path / "svdq.toml", "frames = 25")
-    assert config.order_for("a.jpg").options[0].frames == 25
+    assert config.spec_for("a.jpg").options[0].frames == 25
     (tmp_path / "svdq.toml").unlink()
-    assert config.order_for("a.jpg").options[0].frames == 14
+    assert config.spec_for("a.jpg").options[0].frames == 14
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,16 @@ def test_errors_name_the_file(tmp_path: Path, text: str, reason: str) -> None:
     config = FolderConfig(tmp_path, FLAGS)
     for _ in range(2):
         with pytest.raises(InputError) as raised:
-            config.order_for("day/a.jpg")
+            config.spec_for("day/a.jpg")
         assert str(file) in str(raised.value)
         assert reason in str(raised.value)
         assert "--" not in str(raised.value)
-    assert config.order_for("a.jpg").options == FLAGS.options
+    assert config.spec_for("a.jpg").options == FLAGS.options
 
 
 def test_the_watched_folders_own_file_and_the_flags_are_checked_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--frames 0"):
-        FolderConfig(tmp_path, Order(options=(SubmitOptions(frames=0),)))
+        FolderConfig(tmp_path, JobSpec(options=(SubmitOptions(frames=0),)))
     write(tmp_path / "svdq.toml", "framez = 3")
     with pytest.raises(InputError, match="framez"):
         FolderConfig(tmp_path, FLAGS)
@@ -106,13 +106,13 @@ def test_the_file_of_the_working_folder_may_have_both_settings_and_parameters(
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "svdq.toml", 'frames = 3\nmax_pixels = 1000\nhome = "here"')
     assert Settings.load().max_pixels == 1000
-    assert FolderConfig(tmp_path, FLAGS).order_for("a.jpg").options[0].frames == 3
+    assert FolderConfig(tmp_path, FLAGS).spec_for("a.jpg").options[0].frames == 3
 
 
 def test_folders_that_no_storage_takes_are_given_names_that_all_take(tmp_path: Path) -> None:
-    order = FolderConfig(tmp_path, FLAGS).order_for('what: "this"?/.x/a.jpg')
-    assert order.folder == "what_ _this__/x"
-    order.check()
+    spec = FolderConfig(tmp_path, FLAGS).spec_for('what: "this"?/.x/a.jpg')
+    assert spec.folder == "what_ _this__/x"
+    spec.check()
 
 
 def test_keys_are_those_of_the_flags() -> None:

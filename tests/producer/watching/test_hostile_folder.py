@@ -12,7 +12,7 @@ from PIL import Image
 from svdq.pipeline.errors import InputError
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
-from svdq.producer.submitting.order import Order
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.watching.events import Event
 from svdq.producer.watching.options import Selection, WatchOptions
 from svdq.producer.watching.watch import watch
@@ -35,7 +35,7 @@ def once(settings: Settings, inbox: Path) -> Once:
         events: list[Event] = []
         options = WatchOptions(selection=Selection(recursive=True), stable_for_s=0.05, on_success=on_success, once=True)
         own = Settings.load(storage=str(storage)) if storage else settings
-        watch(own, inbox, Order(), options, events.append, threading.Event())
+        watch(own, inbox, JobSpec(), options, events.append, threading.Event())
         return events[1:-1]
 
     return once

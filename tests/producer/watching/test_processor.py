@@ -13,8 +13,8 @@ from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.enqueue import Enqueued, Entry
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.order import Order
 from svdq.producer.watching.directory import signature
 from svdq.producer.watching.events import Event
 from svdq.producer.watching.folder_config import FolderConfig
@@ -59,7 +59,7 @@ class Bench:
         self.settings = settings
         self.root = root
         self.on_success = "keep"
-        self.order = Order(options=(SubmitOptions(frames=2),))
+        self.spec = JobSpec(options=(SubmitOptions(frames=2),))
         self.events: list[Event] = []
 
     def process(
@@ -72,7 +72,7 @@ class Bench:
                 self.root,
                 WatchOptions(selection=Selection(recursive=True), stable_for_s=0),
                 state,
-                FolderConfig(self.root, self.order),
+                FolderConfig(self.root, self.spec),
                 submitter or Submitter(self.settings),
                 PostSubmit.parse(self.on_success, self.root),
                 pending,

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.moments import duration, parse_age, parse_future, parse_past
+from svdq.producer.timeparse import duration, parse_age, parse_future, parse_past
 
 EAST = timezone(timedelta(hours=3))
 EVENING = datetime(2027, 1, 30, 22, 15).astimezone()

@@ -21,7 +21,7 @@ _ANY_PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class JobSpec:
     """What is to be made of a photo."""
 
     #: Parameters of its videos: one of a kind, or several for a sweep.
@@ -37,7 +37,7 @@ class Order:
     #: When the jobs are to be queued, with a zone; None means at once.
     at: datetime | None = None
     #: Ids of jobs that are to have finished or failed first.
-    after: tuple[str, ...] = ()
+    depends_on: tuple[str, ...] = ()
     #: Make new jobs although the same ones exist.
     force: bool = False
 
@@ -57,8 +57,8 @@ class Order:
         """
         if self.priority not in PRIORITIES:
             raise InputError(f"There is no priority {self.priority!r}; choose one of {', '.join(PRIORITIES)}.")
-        if self.at is not None and self.after:
-            raise InputError("--at and --after cannot be combined; give one of them.")
+        if self.at is not None and self.depends_on:
+            raise InputError("--at and --depends-on cannot be combined; give one of them.")
         if not 1 <= self.num_jobs <= MAX_VIDEOS:
             raise InputError(
                 f"--variations and --sweep ask for more than {MAX_VIDEOS:,} videos of a photo, or for none; ask for "

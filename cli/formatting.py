@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.producer.moments import MAX_SECONDS, duration
 from svdq.producer.text import printable
+from svdq.producer.timeparse import MAX_SECONDS, duration
 
 if TYPE_CHECKING:
     from svdq.producer.status.estimates import Estimate
-    from svdq.producer.status.ranks import RankStatus, Trouble
+    from svdq.producer.status.ranks import Condition, RankStatus
     from svdq.producer.status.status import JobView
 
 
@@ -28,7 +28,7 @@ def with_notice(text: str, view: "JobView") -> str:
 def describe(view: "JobView", estimate: "Estimate | None" = None) -> str:
     """Describe a job in one line: status, files or error and, where known, when it will be done."""
     state = view.status
-    if state == "started" and (estimate is None or estimate.trouble is None):
+    if state == "started" and (estimate is None or estimate.condition is None):
         state = f"started, step {view.step} of {view.steps}"
     elif view.scheduled_at is not None:
         state = f"scheduled for {clock(view.scheduled_at.timestamp())}"
@@ -42,8 +42,8 @@ def describe(view: "JobView", estimate: "Estimate | None" = None) -> str:
 
 def expected(estimate: "Estimate") -> str:
     """Describe when a job will be done, or why that is unknown, as a continuation of its status."""
-    if estimate.trouble is not None:
-        return f", waiting for storage: {trouble_reason(estimate.trouble)}"
+    if estimate.condition is not None:
+        return f", waiting for storage: {condition_reason(estimate.condition)}"
     text = ""
     if estimate.num_ahead is not None:
         text = ", next" if estimate.num_ahead == 0 else f", {estimate.num_ahead} ahead of it"
@@ -54,15 +54,15 @@ def expected(estimate: "Estimate") -> str:
     return text
 
 
-def trouble_sentence(rank: "RankStatus", trouble: "Trouble") -> str:
+def condition_sentence(rank: "RankStatus", condition: "Condition") -> str:
     """Describe which rank waits for the storage, and why."""
-    return f"WAITING FOR STORAGE on {rank.host}, rank {rank.rank}. {trouble.effect}: {trouble_reason(trouble)}"
+    return f"WAITING FOR STORAGE on {rank.host}, rank {rank.rank}. {condition.effect}: {condition_reason(condition)}"
 
 
-def trouble_reason(trouble: "Trouble") -> str:
+def condition_reason(condition: "Condition") -> str:
     """Describe why something waits, since when, and how often it was tried."""
-    times = "once" if trouble.attempts == 1 else f"{trouble.attempts} times"
-    return f"{trouble.reason} (since {clock(trouble.since)}, tried {times})"
+    times = "once" if condition.attempts == 1 else f"{condition.attempts} times"
+    return f"{condition.reason} (since {clock(condition.since)}, tried {times})"
 
 
 def clock(at: float, now: datetime | None = None) -> str:

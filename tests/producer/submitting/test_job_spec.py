@@ -1,0 +1,94 @@
+"""The jobs of one photo and their ids: what makes another job, and what the same submission finds again."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.job import Job
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions
+from svdq.producer.submitting.photos import Photo
+
+PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", name="cup")
+COPY = Photo(path=Path("b/copy.jpg"), sha256="0" * 64, extension="jpg", name="copy")
+
+
+def jobs(spec: JobSpec, photo: Photo = PHOTO, first_index: int = 1) -> list[Job]:
+    spec.check()
+    return [job for job, _ in spec.jobs(photo, first_index)]
+
+
+def ids(spec: JobSpec, photo: Photo = PHOTO, first_index: int = 1) -> list[str]:
+    spec.check()
+    return [job_id for _, job_id in spec.jobs(photo, first_index)]
+
+
+def test_drawn_seeds_of_variations() -> None:
+    one, four = JobSpec(), JobSpec(variations=4)
+    assert len({job.seed for job in jobs(four)}) == 4
+    assert len(set(ids(four))) == 4
+    assert ids(four) == ids(four)
+    assert ids(four)[:1] == ids(one)  # the one that was submitted before counts
+    assert ids(JobSpec(variations=4, force=True)) != ids(JobSpec(variations=4, force=True))
+
+
+def test_given_seeds_of_variations() -> None:
+    spec = JobSpec(options=(SubmitOptions(seed=10),), variations=3)
+    assert [job.seed for job in jobs(spec)] == [10, 11, 12]
+    assert ids(spec)[2:] == ids(JobSpec(options=(SubmitOptions(seed=12),)))
+
+
+def test_a_sweep_with_variations() -> None:
+    spec = JobSpec(options=(SubmitOptions(seed=1, fps=7), SubmitOptions(seed=1, fps=8)), variations=2)
+    assert spec.num_jobs == 4
+    assert [(job.fps, job.seed) for job in jobs(spec)] == [(7, 1), (7, 2), (8, 1), (8, 2)]
+    assert len(set(ids(spec))) == 4
+
+
+def test_a_name_that_is_given_counts() -> None:
+    assert ids(JobSpec(), PHOTO) == ids(JobSpec(), COPY)
+    named = JobSpec(name="{stem}-{seed}", folder="x")
+    (job,) = jobs(named)
+    assert job.name == f"cup-{job.seed}"
+    assert job.folder == "x"
+    assert len({*ids(JobSpec()), *ids(named), *ids(named, COPY), *ids(JobSpec(name="{stem}"))}) == 4
+
+
+def test_the_same_named_submission_is_found_again() -> None:
+    spec = JobSpec(name="{stem}-{index:03}-{variation}-{seed}", variations=2)
+    assert ids(spec) == ids(spec, first_index=5)  # in another place of another list
+    names = [job.name.rpartition("-")[0] for job in jobs(spec, first_index=5)]
+    assert names == ["cup-005-1", "cup-006-2"]
+
+
+def test_names_have_parameters() -> None:
+    spec = JobSpec(options=(SubmitOptions(frames=14),), name="{frames}-{fps}-{width}x{height}-{fit}")
+    assert [job.name for job in jobs(spec)] == ["14-7-1024x576-crop"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (JobSpec(priority="highest"), "priority 'highest'"),
+        (JobSpec(at=datetime(2099, 1, 1, tzinfo=UTC), depends_on=("a",)), "--at and --depends-on"),
+        (JobSpec(variations=0), "--variations"),
+        (JobSpec(variations=MAX_VIDEOS // 2 + 1, options=(SubmitOptions(), SubmitOptions(fps=8))), "--variations"),
+        (JobSpec(options=(SubmitOptions(), SubmitOptions(fps=0))), "--fps 0"),
+        (JobSpec(options=(SubmitOptions(seed=2**63 - 2),), variations=3), "--seed"),
+        (JobSpec(name="{colour}"), "colour"),
+        (JobSpec(name="{frames}"), "left to the model"),
+        (JobSpec(name="{stem:d}"), "cannot be made"),
+    ],
+)
+def test_what_is_not_allowed(spec: JobSpec, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        spec.check()
+
+
+def test_errors_name_parameters_as_the_user_does() -> None:
+    with pytest.raises(InputError, match=r"^motion_bucket_id -1 is not allowed"):
+        JobSpec(options=(SubmitOptions(motion_bucket_id=-1),)).check(spell=str)
+    with pytest.raises(InputError, match=r"^size 100x100 is not allowed"):
+        JobSpec(options=(SubmitOptions(width=100, height=100),)).check(spell=str)
