@@ -43,11 +43,13 @@ if kind == 'none' then
 elseif kind ~= 'hash' then
   return {'it is a ' .. kind, false}
 end
-local status = redis.call('hstrlen', KEYS[1], 'status') <= 20 and redis.call('hget', KEYS[1], 'status')
+local function refuse(reason)
+  return {reason, redis.call('hstrlen', KEYS[1], 'status') <= 20 and redis.call('hget', KEYS[1], 'status')}
+end
 local names = {unpack(ARGV, 3)}
 if #names == 0 then
   if redis.call('hlen', KEYS[1]) > tonumber(ARGV[1]) then
-    return {'it has more than ' .. ARGV[1] .. ' fields', status}
+    return refuse('it has more than ' .. ARGV[1] .. ' fields')
   end
   names = redis.call('hkeys', KEYS[1])
 end
@@ -56,7 +58,7 @@ for _, name in ipairs(names) do
   size = size + string.len(name) + redis.call('hstrlen', KEYS[1], name)
 end
 if size > tonumber(ARGV[2]) then
-  return {'it has more than ' .. ARGV[2] .. ' bytes', status}
+  return refuse('it has more than ' .. ARGV[2] .. ' bytes')
 end
 return {false, names, redis.call('hmget', KEYS[1], unpack(names))}
 """

@@ -18,8 +18,12 @@ PROC = Path("/proc")
 
 def new_name() -> str:
     """Make a name for a worker of this process: svdq-<host>-<pid>-<place>.<start>.<random>."""
-    pid = os.getpid()
-    return f"{PREFIX}-{socket.gethostname()}-{pid}-{_place()}.{_start_of(pid)}.{uuid.uuid4().hex[:4]}"
+    return name_of(os.getpid(), uuid.uuid4().hex[:4])
+
+
+def name_of(pid: int, label: str) -> str:
+    """Name a process of this host so that `is_gone` recognizes it; the label has no dot and no hyphen."""
+    return f"{PREFIX}-{socket.gethostname()}-{pid}-{_place()}.{_start_of(pid)}.{label}"
 
 
 def group_name(*, on_one_host: bool) -> str:
@@ -51,9 +55,20 @@ def is_gone(name: str) -> bool:
     return found is not None and found != start
 
 
-def process_is_gone(pid: int) -> bool:
-    """Whether there is certainly no process of that id here, or only what is left of one."""
-    return _start_of(pid) == ""
+def start_of(pid: int) -> str:
+    """Say when a process of this host was started, for `process_is_gone`; "" when that is unknown."""
+    return _start_of(pid) or ""
+
+
+def process_is_gone(pid: int, start: str = "") -> bool:
+    """Whether there is certainly no process of that id here, or only what is left of one.
+
+    Args:
+        pid: its id, of this host and container.
+        start: what `start_of` said of it: a process with another start is another one; "" means that it is unknown.
+    """
+    found = _start_of(pid)
+    return found == "" or (found is not None and start not in ("", found))
 
 
 @cache

@@ -4,27 +4,21 @@ What belongs to a job that is still to be done is never touched. Redis knows tho
 several Redis servers must not prune it, since each knows only its own.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 import redis
-from rq.job import JobStatus
-from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import INPUT_KEY
-from svdq.producer.queue import fetch, read_job
+from svdq.producer.results.known_jobs import forget, images_in, is_unfinished, read_jobs
 from svdq.producer.results.provenance import MAX_SIDECAR_BYTES
 from svdq.producer.results.results import OUTPUTS, Result, read_results
-from svdq.producer.status.registries import scan_ids
-from svdq.producer.status.status import ENDED
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
-from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
 
 INPUTS = "inputs"
 CHECKPOINTS = "checkpoints"
@@ -32,9 +26,6 @@ CHECKPOINTS = "checkpoints"
 KEEP_INPUTS = 2 * INPUT_AGE
 #: Files without the JSON beside them belong to a video in the making, of this Redis or another, for this long.
 KEEP_UNFINISHED = timedelta(days=1)
-
-#: In JSON as it stands, which need not be parsed for this.
-_INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +45,6 @@ class Removal:
     #: Bytes, and number of files.
     size: int
     num_files: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Jobs:
-    """What Redis knows."""
-
-    #: Ids of jobs that are still to be done, or of which nobody can say.
-    unfinished: set[str] = field(default_factory=set)
-    #: Keys of the photos of all jobs, ended ones included: those may be retried.
-    images: set[str] = field(default_factory=set)
-    #: Ids of ended jobs by the stem of their files.
-    ended: dict[str, str] = field(default_factory=dict)
 
 
 def find_removals(
@@ -98,7 +77,7 @@ def find_removals(
         if entry.modified_at < min(cutoff, now - KEEP_INPUTS) and INPUT_KEY.fullmatch(entry.key)
     ]
     # Only now: what is submitted from here on has a photo that is too young to be in the list.
-    jobs = _jobs(connection, on_bad)
+    jobs = read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
     removals = [
         removal for removal in _videos(storage, outputs, results, cutoff) if removal.job_id not in jobs.unfinished
@@ -129,17 +108,17 @@ def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Rem
     if photos:
         # Looked up again: a video that was to go may have stayed, since its job was queued again.
         storage = photos[0].storage
-        used = _images_of(storage, list(storage.entries(OUTPUTS))) | _jobs(connection, lambda reason: None).images
+        used = _images_of(storage, list(storage.entries(OUTPUTS))) | read_jobs(connection, lambda reason: None).images
         removed += [photo for photo in photos if photo.witness.key not in used and _remove(connection, photo)]
     return removed
 
 
 def _remove(connection: redis.Redis, removal: Removal) -> bool:
-    if removal.job_id and _is_unfinished(connection, removal.job_id):
+    if removal.job_id and is_unfinished(connection, removal.job_id):
         return False
     if removal.storage.entry(removal.witness.key) != removal.witness:
         return False
-    if removal.kind == "video" and not _forget(connection, removal.job_id):
+    if removal.kind == "video" and not forget(connection, removal.job_id):
         return False
     for key in removal.keys:
         removal.storage.remove(key)
@@ -209,51 +188,4 @@ def _removal(kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], en
 def _images_of(storage: Storage, entries: list[Entry]) -> set[str]:
     """Find the photos that sidecars name, also those that other versions have written or that cannot be read."""
     keys = [entry.key for entry in entries if entry.key.endswith(".json") and entry.size <= MAX_SIDECAR_BYTES]
-    return {image.decode() for _, data in storage.read_many(keys) for image in _INPUT_KEY.findall(data)}
-
-
-def _jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> _Jobs:
-    """Read all jobs there are."""
-    jobs = _Jobs()
-    for found in read_many(connection, scan_ids(connection), fields=("status", "ended_at", "data")):
-        if isinstance(found, UnreadableJobError):
-            on_bad(f"{found} It is left out.")
-            jobs.unfinished.add(found.job_id)
-        elif found is not None:
-            jobs.images.update(image.decode() for image in _INPUT_KEY.findall(found.data))
-            if found.get_status(refresh=False).value not in ENDED:
-                jobs.unfinished.add(found.id)
-            elif (job := read_job(found)) is not None:
-                jobs.ended[job.output_stem(found.id)] = found.id
-    return jobs
-
-
-def _is_unfinished(connection: redis.Redis, job_id: str) -> bool:
-    status = connection.hget(key_of(job_id), "status")
-    return status is not None and as_text(status) not in ENDED
-
-
-def _forget(connection: redis.Redis, job_id: str) -> bool:
-    """Have Redis forget a finished job whose files go, so that the same submission renders anew.
-
-    Returns False when the job has just been queued again.
-    """
-    key = key_of(job_id)
-    if not connection.exists(key):
-        return True
-    try:
-        job = fetch(connection, job_id)
-    except InputError:
-        return False  # its record cannot be read
-    with connection.pipeline() as pipeline:
-        pipeline.watch(key)  # type: ignore[no-untyped-call]
-        status = as_text(connection.hget(key, "status") or b"")
-        if status != JobStatus.FINISHED.value:
-            return status in ENDED
-        pipeline.multi()
-        job.delete(pipeline=pipeline)
-        try:
-            pipeline.execute()
-        except redis.WatchError:
-            return False
-    return True
+    return {image for _, data in storage.read_many(keys) for image in images_in(data)}

@@ -16,11 +16,11 @@ from svdq.producer.queue import SvdqQueue, queues
 #: All statuses of jobs, in the order in which they are shown.
 STATUSES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 
-#: RQ files stopped jobs as failed; this finds those that are stopped, or all others, the newest first.
-#: KEYS: the registry. ARGV: status, start of the keys of jobs, number of ids at most, least score.
+#: RQ keeps stopped jobs in the registry of failed ones; this finds those that are stopped, or all others, the newest
+#: first. KEYS: the registry. ARGV: status, start of the keys of jobs, number of ids at most.
 _OF_STATUS = """
 local found = {}
-for _, id in ipairs(redis.call('zrevrangebyscore', KEYS[1], '+inf', ARGV[4])) do
+for _, id in ipairs(redis.call('zrevrange', KEYS[1], 0, -1)) do
   if #found >= tonumber(ARGV[3]) then
     break
   end
@@ -30,6 +30,17 @@ for _, id in ipairs(redis.call('zrevrangebyscore', KEYS[1], '+inf', ARGV[4])) do
   end
 end
 return found
+"""
+#: Counts the stopped jobs in the registry of failed ones.
+#: KEYS: the registry. ARGV: start of the keys of jobs, least score.
+_NUM_STOPPED = """
+local number = 0
+for _, id in ipairs(redis.call('zrangebyscore', KEYS[1], ARGV[2], '+inf')) do
+  if redis.pcall('hget', ARGV[1] .. id, 'status') == 'stopped' then
+    number = number + 1
+  end
+end
+return number
 """
 #: More ids than there are.
 _ALL = 2**31
@@ -48,12 +59,12 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
             for status, registry in _registries(queue).items():
                 pipeline.zcard(registry.key)
                 asked.append((queue.name, status))
-            _find_stopped(pipeline, queue)
+            _count_stopped(pipeline, queue)
             asked.append((queue.name, "stopped"))
         answers = pipeline.execute()
     found: dict[str, dict[str, int]] = {}
     for (name, status), answer in zip(asked, answers, strict=True):
-        found.setdefault(name, dict.fromkeys(STATUSES, 0))[status] += len(answer) if status == "stopped" else answer
+        found.setdefault(name, dict.fromkeys(STATUSES, 0))[status] += answer
     for of_queue in found.values():
         of_queue["failed"] -= of_queue["stopped"]
     return found
@@ -64,9 +75,9 @@ def num_failed(connection: redis.Redis, since_score: float) -> int:
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             pipeline.zcount(queue.failed_job_registry.key, since_score, "+inf")
-            _find_stopped(pipeline, queue, since_score)
+            _count_stopped(pipeline, queue, since_score)
         answers = pipeline.execute()
-    return int(sum(answers[::2])) - sum(map(len, answers[1::2]))
+    return int(sum(answers[::2]) - sum(answers[1::2]))
 
 
 def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[str] = ()) -> list[str]:
@@ -90,7 +101,7 @@ def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[st
                 one_of_two = wanted & {"failed", "stopped"}
                 if status == "failed" and len(one_of_two) == 1:
                     prefix = Job.redis_job_namespace_prefix
-                    pipeline.eval(_OF_STATUS, 1, registry.key, *one_of_two, prefix, limit, "-inf")
+                    pipeline.eval(_OF_STATUS, 1, registry.key, *one_of_two, prefix, limit)
                 elif status in wanted:
                     pipeline.zrange(registry.key, 0, limit - 1, desc=True)
         answers = pipeline.execute()
@@ -135,9 +146,9 @@ def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, i
     }
 
 
-def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:
+def _count_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:
     prefix = Job.redis_job_namespace_prefix
-    pipeline.eval(_OF_STATUS, 1, queue.failed_job_registry.key, "stopped", prefix, _ALL, since_score)
+    pipeline.eval(_NUM_STOPPED, 1, queue.failed_job_registry.key, prefix, since_score)
 
 
 def _between(queue: SvdqQueue) -> str:

@@ -109,7 +109,14 @@ def test_an_id_that_does_not_fit_and_a_damaged_file_name_no_job(tmp_path: Path) 
 
 
 def test_without_a_launcher_the_folder_is_the_parents(tmp_path: Path) -> None:
-    (tmp_path / "runs" / str(2**22 + 1)).mkdir(parents=True)
     folder = folder_without_launcher(tmp_path)
-    assert folder == tmp_path / "runs" / str(os.getppid())
-    assert list((tmp_path / "runs").iterdir()) == []  # those of groups that are gone
+    assert folder == folder_without_launcher(tmp_path)  # after a restart of the group, too
+    before, pid, identity = folder.name.rsplit("-", 2)
+    assert int(pid) == os.getppid()
+    place, start, label = identity.split(".")
+    gone = (f"{before}-{2**22 + 1}-{identity}", f"{before}-{pid}-{place}.1{start}.{label}")  # and a reused number
+    others = (f"{before}-{pid}-elsewhere.{start}.{label}", "notes")  # another container's, and no folder of ours
+    for name in (*gone, *others):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    folder_without_launcher(tmp_path)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == set(others)

@@ -102,6 +102,9 @@ def test_ranks_and_launcher_know_each_other_through_the_run_folder(tmp_path: Pat
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as other:
         other.wait()
     assert rundir.read_pids(tmp_path) == {0: os.getpid(), 12: other.pid}
+    assert rundir.running_pids(tmp_path) == {0: os.getpid()}
+    (tmp_path / "rank12.pid").write_text(f"{os.getppid()} 1")  # its number has been given to another process
+    assert rundir.running_pids(tmp_path) == {0: os.getpid()}
 
     rundir.write_error(tmp_path, InputError("The model is not there; größer."))
     rundir.write_error(tmp_path, UnavailableError("From another rank; größer."))

@@ -62,6 +62,9 @@ class Ranks:
     def pids(self) -> dict[int, int]:
         return {0: self.pid}
 
+    def running_pids(self) -> dict[int, int]:
+        return self.pids()
+
 
 TOPOLOGY = Topology(rank=0, num_ranks=2, local_rank=0, local_num_ranks=2)
 CPU = torch.device("cpu")

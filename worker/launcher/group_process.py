@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from svdq.producer.keys import DAY_S
 from svdq.producer.settings import Settings
-from svdq.worker.identity import process_is_gone
 from svdq.worker.launcher import rundir
 from svdq.worker.launcher.hosts import Hosts
 
@@ -100,7 +99,7 @@ class GroupProcess:
 
     def _among_hosts(self, code: int | None) -> int | None:
         """Bridge what torchrun leaves open when hosts of a group come and go; takes and returns what `poll` gives."""
-        if self._wish is signal.SIGTERM and code is None and all(map(process_is_gone, self.pids().values())):
+        if self._wish is signal.SIGTERM and code is None and not self.running_pids():
             self.kill()  # it would wait for minutes for those of the other hosts to end as well
             return 0
         if not code or self._wish is not None:
@@ -122,13 +121,17 @@ class GroupProcess:
         return rundir.is_ready(self._run_dir)
 
     def pids(self) -> dict[int, int]:
-        """Return the process ids of the ranks that listen, by rank; those of a restart, too."""
+        """Return the process ids of the ranks that listen or listened, by rank; those of a restart, too."""
         return rundir.read_pids(self._run_dir)
+
+    def running_pids(self) -> dict[int, int]:
+        """Return the process ids of the ranks that listen, by rank; those of a restart, too."""
+        return rundir.running_pids(self._run_dir)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to every rank that listens and has not had it: those of a restart, too."""
         self._wish = number
-        for pid in self.pids().values():
+        for pid in self.running_pids().values():
             if (pid, number) not in self._told:
                 self._told.add((pid, number))
                 _signal(pid, number)

@@ -8,16 +8,32 @@ from typing import Any
 
 from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError
+from svdq.worker.identity import process_is_gone, start_of
 
 
 def write_pid(folder: Path, rank: int) -> None:
-    """Leave this process's id for the launcher: from now on the rank listens to signals."""
-    _write(folder / f"rank{rank}.pid", str(os.getpid()))
+    """Leave this process's id and start for the launcher: from now on the rank listens to signals."""
+    _write(folder / f"rank{rank}.pid", f"{os.getpid()} {start_of(os.getpid())}")
 
 
 def read_pids(folder: Path) -> dict[int, int]:
-    """Return the process ids of the ranks that listen, by rank."""
-    return {int(path.stem.removeprefix("rank")): int(path.read_text()) for path in folder.glob("rank*.pid")}
+    """Return the process ids of the ranks that listen or listened, by rank."""
+    return {rank: pid for rank, (pid, _) in _read_processes(folder).items()}
+
+
+def running_pids(folder: Path) -> dict[int, int]:
+    """Return the process ids of the ranks that listen, by rank; an id that another process has now is none."""
+    found = _read_processes(folder)
+    return {rank: pid for rank, (pid, start) in found.items() if not process_is_gone(pid, start)}
+
+
+def _read_processes(folder: Path) -> dict[int, tuple[int, str]]:
+    """Read the process id and start of each rank."""
+    found = {}
+    for path in folder.glob("rank*.pid"):
+        pid, _, start = path.read_text().partition(" ")
+        found[int(path.stem.removeprefix("rank"))] = (int(pid), start)
+    return found
 
 
 def write_ready(folder: Path) -> None:

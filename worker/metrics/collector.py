@@ -21,7 +21,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from svdq.producer.status.ranks import BOUNDS_S, RankStatus, Timings
-from svdq.worker.identity import process_is_gone
 from svdq.worker.metrics.families import FAMILIES
 from svdq.worker.metrics.readings import Readings, read
 
@@ -46,6 +45,10 @@ class OwnGroup(Protocol):
 
     def pids(self) -> Mapping[int, int]:
         """Give the process ids of its ranks that have begun, by rank."""
+        ...
+
+    def running_pids(self) -> Mapping[int, int]:
+        """Give the process ids of its ranks that run, by rank."""
         ...
 
 
@@ -154,7 +157,7 @@ class LauncherCollector(Collector):
         families.add("svdq_redis_up", [], is_redis_up)
         for number, group in enumerate(self._groups):
             label = [str(number)]
-            num_up = sum(not process_is_gone(pid) for pid in group.pids().values()) if group.is_running else 0
+            num_up = len(group.running_pids()) if group.is_running else 0
             families.add("svdq_group_up", label, group.is_running)
             families.add("svdq_group_ranks", label, group.num_ranks)
             families.add("svdq_group_ranks_up", label, num_up)

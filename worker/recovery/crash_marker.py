@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from svdq.worker.identity import process_is_gone
+from svdq.worker.identity import is_gone, name_of
 
 #: What a rank does with a job, in the order in which a job goes through it.
 Phase = Literal["prepare", "encode", "warm-up", "step", "decode", "write"]
@@ -115,12 +115,15 @@ def read_suspects(folder: Path, restart_count: int) -> tuple[CrashSuspect, ...]:
 
 
 def folder_without_launcher(home: Path) -> Path:
-    """Make the folder of a group that a plain torchrun has started: its process is the parent of all its ranks."""
+    """Name the folder of a group that a plain torchrun has started: its process is the parent of all its ranks.
+
+    Removes the folders of torchruns that are gone.
+    """
     folder = home / "runs"
     for old in folder.glob("*"):
-        if old.name.isdigit() and process_is_gone(int(old.name)):
+        if is_gone(old.name):
             shutil.rmtree(old, ignore_errors=True)
-    return folder / str(os.getppid())
+    return folder / name_of(os.getppid(), "torchrun")
 
 
 def _suspects_in(record: bytes, rank: int) -> Iterator[CrashSuspect]:
