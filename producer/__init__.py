@@ -1,1 +1,1 @@
-"""What a job is and how it gets into the queue: job model, queue, storage, submit. Never imports torch."""
+"""Jobs and the queue: job model, settings, queue, storage, submission and status. Never imports torch."""

@@ -1,4 +1,4 @@
-"""Reads the records of jobs in Redis, where anyone may have written anything: one bad record harms no other."""
+"""Reads job records from Redis, which are untrusted input: one bad record does not affect the others."""
 
 import zlib
 from collections.abc import Sequence
@@ -12,31 +12,31 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import reason_of
 
-#: Bytes that the data of one job may have; parameters are a few hundred.
+#: Largest size of a job's data in bytes; parameters have a few hundred.
 MAX_JOB_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadableJob:
-    """A job whose record in Redis is not of RQ's shape; anyone can write there."""
+    """A job whose record in Redis is malformed."""
 
     #: Its id.
     id: str
-    #: RQ's status where the record has one, else "unknown".
+    #: RQ's status if the record has one, else "unknown".
     status: str
-    #: What is wrong with it, as a sentence.
+    #: The error, as a sentence.
     error: str
 
     @classmethod
     def because(cls, job_id: str, status: str, error: Exception) -> "UnreadableJob":
-        """Describe a record by what reading it raised."""
+        """Create it from the error raised by reading a record."""
         known = status if status in {known.value for known in JobStatus} else "unknown"
         reason = reason_of(error)[:200]
         return cls(id=job_id, status=known, error=f"Its record in Redis cannot be read: {reason}.")
 
 
 def read_jobs(connection: redis.Redis, job_ids: Sequence[str]) -> list[rq.job.Job | UnreadableJob | None]:
-    """Read several jobs in one round trip: None for each that is not there; one bad record harms no other."""
+    """Read several jobs in one round trip: None for missing jobs; one bad record does not affect the others."""
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
             pipeline.hgetall(key_of(job_id))
@@ -48,19 +48,19 @@ def unpacked(data: bytes) -> bytes:
     """Unpack the data of an RQ job.
 
     Raises:
-        ValueError: it is far larger than that of any job.
+        ValueError: the data is far larger than that of any job.
     """
     try:
         found = zlib.decompressobj().decompress(data, MAX_JOB_BYTES)
     except zlib.error:
-        found = data  # as RQ has it
+        found = data  # uncompressed, as RQ allows
     if len(found) >= MAX_JOB_BYTES:
         raise ValueError("its data is too large")
     return found
 
 
 def key_of(job_id: str) -> bytes:
-    """Give the Redis key of a job's record, whatever its id."""
+    """Return the Redis key of a job's record; any id is accepted."""
     return f"{rq.job.Job.redis_job_namespace_prefix}{job_id}".encode(errors="replace")
 
 
@@ -70,7 +70,7 @@ def _restore(connection: redis.Redis, job_id: str, record: Any) -> rq.job.Job | 
     status = record.get(b"status", b"").decode(errors="replace") if isinstance(record, dict) else ""
     try:
         if isinstance(record, Exception):
-            raise record  # the key is no hash
+            raise record  # the key is not a hash
         if b"data" not in record:
             raise ValueError("it has no data")
         unpacked(record[b"data"])
@@ -80,6 +80,6 @@ def _restore(connection: redis.Redis, job_id: str, record: Any) -> rq.job.Job | 
         for moment in (rq_job.created_at, rq_job.started_at, rq_job.ended_at):
             if moment is not None and not 1970 <= moment.year <= 9000:
                 raise ValueError(f"it has a time in the year {moment.year}")
-    except Exception as error:  # noqa: BLE001 - anyone can write to Redis; whatever is wrong, other jobs go on
+    except Exception as error:  # noqa: BLE001 - anyone can write to Redis; other jobs must not be affected
         return UnreadableJob.because(job_id, status, error)
     return rq_job

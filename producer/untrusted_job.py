@@ -1,6 +1,6 @@
-"""Reads RQ jobs that anyone with access to Redis may have written: bounded in size, and nothing in them is called.
+"""Reads RQ jobs that anyone with access to Redis may have written, with size limits and without calling anything.
 
-Touches RQ's internals; `tests/worker/test_rq_adapter.py` says what broke when RQ changes.
+Uses RQ's internals; `tests/worker/test_rq_adapter.py` detects incompatible changes of RQ.
 """
 
 import zlib
@@ -18,18 +18,18 @@ from rq.utils import as_text
 
 from svdq.producer import keys
 
-#: Bytes of a job's record, of a result, and of what a compressed field of either holds. Ours have some thousands.
+#: Largest size in bytes of a job's record, a result, and the content of a compressed field. Ours have some thousands.
 MAX_BYTES: Final = 1 << 20
-#: Fields of a job's record; RQ's have about 40.
+#: Largest number of fields in a job's record; RQ's have about 40.
 MAX_FIELDS: Final = 200
-#: Times that RQ may have written; later arithmetic and time zones cannot handle the years at the ends of datetime.
+#: Range of times accepted in records; arithmetic and time zones fail near the limits of datetime.
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2500, 1, 1, tzinfo=UTC)
 _TIMES = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
-#: Redis refuses to expire a key at a time that does not fit into 64 bits.
+#: Redis refuses an expiry that does not fit into 64 bits.
 _MAX_TTL_S = 100 * 366 * keys.DAY_S
 
-#: Reads a job's record. KEYS: job. ARGV: most fields, most bytes.
-#: Returns the record; nil when there is none; otherwise a sentence that says why it is not read.
+#: Reads a job's record. KEYS: job. ARGV: largest number of fields, largest number of bytes.
+#: Returns the record; nil if there is none; otherwise the reason why it is not read.
 _READ = """
 local kind = redis.call('type', KEYS[1]).ok
 if kind == 'none' then
@@ -49,8 +49,8 @@ end
 return redis.call('hgetall', KEYS[1])
 """
 
-#: Reads the newest result of a job. KEYS: its stream of results. ARGV: most bytes.
-#: Returns {id, {field, value, …}}; nil when there is none, or when it is too large.
+#: Reads the newest result of a job. KEYS: its stream of results. ARGV: largest number of bytes.
+#: Returns {id, {field, value, …}}; nil if there is none or it is too large.
 _READ_RESULT = """
 local newest = redis.call('xrevrange', KEYS[1], '+', '-', 'COUNT', 1)[1]
 if not newest then
@@ -68,23 +68,23 @@ return newest
 
 
 class UnreadableJobError(NoSuchJobError):
-    """There is something under a job's key, but it is not a record that RQ could have written; the message says why."""
+    """A key of a job contains something that RQ cannot have written; the message says why."""
 
 
 class UntrustedJob(rq.job.Job):
-    """An RQ job that calls nothing, whatever its record names; RQ's own code gets it too, from `SvdqQueue`."""
+    """An RQ job that never calls what its record names; `SvdqQueue` makes RQ's own code use it, too."""
 
     def refresh(self) -> None:
         """Read the job's record.
 
         Raises:
-            NoSuchJobError: there is none.
-            UnreadableJobError: it is too large or malformed.
+            NoSuchJobError: the job does not exist.
+            UnreadableJobError: the record is too large or malformed.
         """
         self._take(self.connection.eval(_READ, 1, self.key, MAX_FIELDS, MAX_BYTES))
 
     def _take(self, answer: Any) -> None:
-        """Take what `_READ` has answered; raises as `refresh`."""
+        """Process the answer of `_READ`; raises as `refresh`."""
         if answer is None:
             raise NoSuchJobError(f"No such job: {self.key!r}")
         if not isinstance(answer, list):
@@ -92,10 +92,10 @@ class UntrustedJob(rq.job.Job):
         self.restore(dict(zip(answer[::2], answer[1::2], strict=True)))
 
     def restore(self, raw_data: Any) -> None:
-        """Take the fields of the job's record.
+        """Set the fields of the job from its record.
 
         Raises:
-            UnreadableJobError: it is malformed, or a compressed field holds too much.
+            UnreadableJobError: the record is malformed, or a compressed field is too large.
         """
         try:
             for field in (b"data", b"exc_info"):
@@ -108,8 +108,8 @@ class UntrustedJob(rq.job.Job):
             raise UnreadableJobError(f"The record of job {self.id!r} cannot be read: {reason}.") from error
 
     def _drop_senseless_values(self) -> None:
-        """Drop what has the wrong type or range and is not needed: it would fail later, when the job ends."""
-        # What RQ's tools have written as pickle is not JSON, and must not keep the job from being written again.
+        """Drop optional values of a wrong type or range, which would fail later when the job ends."""
+        # Pickled values from RQ's tools are not JSON, and must not prevent the job from being written again.
         if not isinstance(self.meta, dict) or "unserialized" in self.meta:
             self.meta = {}
         for name in _TIMES:
@@ -131,7 +131,7 @@ class UntrustedJob(rq.job.Job):
 
     @classmethod
     def find(cls, job_id: bytes | str, connection: redis.Redis) -> Self | None:
-        """Read a job; None when there is none of that id that can be read."""
+        """Read a job; None if it does not exist or cannot be read."""
         return cls.fetch_many([job_id], connection)[0]
 
     @classmethod
@@ -145,7 +145,7 @@ class UntrustedJob(rq.job.Job):
             for job_id in job_ids:
                 try:
                     job = cls(as_text(job_id), connection=connection, serializer=JSONSerializer)
-                except (ValueError, TypeError):  # not even the shape of an id
+                except (ValueError, TypeError):  # not a valid id
                     jobs.append(None)
                     continue
                 jobs.append(job)
@@ -161,7 +161,7 @@ class UntrustedJob(rq.job.Job):
         return True
 
     def latest_result(self, timeout: int = 0) -> Result | None:
-        """Read the newest result; None when there is none that can be read. Does not wait."""
+        """Read the newest result; None if there is none or it cannot be read. Does not wait."""
         try:
             key = Result.get_key(self.id)  # type: ignore[no-untyped-call]
             newest: Any = self.connection.eval(_READ_RESULT, 1, key, MAX_BYTES)
@@ -175,25 +175,25 @@ class UntrustedJob(rq.job.Job):
             )
         except (redis.ConnectionError, redis.TimeoutError):
             raise
-        except Exception:  # noqa: BLE001 - anyone can write to Redis; a result that cannot be read is none
+        except Exception:  # noqa: BLE001 - anyone can write to Redis; an unreadable result counts as none
             return None
 
     def dependencies_are_met(self, *arguments: Any, **options: Any) -> bool:
-        """Whether a job may be queued that waits for others; never, where it names as others what are no jobs."""
+        """Return whether a waiting job may be queued; False if its dependencies are malformed."""
         try:
             return super().dependencies_are_met(*arguments, **options)
         except (ValueError, redis.ResponseError):
             return False
 
     def execute_failure_callback(self, *_: Any, **__: Any) -> None:
-        """Call nothing."""
+        """Do nothing."""
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
-        """Send nothing."""
+        """Do nothing."""
 
 
 def _check_size(field: bytes) -> None:
-    """Raise ValueError when a compressed field holds too much; one that is not compressed is as large as it is."""
+    """Raise ValueError if a compressed field is too large; an uncompressed one is limited by the record."""
     try:
         start = zlib.decompressobj().decompress(field, MAX_BYTES + 1)
     except zlib.error:
@@ -203,7 +203,7 @@ def _check_size(field: bytes) -> None:
 
 
 def _are_seconds(intervals: Any) -> bool:
-    """Whether these are intervals that RQ can add to a time."""
+    """Return whether these are intervals that RQ can add to a time."""
     return intervals is None or (
         isinstance(intervals, list)
         and all(type(seconds) is int and 0 <= seconds <= keys.FAILURE_TTL_S for seconds in intervals)

@@ -1,4 +1,4 @@
-"""Reads RQ's records of jobs, whatever their ids look like; one that is malformed does not hinder the others."""
+"""Reads RQ's records of jobs; a malformed record does not affect the others."""
 
 import contextlib
 import zlib
@@ -15,48 +15,48 @@ from svdq.producer.job import Job
 from svdq.producer.moments import as_utc
 from svdq.producer.queue import read_job
 
-#: Jobs read in one round trip.
+#: Number of jobs read in one round trip.
 AT_ONCE = 500
-#: Bytes of a job's arguments, unpacked; ours have a few hundred.
+#: Largest size of a job's unpacked arguments in bytes; ours have a few hundred.
 MAX_ARGUMENTS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """What Redis knows of one job."""
+    """The record of one job in Redis."""
 
     id: str
-    #: In RQ's words.
+    #: RQ's status.
     status: str
-    #: When its last try ended, with a zone.
+    #: When its last attempt ended, with a time zone.
     ended_at: datetime | None
-    #: Its function and arguments, as JSON.
+    #: Its function and arguments as JSON.
     data: bytes
 
     def job(self) -> Job | None:
-        """Read the job, or None when it is not one of ours."""
-        rq_job = rq.job.Job(self.id, connection=redis.Redis(), serializer=JSONSerializer)  # connects to nothing
+        """Return the job, or None if it is not a job of svdq."""
+        rq_job = rq.job.Job(self.id, connection=redis.Redis(), serializer=JSONSerializer)  # does not connect
         rq_job.data = self.data
         return read_job(rq_job)
 
 
 def all_job_ids(connection: redis.Redis) -> Iterator[str]:
-    """Find all jobs there are, whatever queue or registry they are on their way to."""
+    """Yield the ids of all jobs, including jobs on their way between a queue and a registry."""
     prefix = rq.job.Job.redis_job_namespace_prefix
     for key in connection.scan_iter(match=f"{prefix}*", count=AT_ONCE):
         job_id = key.decode(errors="replace").removeprefix(prefix)
-        if ":" not in job_id:  # else what RQ keeps beside a job
+        if ":" not in job_id:  # other keys are RQ's additional data of a job
             yield job_id
 
 
 def read_records(
     connection: redis.Redis, job_ids: Iterable[str], on_bad: Callable[[str], None]
 ) -> Iterator[JobRecord | str]:
-    """Read jobs, in their order; gives the id alone of a job that is not there or cannot be read.
+    """Read jobs in the given order; a missing or unreadable job has only its id.
 
     Args:
         connection: to Redis.
-        job_ids: any number.
+        job_ids: ids of the jobs.
         on_bad: called with a sentence for each job that cannot be read.
     """
     remaining = iter(job_ids)
@@ -64,7 +64,7 @@ def read_records(
         with connection.pipeline(transaction=False) as pipeline:
             for job_id in some:
                 pipeline.hmget(rq.job.Job.key_for(job_id), "status", "ended_at", "data")
-            answers = pipeline.execute(raise_on_error=False)  # a key may be something else than a hash
+            answers = pipeline.execute(raise_on_error=False)  # a key may have a type other than hash
         for job_id, answer in zip(some, answers, strict=True):
             try:
                 yield _record(job_id, *answer)
@@ -75,7 +75,7 @@ def read_records(
 
 
 def _record(job_id: str, status: bytes, ended_at: bytes | None, data: bytes) -> JobRecord:
-    with contextlib.suppress(zlib.error):  # as RQ does: what cannot be unpacked was never packed
+    with contextlib.suppress(zlib.error):  # as in RQ: data that cannot be unpacked was not packed
         data = zlib.decompressobj().decompress(data, MAX_ARGUMENTS)
     return JobRecord(
         id=job_id,

@@ -283,7 +283,7 @@ def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
     monkeypatch.chdir(model.parent.parent)
     name = f"{model.parent.name}/{model.name}"
     (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
-    with pytest.raises(InputError, match="get the full ones too") as caught:
+    with pytest.raises(InputError, match="fetch the full ones, too") as caught:
         model_check.check_model(name, on_gpus=False)
     assert "pull" not in str(caught.value)
     (model / "unet/diffusion_pytorch_model.fp16.safetensors").unlink()
