@@ -1,6 +1,6 @@
-"""A group of ranks: who am I in it, and how a stage is wired to its neighbours. Knows nothing of what the ranks make.
+"""A process's rank in its group, and the connection of its stage to the neighbouring ranks.
 
-Samples go from rank to rank down a chain; reports go back from the last rank to rank 0.
+Samples go from rank to rank down the chain; reports go back from the last rank to rank 0.
 """
 
 import os
@@ -22,20 +22,20 @@ from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a process stands in its group."""
+    """The rank of a process, and its host."""
 
-    #: 0 takes jobs in.
+    #: Rank 0 takes jobs.
     rank: int
-    #: K; rank K-1 writes videos.
+    #: Number of ranks K; rank K-1 writes videos.
     num_ranks: int
-    #: The process's number on its host: chooses its GPU.
+    #: The process's number on its host, which selects its GPU.
     local_rank: int
-    #: How many processes of the group are on its host.
+    #: Number of the group's processes on this host.
     local_num_ranks: int
 
     @classmethod
     def from_torchrun(cls) -> Self:
-        """Read what torchrun tells its processes; a process that torchrun did not start is a group of one."""
+        """Read torchrun's environment variables; a process without them is a group of one."""
         return cls(
             rank=int(os.environ.get("RANK", "0")),
             num_ranks=int(os.environ.get("WORLD_SIZE", "1")),
@@ -56,31 +56,31 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """A rank's channels to its neighbours, None where it has no such neighbour; a rank alone has none at all."""
+    """A rank's channels to its neighbours, None for missing neighbours; a single rank has none."""
 
-    #: From the rank before.
+    #: From the previous rank.
     upstream: Channel | None = None
-    #: To the rank after.
+    #: To the next rank.
     downstream: Channel | None = None
-    #: From the last rank to rank 0: here on the last rank, ...
+    #: From the last rank to rank 0: set on the last rank.
     returns: Channel | None = None
-    #: ... and here on rank 0.
+    #: From the last rank to rank 0: set on rank 0.
     reports: Channel | None = None
-    #: On rank 0: what each rank told of itself, rank 0 first.
+    #: On rank 0: the information that each rank sent, rank 0 first.
     facts: tuple[str, ...] = ()
 
 
 def join(
     place: Place, device: torch.device, *, folder: Path, book: AddressBook | None = None, facts: str = ""
 ) -> Links:
-    """Connect to the neighbours; waits while the other ranks load their models.
+    """Connect to the neighbours; waits while other ranks load their models.
 
     Args:
-        place: which rank this is.
+        place: this rank.
         device: this rank's.
-        folder: of this group's ranks on this host, which only this user can enter: for Unix sockets and their names.
-        book: where ranks of several hosts find each other; not needed on one host.
-        facts: what rank 0 is to know of this one.
+        folder: shared by this group's ranks on this host and private to this user: for Unix sockets and their names.
+        book: address book for ranks on several hosts; not needed on one host.
+        facts: information about this rank for rank 0.
 
     Raises:
         OSError: the other ranks have ended.
@@ -117,18 +117,18 @@ def build_stage(
     on_lost: OnLost,
     keeper: Keeper | None = None,
 ) -> Stage:
-    """Make a rank's stage and wire it to its neighbours.
+    """Create a rank's stage and connect it to its neighbours.
 
     Args:
-        place: which rank this is.
-        links: what `join` returned.
+        place: this rank.
+        links: the result of `join`.
         model: with the parts that this rank needs.
-        monitor: told of progress.
+        monitor: receives progress.
         tracer: records spans.
         source: on rank 0 only.
         sink: on the last rank only.
         on_lost: called from a thread when a neighbour is gone; should end the process, since the group is broken.
-        keeper: keeps what is half done; None keeps nothing.
+        keeper: saves unfinished samples; None saves nothing.
     """
     return Stage(
         rank=place.rank,
