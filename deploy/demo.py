@@ -1,7 +1,7 @@
-"""`make demo`: the photo that ships with the repository becomes a video, through the queue and seven ranks.
+"""`make demo`: makes a video of the photo in the repository, through the queue and seven ranks.
 
-It runs the commands that a user would type, with a home of its own in demo-output/, so that nobody's queue or files
-are touched. Knows nothing of svdq but those commands.
+It runs the commands that a user would type, with its own home in demo-output/, so that it touches no other queue or
+files.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ SVDQ = Path(sys.executable).parent / "svdq"
 WANTED = ["--frames", "25", "--size", "576x320", "--format", "mp4", "--format", "gif"]
 GROUP = ["--ranks", "7", "--device", "cpu", "--burst"]
 
-#: Seconds for seven processes to load torch: ten on two cores, far more on a cold and busy machine.
+#: Timeout in seconds for seven processes to load torch: ten on two cores, much longer on a cold and busy machine.
 START_S = 600.0
-#: Seconds for the group to end when asked to; it ends its ranks by force after 20.
+#: Timeout in seconds for the group to end on request; it kills its ranks after 20.
 STOP_S = 40.0
 POLL_S = 0.2
 
@@ -47,11 +47,11 @@ camera move over the photo. For diffusion, on a machine with GPUs:
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why."""
+    """The demo cannot continue; the text says why."""
 
 
 class Demo:
-    """One run: the commands, and whether somebody wants it to stop."""
+    """One run: its commands, and whether a signal asked it to stop."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -64,11 +64,11 @@ class Demo:
         self.signal = number
 
     def run(self) -> dict[str, Any]:
-        """Submit the photo, render it, and return how its job stands at the end."""
+        """Submit the photo, render it, and return the final state of its job."""
         job = self.ask("submit", str(PHOTO), *WANTED, "--force")
         say(f"Submitted {shown(PHOTO)} as job {job['id']}.")
         with self.group() as group:
-            say("Starting seven ranks on the processor; each of them loads torch.")
+            say("Starting seven ranks on the CPU; each of them loads torch.")
             started = time.monotonic()
             while not self.ask("status")["workers"]:
                 self.check(group)
@@ -78,7 +78,7 @@ class Demo:
             say("Rendering 25 frames of 576x320 in 25 steps with the preview (no diffusion model).")
             self.wait_for(job["id"], group)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                group.wait(STOP_S)  # the queue is empty, so with --burst it ends now
+                group.wait(STOP_S)  # the queue is empty, so with --burst the group ends now
         return self.ask("status", job["id"])
 
     def ask(self, *arguments: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Demo:
         return answer
 
     def check(self, group: "subprocess.Popen[bytes] | None" = None) -> None:
-        """Raise when somebody wants the demo to stop, or the group has ended though it is needed."""
+        """Raise if a signal asked the demo to stop, or if the group has ended too early."""
         if self.signal is not None:
             raise DemoError("Stopped.")
         if group is not None and group.poll() is not None:
@@ -101,8 +101,8 @@ class Demo:
 
     @contextlib.contextmanager
     def group(self) -> "Iterator[subprocess.Popen[bytes]]":
-        """Start the ranks, and stop them when the block ends before they do."""
-        # A session of its own: Ctrl-C reaches this process only, which then stops the ranks in order.
+        """Start the ranks, and stop them at the end of the block."""
+        # A session of its own: Ctrl-C reaches only this process, which then stops the ranks in order.
         with LOG.open("wb") as log:
             group = subprocess.Popen(
                 [SVDQ, "worker", *GROUP],
@@ -127,7 +127,7 @@ class Demo:
 
     def wait_for(self, job_id: str, group: "subprocess.Popen[bytes]") -> None:
         """Show the progress of the job until it has ended."""
-        # Its bar goes to stderr, and the one line on stdout says what `report` says better.
+        # The progress bar goes to stderr; the line on stdout is not needed, since `report` prints more.
         command = [str(SVDQ), "wait", job_id]
         waiting = subprocess.Popen(command, env=self._environment, cwd=OUTPUT, stdout=subprocess.DEVNULL)
         ended_at = None
@@ -136,7 +136,7 @@ class Demo:
                 self.check()
                 if group.poll() is not None:
                     ended_at = ended_at or time.monotonic()
-                    # `svdq wait` looks a few times a second; if it has seen no end by now, the job has none.
+                    # `svdq wait` polls a few times a second; if it has seen no end by now, the job has not ended.
                     if time.monotonic() - ended_at > 5:
                         self.check(group)
                 time.sleep(POLL_S)
@@ -146,7 +146,7 @@ class Demo:
                 waiting.wait()
 
     def stop_redis(self) -> None:
-        """Stop the embedded server of the demo's home, if it runs."""
+        """Stop the embedded server of the demo's home, if it is running."""
         done = subprocess.run(
             [SVDQ, "redis", "stop"],
             env=self._environment,
@@ -161,13 +161,13 @@ class Demo:
 
 
 def main() -> int:
-    """Run the demo once in this repository; return its exit code."""
+    """Run the demo in this repository; return its exit code."""
     OUTPUT.mkdir(exist_ok=True)
     with (OUTPUT / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("Another demo runs in this folder; wait for its end.")
+            say("Another demo is running in this folder; wait for it to end.")
             return 1
         demo = Demo()
         demo.stop_redis()  # left over if the last demo was killed
@@ -182,7 +182,7 @@ def main() -> int:
 
 
 def report(job: dict[str, Any]) -> int:
-    """Say what became of the job; return the exit code that tells the same."""
+    """Print the outcome of the job; return the exit code."""
     if job["status"] != "finished":
         say(f"The video {job['status']}: {job['error']} The log of the ranks is {shown(LOG)}.")
         return 1
@@ -194,12 +194,12 @@ def report(job: dict[str, Any]) -> int:
 
 
 def shown(path: Path) -> str:
-    """Shorten a path for a person who stands in the repository."""
+    """Shorten a path relative to the repository."""
     return str(path.relative_to(REPOSITORY))
 
 
 def say(text: str) -> None:
-    """Print at once, also into a pipe."""
+    """Print and flush, also into a pipe."""
     print(text, flush=True)  # noqa: T201 - a script
 
 

@@ -1,9 +1,9 @@
-"""Check what only a machine with a GPU can show: `make gpu-check`, or `python deploy/gpu_check.py --model DIR`.
+"""Checks what only a machine with a GPU can show: `make gpu-check`, or `python deploy/gpu_check.py --model DIR`.
 
-Runs svdq's own commands, section by section, and writes what they print to a Markdown file as it comes, with the wanted
-figure beside the measured one. A section that fails says so, and the others go on. A section takes at most
-`--section-s`, so that `--only` fits a machine that is there for minutes; the file keeps the other sections. Several
-ranks share a GPU where there are fewer GPUs than ranks.
+Runs svdq's own commands, section by section, and writes their output to a Markdown file as it arrives, with the
+required figure beside the measured one. A section that fails is reported, and the others continue. A section takes at
+most `--section-s`, so that `--only` suits a machine that is available for minutes; the file keeps the other sections.
+Several ranks share a GPU if there are fewer GPUs than ranks.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import PIL.ImageOps
 from gpu_check_report import Report
 
 PHOTO = Path(__file__).parent.parent / "docs" / "demo" / "photo.jpg"
-#: The sections in the order in which they need each other's figures.
+#: The sections, ordered so that each one finds the figures of earlier ones that it needs.
 SECTIONS = {
     "model": "A step, an encode and a decode",
     "compile": "A compiled step, and one with int8 weights",
@@ -35,25 +35,25 @@ SECTIONS = {
     "burst": "A worker with a compiled UNet and two photos",
     "memory": "A worker with a memory limit",
 }
-#: What ranks that share a card have to reach of one rank's pace, and ranks with a card each of their number.
+#: Required pace relative to one rank: of ranks that share a card, and per rank of ranks with a card each.
 WANTED_PACE = 0.9
-#: How many times as fast compiling has to make a step.
+#: Required speed-up of a step by compiling.
 WANTED_SPEEDUP = 1.3
-#: How much more memory than the UNet's weights and a step's tensors a middle rank may take.
+#: Largest memory of a middle rank relative to the UNet's weights and a step's tensors.
 WANTED_MEMORY = 1.05
-#: Bytes of a GPU's memory that each process takes besides its tensors.
+#: Bytes of GPU memory that each process takes besides its tensors.
 CONTEXT_BYTES = 700 * 2**20
 #: Share of a section's time in which several ranks compute; the rest is for their start, and for one rank before them.
 COMPUTING_SHARE = 0.5
 
 
 def steps_in_time(one: Mapping[str, Any], ranks: int, gpus: int, samples: int, section_s: float) -> int:
-    """Choose the denoising steps of so many videos that several ranks make within a section.
+    """Choose the number of denoising steps so that several ranks finish the videos within a section.
 
     Args:
-        one: what `svdq bench` measured of one rank.
+        one: the result of `svdq bench` for one rank.
         ranks: K.
-        gpus: cards that they share; 0: a processor.
+        gpus: number of cards that they share; 0 for a CPU.
         samples: videos.
         section_s: seconds of the section.
     """
@@ -63,7 +63,7 @@ def steps_in_time(one: Mapping[str, Any], ranks: int, gpus: int, samples: int, s
 
 
 class Check:
-    """The sections. Each worker has a home and a queue of its own, so that nobody's are touched."""
+    """The sections. Each worker has its own home and queue."""
 
     def __init__(self, report: Report, model: str, folder: Path, options: argparse.Namespace) -> None:
         self._report = report
@@ -86,7 +86,7 @@ class Check:
                 self._report.judge(what, "no", "yes with trained weights", None)
 
     def compile(self) -> None:
-        """Measure a step compiled and with int8 weights against one as diffusers computes it."""
+        """Measure a compiled step and one with int8 weights against a step as diffusers computes it."""
         ways = ["--compile=off", "--compile=blocks", "--approximate=int8"]
         plain, *others = self._rows("compile", "--part=step", *ways)
         for row in others:
@@ -108,16 +108,16 @@ class Check:
             more = ["--ranks", count, *(["--alone"] if against == "one rank" else [])]
             said = self._report.run("svdq.pipeline.compare", *common, *more, "--tolerance", 255)
             difference = re.findall(r"largest pixel difference over .*: (\d+)$", said, re.MULTILINE)[-1]
-            # Half precision on a GPU may differ from diffusers; the number of ranks may never change a pixel.
+            # Half precision on a GPU may differ from diffusers; the number of ranks must not change a pixel.
             good = difference == "0" if against == "one rank" or not self._on_gpu else None
             self._report.judge(f"Largest pixel difference of {count} ranks to {against}, of 255", difference, "0", good)
 
     def ranks(self) -> None:
-        """Measure one rank, then several on one card or on as many as there are, and the memory of each."""
+        """Measure one rank, then several on one card or on all cards, and the memory of each."""
         options, report = self._options, self._report
         ranks, gpus = self._ranks_that_fit()
         if ranks < options.ranks:
-            report.add(f"The memory holds {ranks} ranks at a time, so there are that many, not {options.ranks}.")
+            report.add(f"Memory suffices for {ranks} of {options.ranks} ranks, so this section runs with fewer.")
         one = self._pipeline(1, options.steps, samples=4, warmup=1)
         # The pipeline has to be full, and then `svdq bench` counts the time of K videos at least twice.
         samples = 2 * ranks + 2
@@ -148,7 +148,7 @@ class Check:
         self._report.judge("Memory of a middle rank, MiB", f"{middle:,.0f}", wanted, middle <= WANTED_MEMORY * alone)
 
     def burst(self) -> None:
-        """Render two photos with compiled blocks, and again in the other order: what was compiled serves the next."""
+        """Render two photos with compiled blocks, and again in reverse order; the second run uses the compile cache."""
         other = self._folder / "mirrored.png"
         with PIL.Image.open(self._options.photo) as photo:
             PIL.ImageOps.mirror(photo.convert("RGB")).save(other)
@@ -165,7 +165,7 @@ class Check:
         self._report.judge("Two photos make two videos", "yes" if differ else "no", "yes", differ)
 
     def memory(self) -> None:
-        """Render a video with too little memory to decode all frames at once: fewer are decoded at a time."""
+        """Render a video with too little memory to decode all frames at once, which reduces the chunk size."""
         frames = self._options.frames
         parts = [self._row("step"), self._row("encode"), self._row("decode", 8), self._row("decode", frames)]
         measured = [row for row in parts if row is not None and row["peak_bytes"] is not None]
@@ -189,7 +189,7 @@ class Check:
     # What the sections are made of.
 
     def _rows(self, name: str, *arguments: object) -> list[dict[str, Any]]:
-        """Run `svdq bench model` and give the rows that could be measured, also of a run that was ended."""
+        """Run `svdq bench model` and return the rows that could be measured, also if the time limit ended the run."""
         path = self._folder / f"{name}.json"
         path.unlink(missing_ok=True)
         command = ["svdq.cli", "bench", "model", *self._common, *self._shape, "--repeats", self._options.repeats]
@@ -205,7 +205,7 @@ class Check:
         return rows
 
     def _row(self, part: str, chunk_size: int | None = None) -> dict[str, Any] | None:
-        """Give the first row that the section `model` has of a part."""
+        """Return the first row of a part from the section `model`."""
         rows = self._report.figures.get("rows", ())
         return next((row for row in rows if (row["part"], row["decode_chunk_size"]) == (part, chunk_size)), None)
 
@@ -217,7 +217,7 @@ class Check:
         return run
 
     def _ranks_that_fit(self) -> tuple[int, int]:
-        """Give how many ranks the cards hold at a time, two at least, and how many cards there are."""
+        """Return the number of ranks that the cards can hold, at least two, and the number of cards."""
         import torch
 
         wanted, step = self._options.ranks, self._row("step")
@@ -226,19 +226,19 @@ class Check:
             return wanted, gpus
         free = min(torch.cuda.mem_get_info(number)[0] for number in range(gpus))
         each = step["weight_bytes"] + step["peak_bytes"] + CONTEXT_BYTES
-        # The first rank has the encoder besides, and the last one decodes all frames at once.
+        # The first rank also has the encoder, and the last one decodes all frames at once.
         encode, decode = self._row("encode"), self._row("decode", self._options.frames)
         free -= 0 if encode is None else encode["weight_bytes"]
         free -= 0 if decode is None else max(0, decode["peak_bytes"] - step["peak_bytes"])
         return max(2, min(wanted, gpus * int(free // each))), gpus
 
     def _rendered(self, name: str, photos: Sequence[Path], *worker: object) -> dict[str, dict[str, Any]]:
-        """Queue photos, have a worker render them, and give the sidecar of each video by its photo's name."""
+        """Queue photos, render them with a worker, and return the sidecar of each video by its photo's name."""
         options, home = self._options, self._folder / name
-        shutil.rmtree(home, ignore_errors=True)  # what a run that was killed left
+        shutil.rmtree(home, ignore_errors=True)  # left by a killed run
         ours = {"SVDQ_HOME": str(home), "SVDQ_STORAGE": str(home / "storage"), "SVDQ_MODEL": self._model}
         ours["TORCHINDUCTOR_CACHE_DIR"] = str(self._folder / "compiled")
-        # What the user has set is about other queues.
+        # The user's settings are for other queues.
         environment = {name: text for name, text in os.environ.items() if not name.startswith("SVDQ_")} | ours
         video = ["--size", options.size, "--frames", options.frames, "--steps", options.worker_steps, "--seed", 1]
         try:
@@ -261,7 +261,7 @@ def _frames(sidecar: dict[str, Any]) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check; exit code 1 when a section failed or a figure is not as wanted, 2 without a GPU."""
+    """Run the check; the exit code is 1 if a section failed or missed a required figure, 2 without a GPU."""
     import torch
 
     options = _parse(arguments)
@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _where(device: str) -> str:
-    """Say on what and when all this is measured."""
+    """Describe the device, the versions and the date of the measurements."""
     import torch
 
     libraries = ", ".join(f"{name} {version(name)}" for name in ("svdq", "torch", "diffusers", "transformers"))
@@ -301,7 +301,7 @@ def _where(device: str) -> str:
 
 
 def _random_model(folder: Path) -> str:
-    """Write a model of the published sizes, where it is not there from an earlier run."""
+    """Write a model of the published sizes, unless it exists from an earlier run."""
     import torch
 
     from svdq.pipeline.models.full_size import COMPONENTS, write_full_size_model
@@ -310,7 +310,7 @@ def _random_model(folder: Path) -> str:
     if not whole.exists():
         write_full_size_model(folder, torch.float16, components=COMPONENTS)
         whole.touch()
-    print("No `--model` was given: the published sizes get random weights, and what they make is noise.\n")  # noqa: T201
+    print("Without `--model`, the published sizes get random weights, and the videos show noise.\n")  # noqa: T201
     return str(folder)
 
 
@@ -322,18 +322,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--only",
         action="append",
         choices=list(SECTIONS),
-        help="do this section; repeatable. What the report has of the others stays",
+        help="run this section; repeatable. The report keeps its other sections",
     )
-    parser.add_argument("--scratch", help="folder for the model and what else is written, kept for the next run")
+    parser.add_argument("--scratch", help="folder for the model and other files, kept for the next run")
     parser.add_argument("--section-s", type=float, default=570, help="seconds that one section may take")
     parser.add_argument("--ranks", type=int, default=7)
-    parser.add_argument("--size", default="1024x576", help="WIDTHxHEIGHT of what is measured")
+    parser.add_argument("--size", default="1024x576", help="WIDTHxHEIGHT of the measurements")
     parser.add_argument("--frames", type=int, default=25)
-    parser.add_argument("--steps", type=int, default=25, help="denoising steps of a video at most")
-    parser.add_argument("--repeats", type=int, default=3, help="measured times of each part")
-    parser.add_argument("--parity-size", default="256x256", help="WIDTHxHEIGHT of what is compared")
-    parser.add_argument("--worker-steps", type=int, default=4, help="denoising steps of what a worker makes")
-    parser.add_argument("--photo", type=Path, default=PHOTO, help="what is rendered")
+    parser.add_argument("--steps", type=int, default=25, help="largest number of denoising steps of a video")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each part")
+    parser.add_argument("--parity-size", default="256x256", help="WIDTHxHEIGHT of the comparisons")
+    parser.add_argument("--worker-steps", type=int, default=4, help="denoising steps of the worker's videos")
+    parser.add_argument("--photo", type=Path, default=PHOTO, help="photo to render")
     parser.add_argument("--report", type=Path, default=Path("gpu-check.md"))
     return parser.parse_args(arguments)
 

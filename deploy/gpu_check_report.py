@@ -1,7 +1,7 @@
-"""The file that `gpu_check.py` writes: what was run and printed, and each figure beside the wanted one.
+"""Writes the report of `gpu_check.py`: commands with their output, and each figure beside the required one.
 
-It is written line by line as commands print, so a run that is killed loses nothing. The same as JSON is beside it, from
-which a later run of other sections keeps what is there.
+It is written line by line as commands print, so a killed run loses nothing. A JSON file beside it has the same content,
+from which a later run of other sections keeps the existing ones.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: What stands behind every figure of a run without a GPU.
+#: Suffix of every figure of a run without a GPU.
 NO_GPU = " (no GPU)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One figure beside what is wanted of it."""
+    """One figure with its requirement."""
 
     what: str
     measured: str
     wanted: str
-    #: None where the figure is only told.
+    #: None if the figure has no requirement.
     good: bool | None
 
 
 @dataclass(kw_only=True)
 class Section:
-    """What is under one heading."""
+    """The content under one heading."""
 
     #: Its paragraphs.
     text: list[str] = field(default_factory=list)
@@ -43,26 +43,26 @@ class Section:
 
 
 class Report:
-    """The Markdown file, written as sections go on, each within its time limit."""
+    """The Markdown file, written while sections run, each within its time limit."""
 
     def __init__(
         self, path: Path, *, section_s: float = 570, where: str = "", trial: bool = False, keep: bool = False
     ) -> None:
-        """Begin it.
+        """Start the report.
 
         Args:
-            path: of the Markdown.
+            path: path of the Markdown file.
             section_s: seconds that the commands of a section may take.
-            where: on what all is measured; stands under each heading.
-            trial: whether there is no GPU, so that nothing says anything about GPUs.
-            keep: take up the sections of earlier runs.
+            where: description of the device, repeated under each heading.
+            trial: whether there is no GPU, so that the figures are meaningless.
+            keep: keep the sections of earlier runs.
         """
         self.path = path
         self._section_s = section_s
         self._deadline = time.monotonic() + section_s
         self._where = where
         self._trial = trial
-        #: By their titles, and what sections measured for those after them.
+        #: Sections by title, and the measurements that later sections use.
         self.sections: dict[str, Section] = {}
         self.figures: dict[str, Any] = {}
         self._kept_at = path.with_suffix(".json")
@@ -75,7 +75,7 @@ class Report:
         self._section = Section()
 
     def section(self, title: str, check: Callable[[], None]) -> None:
-        """Do a check under a heading of its own, in place of an earlier one; whatever it raises is its failure."""
+        """Run a check under its own heading, replacing an earlier one; an exception marks it as failed."""
         self._section = self.sections[title] = Section()
         self._deadline = time.monotonic() + self._section_s
         print(f"## {title}\n", flush=True)  # noqa: T201
@@ -83,26 +83,26 @@ class Report:
             self.add(self._where)
         try:
             check()
-        except Exception as error:  # noqa: BLE001 - the other sections go on, whatever it was
+        except Exception as error:  # noqa: BLE001 - the other sections continue after any error
             self.fail(f"{type(error).__name__}: {error}")
         self._write()
 
     def fail(self, reason: str) -> None:
-        """Note that the section failed; what it has measured stays."""
+        """Mark the section as failed; its measurements stay."""
         self._section.failed = True
         self.add(f"**This section failed**: {reason}")
 
     def add(self, text: str) -> None:
-        """Add a paragraph to the section, also on the terminal."""
+        """Add a paragraph to the section, and print it."""
         print(f"{text}\n", flush=True)  # noqa: T201
         self._section.text.append(text)
         self._write()
 
     def run(self, *arguments: object, environment: Mapping[str, str] | None = None) -> str:
-        """Run a module of svdq's and add each line that it prints; give all of them.
+        """Run a module of svdq and add each line of its output; return the output.
 
         Raises:
-            RuntimeError: it did not exit with 0, or not within the section's time.
+            RuntimeError: the exit code was not 0, or the section's time was over.
         """
         command = [sys.executable, "-m", *map(str, arguments)]
         process = subprocess.Popen(
@@ -144,14 +144,14 @@ class Report:
         return said
 
     def judge(self, what: str, measured: str, wanted: str, good: bool | None) -> None:
-        """Put a figure beside what is wanted."""
+        """Add a figure with its requirement."""
         what += NO_GPU if self._trial else ""
         self._section.verdicts.append(Verdict(what=what, measured=measured, wanted=wanted, good=good))
         mark = {True: "as wanted", False: "**not as wanted**", None: "told"}[good]
         self.add(f"{what}: measured {measured}; wanted {wanted}: {mark}.")
 
     def finish(self) -> int:
-        """Show the table of all figures and give the exit code."""
+        """Print the table of all figures and return the exit code."""
         self._write()
         print(self._ending(), flush=True)  # noqa: T201
         return 1 if self._failed() else 0

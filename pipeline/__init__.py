@@ -1,5 +1,5 @@
 """The timestep pipeline: samples, partition, stages, transport, models, video files, bench.
 
-Knows torch and diffusers; knows nothing of Redis, RQ, queues or terminals. Importing this package imports no torch, and
-the producer side uses only those of its modules that import none either, such as `errors` and `parameters`.
+Importing this package does not import torch. The producer side uses only the modules that do not import torch either,
+such as `errors` and `parameters`.
 """

@@ -1,7 +1,7 @@
-"""The bytes of animated GIF and WebP files: exactly one image for every frame, exact timing, a comment inside.
+"""Assembles animated GIF and WebP files: exactly one image for every frame, exact timing, and a comment.
 
-Encoders merge frames that look the same and round every delay alike, so the containers are put together here from
-frames that ffmpeg and Pillow have encoded. Pure: bytes in, bytes out.
+Encoders merge equal frames and round all delays alike, so the containers are assembled here from frames that ffmpeg and
+Pillow have encoded.
 """
 
 import struct
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from PIL import Image
 
-#: The shortest delay of a GIF frame, in hundredths of a second: browsers show shorter ones at a tenth of a second.
+#: The shortest delay of a GIF frame, in hundredths of a second: browsers replace shorter ones by a tenth of a second.
 GIF_SHORTEST_DELAY = 2
 
 #: EXIF tag ImageDescription.
@@ -17,7 +17,7 @@ IMAGE_DESCRIPTION = 0x010E
 
 
 def spread(num_frames: int, fps: int, units_per_second: int) -> list[int]:
-    """Share out the duration of a video over its frames in whole units, so that no frame is off by more than one.
+    """Distribute the duration of a video over its frames in whole units, so that no frame is off by more than one.
 
     Returns:
         The delay of each frame, in units.
@@ -29,8 +29,8 @@ def spread(num_frames: int, fps: int, units_per_second: int) -> list[int]:
 def finish_gif(data: bytes, fps: int, comment: str) -> bytes:
     """Set the delays of a GIF and put a comment, as UTF-8, before its first image.
 
-    The specification is GIF89a; block names below are its own. Above 50 frames a second, what GIF can show, the file
-    plays slower than asked.
+    The block names are those of the GIF89a specification. Above 50 frames a second, the limit of GIF, the file plays
+    slower than requested.
     """
     blocks = list(_gif_blocks(data))
     controls = [index for index, block in enumerate(blocks) if block.startswith(b"\x21\xf9")]

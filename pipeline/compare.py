@@ -33,16 +33,16 @@ from svdq.pipeline.transport.message import sample_body
 
 
 class QuietMonitor:
-    """A monitor that nobody watches."""
+    """A monitor that does nothing."""
 
     def step(self, sample: Sample, index: int) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def warm_up(self, sample: Sample) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def idle(self) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def canceled(self, job_id: str) -> bool:
         """Nothing is canceled."""
@@ -50,7 +50,7 @@ class QuietMonitor:
 
 
 class _ListSource:
-    """A source of requests that are all there from the start; raises what fails."""
+    """A source with a fixed list of requests; raises the failure of a sample."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = list(requests)
@@ -67,7 +67,7 @@ class _ListSource:
 
 
 class _FolderSink:
-    """A sink that keeps frames as <job id>.npy."""
+    """A sink that stores frames as <job id>.npy."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -77,10 +77,10 @@ class _FolderSink:
         report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
 
     def release(self) -> None:
-        """Nothing waits here."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Everything is written."""
+        """Do nothing."""
 
 
 def render(
@@ -92,7 +92,7 @@ def render(
     device: str = "cpu",
     options: ComputeOptions = DEFAULTS,
 ) -> list[Frames]:
-    """Render videos of one prepared photo with this pipeline, all in flight at once; frames (F, H, W, 3) of each."""
+    """Render videos of one prepared photo with this pipeline in parallel; return the frames (F, H, W, 3) of each."""
     assert all((video.width, video.height) == image.size for video in videos), "the photo is prepared for another size"
     with tempfile.TemporaryDirectory(prefix="svdq-compare-") as folder:
         image.save(Path(folder, "photo.png"))
@@ -127,10 +127,10 @@ def _rank_main(
 def render_with_diffusers(
     model: str, image: Image.Image, parameters: VideoParameters, *, device: str = "cpu"
 ) -> NDArray[np.uint8]:
-    """Render one video with diffusers' StableVideoDiffusionPipeline; frames (F, H, W, 3)."""
+    """Render one video with diffusers' StableVideoDiffusionPipeline; return frames (F, H, W, 3)."""
     from svdq.pipeline.models.svd_folder import be_quiet
 
-    be_quiet()  # before the import: transformers warns while it is imported
+    be_quiet()  # before the import, since transformers warns while it is imported
     from diffusers import StableVideoDiffusionPipeline
 
     torch.set_num_threads(1)
@@ -142,13 +142,13 @@ def render_with_diffusers(
 
 
 def call_diffusers(pipeline: Any, image: Image.Image, parameters: VideoParameters, **more: Any) -> Any:
-    """Call a StableVideoDiffusionPipeline as its users do; gives the frames of each video.
+    """Call a StableVideoDiffusionPipeline as its users do; return the frames of each video.
 
     Args:
         pipeline: the pipeline.
         image: a photo of the video's size.
         parameters: of the video.
-        more: other arguments of the pipeline, or in place of those that the parameters give.
+        more: other arguments of the pipeline, which override those from the parameters.
     """
     arguments = {
         "height": parameters.height,

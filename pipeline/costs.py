@@ -1,8 +1,8 @@
-"""Running estimates of what steps, encodes and decodes cost, per rank and per shape of video. Pure, no clock.
+"""Running estimates of the costs of steps, encodes and decodes, per rank and shape of video. Pure code.
 
-Measured while real samples run: nothing is benchmarked ahead. What disturbs a measurement (a page fault, another
-process) only ever makes it longer, so an estimate is the lower quartile of the last measurements; and ranks whose
-speeds are nearly equal count as equal, since shares that follow noise cost more than they gain.
+Costs are measured while real samples run. Disturbances (a page fault, another process) only make a measurement longer,
+so an estimate is the lower quartile of the last measurements. Ranks with nearly equal speeds count as equal, since
+shares that follow noise cost more than they gain.
 """
 
 from collections import defaultdict, deque
@@ -13,7 +13,7 @@ from statistics import median, quantiles
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Costs
 
-#: Measurements that an estimate is made from: enough to shrug off outliers, few enough to follow a change.
+#: Number of measurements per estimate: enough to ignore outliers, few enough to follow a change.
 WINDOW = 15
 #: Ranks whose step time is within this share of the typical one count as equally fast.
 EQUAL_WITHIN = 0.05
@@ -21,7 +21,7 @@ EQUAL_WITHIN = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What decides the cost of a step: the size of the tensors and whether guidance doubles the batch."""
+    """The properties of a video that determine the cost of a step."""
 
     #: Number of frames.
     frames: int
@@ -34,7 +34,7 @@ class Shape:
 
     @classmethod
     def of(cls, parameters: VideoParameters) -> "Shape":
-        """Take the shape of a video from its parameters."""
+        """Return the shape of a video with these parameters."""
         return cls(
             frames=parameters.num_frames, width=parameters.width, height=parameters.height, guided=parameters.guided
         )
@@ -77,12 +77,12 @@ class CostModel:
         stages: Sequence[tuple[int, int, float]],
         seconds: Mapping[str, float],
     ) -> None:
-        """Add what one finished sample measured.
+        """Add the measurements of one finished sample.
 
         Args:
-            shape: the sample's.
+            shape: shape of the sample.
             stages: (rank, number of steps, seconds of denoising) of each rank that did steps.
-            seconds: those of `encode` and `decode`, where they were measured.
+            seconds: seconds of `encode` and `decode`, if measured.
         """
         measured = self._measured[shape]
         for rank, num_steps, denoise_s in stages:
@@ -95,14 +95,14 @@ class CostModel:
 
     @property
     def shapes(self) -> list[Shape]:
-        """The shapes of which something is measured, those that were measured first first."""
+        """The measured shapes, in the order of their first measurement."""
         return list(self._measured)
 
     def estimate(self, shape: Shape) -> Costs:
-        """Estimate the costs of a sample; in units of one step as long as nothing of its shape is measured."""
+        """Estimate the costs of a sample, in units of one step while nothing of its shape is measured."""
         measured = self._measured[shape] if shape in self._measured else _Measured()
         known = {rank: _undisturbed(times) for rank, times in measured.step_s.items()}
-        # A rank that has no steps of this shape yet (it only decodes, say) is taken to be as fast as the others.
+        # A rank without measured steps of this shape (it only decodes, say) is assumed to be as fast as the others.
         typical = max(median(known.values()), 1e-9) if known else 1.0
         known = {
             rank: typical if abs(step_s / typical - 1) < EQUAL_WITHIN else step_s for rank, step_s in known.items()
@@ -116,5 +116,5 @@ class CostModel:
 
 
 def _undisturbed(times: Sequence[float]) -> float:
-    """Take the lower quartile; of a single measurement that one."""
+    """Return the lower quartile; of a single measurement that one."""
     return times[0] if len(times) == 1 else quantiles(times, n=4, method="inclusive")[0]

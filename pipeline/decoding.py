@@ -1,4 +1,4 @@
-"""From latents to frames on the last rank, with fewer frames at a time when memory runs out."""
+"""Decodes latents to frames on the last rank, in smaller chunks of frames when memory runs out."""
 
 import logging
 import time
@@ -24,12 +24,12 @@ class Decoder:
     def decode(self, sample: Sample) -> tuple[Sample, Frames | None]:
         """Decode a sample whose steps are done.
 
-        A decode_chunk_size that the job names is tried as it is, since chunks change pixels; one that the worker has
-        chosen is not tried where it ran out of memory before.
+        A decode_chunk_size set by the job is tried first, since chunks change pixels; one chosen by the worker is
+        limited to sizes that have not run out of memory before.
 
         Returns:
-            The sample without its tensors and with the decode_chunk_size that was used, and its frames; or the sample
-            with the reason for which it failed, and None.
+            The sample without its tensors and with the decode_chunk_size used, and its frames; or the failed sample and
+            None.
         """
         asked_for = sample.parameters
         is_open = sample.chunk_chosen or asked_for.decode_chunk_size is None
@@ -40,10 +40,10 @@ class Decoder:
             try:
                 frames = self._model.decode(sample.tensors, parameters, chunk)
                 break
-            except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
+            except Exception as error:  # noqa: BLE001 - one bad job must not affect others
                 if not is_out_of_memory(error):
                     return sample.failed(say_why(error, "while its frames were decoded")), None
-                # The latents are still here: nothing is denoised twice.
+                # The latents still exist, so no step is repeated.
                 smaller = (chunk + 1) // 2
                 self._limits.ran_out(asked_for, smaller)
                 sample = replace(sample, ran_out=True, parameters=_in_chunks(asked_for, smaller))

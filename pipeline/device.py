@@ -1,4 +1,4 @@
-"""The device of a rank: which one, and whether it can compute."""
+"""Chooses the device of a rank, and checks that it can compute."""
 
 import os
 
@@ -9,10 +9,10 @@ from svdq.pipeline.errors import InputError
 
 
 def check_device(wanted: str) -> None:
-    """Check that torch can use a GPU where one is wanted.
+    """Check that torch can use a GPU if one is requested.
 
     Raises:
-        InputError: it cannot; has torch's reason.
+        InputError: torch cannot use a GPU; has torch's reason.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError(
@@ -22,10 +22,10 @@ def check_device(wanted: str) -> None:
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """Turn auto, cpu or cuda into a rank's device; ranks take turns when there are more of them than GPUs.
+    """Convert auto, cpu or cuda to a rank's device; ranks share GPUs in rotation if there are more ranks.
 
     Raises:
-        InputError: a GPU is wanted, and torch cannot use it.
+        InputError: a GPU is requested, and torch cannot use it.
     """
     _choose_mig_instance(local_rank)
     check_device(wanted)
@@ -40,10 +40,10 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def check_computes(device: torch.device, dtype: torch.dtype) -> None:
-    """Do one convolution and one attention on a GPU: one that only copies would fail every job.
+    """Run one convolution and one attention on a GPU: one that can only copy would fail every job.
 
     Raises:
-        InputError: it cannot; has torch's reason.
+        InputError: the GPU cannot compute; has torch's reason.
     """
     if device.type != "cuda":
         return
@@ -64,7 +64,7 @@ def check_computes(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _choose_mig_instance(local_rank: int) -> None:
-    """Leave a rank one MIG instance: CUDA computes on one in each process, the first that it is told of."""
+    """Select one MIG instance for a rank: a CUDA process uses only the first visible one."""
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if any(name.startswith("MIG-") for name in names):
         os.environ["CUDA_VISIBLE_DEVICES"] = names[local_rank % len(names)]

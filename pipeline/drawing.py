@@ -1,4 +1,4 @@
-"""Matplotlib without a screen, for the commands that write pictures. Knows nothing of what is drawn."""
+"""Imports matplotlib without a display, for commands that write plots."""
 
 from types import ModuleType
 
@@ -6,7 +6,7 @@ from svdq.pipeline.errors import InputError
 
 
 def headless_pyplot() -> ModuleType:
-    """Give matplotlib's pyplot, set up to write files only.
+    """Return matplotlib's pyplot, configured to write files only.
 
     Raises:
         InputError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Why a sample failed, in a sentence for the person who asked for it. Knows no ranks."""
+"""Describes why a sample failed, in a sentence for the person who requested it."""
 
 import logging
 import math
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def say_why(error: Exception, where: str) -> str:
-    """Say why a sample failed. What we raise is a sentence already; the rest is logged with its traceback.
+    """Describe why a sample failed. Errors of svdq are sentences already; others are logged with their traceback.
 
     Raises:
-        RuntimeError: the GPU computes nothing any more, which is no sample's failure; only a new process mends it.
+        RuntimeError: the GPU has stopped working; only a new process can recover.
     """
     if isinstance(error, SampleError):
         return str(error)
@@ -36,20 +36,20 @@ def say_why(error: Exception, where: str) -> str:
         )
     logger.exception("A sample failed %s", where, exc_info=error)
     if torch.cuda.is_initialized():
-        # An error that sticks to the process, such as an illegal access, comes up again here.
+        # A sticky error of the process, such as an illegal access, is raised again here.
         torch.cuda.synchronize()
     return f"{type(error).__name__} {where}: {str(error)[:1000]}"
 
 
 def all_finite(latents: Tensor) -> bool:
-    """Whether no latent is NaN or infinite: the extremes tell (both are NaN if any is), at a tenth of a mask's cost."""
+    """Return whether no latent is NaN or infinite: aminmax propagates NaN and costs a tenth of a mask."""
     low, high = torch.aminmax(latents)
     return math.isfinite(low) and math.isfinite(high)
 
 
 def say_where_it_broke(model: VideoModel, sample: Sample, stop: int, monitor: Monitor) -> str:
-    """Do the steps of a stage again up to `stop`, looking at the latents after each, and name the first to blame."""
-    where = f"in steps {sample.step + 1} to {stop}"  # should the same steps do better now
+    """Repeat the steps of a stage up to `stop`, checking the latents after each, and name the first bad step."""
+    where = f"in steps {sample.step + 1} to {stop}"  # if the repeated steps are finite
     latents = sample.tensors["latents"]
     denoiser = model.denoiser(sample.tensors, sample.parameters)
     if not all(map(all_finite, sample.tensors.values())):

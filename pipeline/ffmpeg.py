@@ -1,18 +1,18 @@
-"""The ffmpeg program: where it is and whether it runs. Knows no videos, and imports nothing that a laptop lacks."""
+"""Finds the ffmpeg program and checks that it runs."""
 
 import subprocess
 
 from svdq.pipeline.errors import UnavailableError
 
-#: What a person can do who has none.
+#: How to install it.
 ADVICE = "pip install imageio-ffmpeg, or set IMAGEIO_FFMPEG_EXE to an ffmpeg"
 
 
 def find_ffmpeg() -> str:
-    """Find the program: the one that IMAGEIO_FFMPEG_EXE names, whatever that is, or imageio-ffmpeg's, or the system's.
+    """Return the path of ffmpeg: from IMAGEIO_FFMPEG_EXE, from imageio-ffmpeg, or from the system, in this order.
 
     Raises:
-        UnavailableError: there is none.
+        UnavailableError: there is no ffmpeg.
     """
     try:
         import imageio_ffmpeg
@@ -23,10 +23,10 @@ def find_ffmpeg() -> str:
 
 
 def ffmpeg_version() -> str:
-    """Run the program, and give what it calls itself, such as `ffmpeg version 7.0.2-static`.
+    """Run ffmpeg and return its version, such as `ffmpeg version 7.0.2-static`.
 
     Raises:
-        UnavailableError: there is none, or it does not run.
+        UnavailableError: there is no ffmpeg, or it does not run.
     """
     program = find_ffmpeg()
     try:

@@ -1,4 +1,4 @@
-"""Whether this machine has what renders, or only what submits. Imports none of it."""
+"""Checks whether the packages for rendering are installed, without importing them."""
 
 import importlib.util
 
@@ -6,10 +6,10 @@ from svdq.pipeline.errors import InputError
 
 
 def require_torch(what: str) -> None:
-    """Refuse what a machine with the base install alone cannot do, in a sentence in place of an ImportError.
+    """Refuse a command that needs the worker extra, with a sentence instead of an ImportError.
 
     Args:
-        what: needs it, such as "a worker".
+        what: what needs PyTorch, such as "a worker".
 
     Raises:
         InputError: PyTorch is not installed.

@@ -1,6 +1,6 @@
 """Ranks as processes of this machine, without torchrun: for `svdq bench`, comparisons and tests.
 
-They connect through Unix sockets in a private folder; one process that fails ends the others.
+They connect through Unix sockets in a private folder; the failure of one process ends the others.
 """
 
 import multiprocessing
@@ -36,17 +36,17 @@ def spawn_ranks(
 
     Args:
         num_ranks: K.
-        main: a module-level function, since it is looked up by name in the new processes.
-        args: passed on.
+        main: a module-level function, since the new processes look it up by name.
+        args: further arguments of `main`.
         device: cpu, cuda or auto.
-        replicas: each process is a group of one, without links; its `local_rank` tells which.
+        replicas: each process is a group of one, without links; `local_rank` is its number.
 
     Raises:
-        SvdqError: a rank raised one, or one of its kinds; the same is raised here.
-        torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text holds its traceback.
+        SvdqError: a rank raised one, or a subclass; the same type is raised here.
+        torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text has its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
-        # A fork server imports torch once for all ranks; it never touches CUDA, so that its children may.
+        # A fork server imports torch once for all ranks. It never initializes CUDA, so its children can.
         multiprocessing.set_forkserver_preload([__name__, main.__module__])
         try:
             torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
@@ -85,6 +85,6 @@ def _enter(
 
 
 def exit_when_lost(reason: str) -> None:
-    """End this process: a neighbour is gone, and a broken chain makes nothing."""
+    """End this process: a neighbour is gone, so the group is broken."""
     print(f"svdq: {reason}", file=sys.stderr)  # noqa: T201
     os._exit(1)

@@ -1,6 +1,6 @@
-"""What one video is made with: the arguments of diffusers' StableVideoDiffusionPipeline. Imports no torch.
+"""The parameters of one video: the arguments of diffusers' StableVideoDiffusionPipeline. Does not import torch.
 
-Names and defaults are diffusers' own wherever diffusers has the argument. Knows nothing of files, jobs or queues.
+Names and defaults are diffusers' own wherever diffusers has the argument.
 """
 
 from typing import Annotated, Literal, Self
@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from svdq.pipeline.errors import InputError
 
-#: The files that can be written for a video.
+#: Formats of video files.
 Format = Literal["mp4", "gif", "webp", "png"]
-#: How a photo of another shape is brought to width x height.
+#: How a photo of another aspect ratio is fitted to width x height.
 Fit = Literal["crop", "pad", "stretch"]
 
-#: The side of a video must be a multiple of this many pixels: 8 for the VAE times 8 for the UNet's three halvings.
+#: The sides of a video must be multiples of this many pixels: 8 for the VAE times 8 for the UNet's three halvings.
 SIZE_MULTIPLE = 64
 
 Side = Annotated[int, Field(ge=SIZE_MULTIPLE, le=4096, multiple_of=SIZE_MULTIPLE)]
@@ -24,12 +24,12 @@ class VideoParameters(BaseModel):
     """The parameters of one video; frozen, and unknown fields are refused.
 
     Raises:
-        pydantic.ValidationError: a value is out of its range.
+        pydantic.ValidationError: a value is out of range.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    #: None means the model's own (14 or 25), filled in when a worker takes the job.
+    #: None means the model's default (14 or 25), filled in when a worker takes the job.
     frames: int | None = Field(default=None, ge=1, le=1024, description="Number of frames")
     #: diffusers: num_inference_steps.
     steps: int = Field(default=25, ge=1, le=1000, description="Denoising steps")
@@ -40,16 +40,16 @@ class VideoParameters(BaseModel):
     #: Of the file and of the model's conditioning.
     fps: int = Field(default=7, ge=1, le=120, description="Frames a second")
     motion_bucket_id: int = Field(
-        default=127, ge=0, le=1023, description="How much motion; the model was trained with 1 to 255"
+        default=127, ge=0, le=1023, description="Amount of motion; the model was trained with 1 to 255"
     )
     #: Standard deviation of the noise added to the photo before it is encoded.
     noise_aug_strength: float = Field(default=0.02, ge=0.0, le=10.0, description="Noise added to the photo")
     min_guidance_scale: float = Field(default=1.0, ge=0.0, le=100.0, description="Guidance of the first frame")
-    #: Guidance is off when it is 1 or less.
+    #: Guidance is off if it is 1 or less.
     max_guidance_scale: float = Field(default=3.0, ge=0.0, le=100.0, description="Guidance of the last frame")
     #: None means as many as fit into memory. Changes pixels, so it is recorded.
     decode_chunk_size: int | None = Field(default=None, ge=1, le=1024, description="Frames decoded at a time")
-    #: Of the one random generator of this video.
+    #: Seed of the video's only random generator.
     seed: int = Field(ge=0, le=2**63 - 1, description="Seed of the noise")
 
     @model_validator(mode="after")
@@ -63,10 +63,10 @@ class VideoParameters(BaseModel):
 
     @classmethod
     def of_shape(cls, text: str) -> Self:
-        """Read a shape such as 1024x576x25 (width, height, frames); everything else is at its default.
+        """Parse a shape such as 1024x576x25 (width, height, frames); other parameters have their defaults.
 
         Raises:
-            InputError: it is not one.
+            InputError: the text is not a shape.
         """
         try:
             width, height, frames = (int(item) for item in text.split("x"))
@@ -79,7 +79,7 @@ class VideoParameters(BaseModel):
 
     @property
     def num_frames(self) -> int:
-        """The number of frames, once it is known."""
+        """The number of frames, once it is filled in."""
         assert self.frames is not None, "frames are filled in when a worker takes the job"
         return self.frames
 

@@ -1,22 +1,22 @@
-"""Fair shares of the denoising steps: which rank does which steps of a sample. Pure arithmetic, no torch, no clock.
+"""Fair shares of the denoising steps: assigns the steps of each sample to ranks. Pure code, without torch.
 
-Every rank should be busy for the same time a sample. With K ranks, T steps of t seconds, an encode of E seconds on rank
-0 and a decode of D seconds on the last, that time is (T*t + E + D) / K, and a rank's ideal number of steps is a
-fraction: 25 steps on 7 ranks are 3.57 each. Samples take turns at rounding it up and down (error diffusion), so that
-over a run every rank carries its share.
+Every rank should be busy for the same time per sample. With K ranks, T steps of t seconds, an encode of E seconds on
+rank 0 and a decode of D seconds on the last rank, that time is (T*t + E + D) / K, and a rank's ideal number of steps is
+a fraction: 25 steps on 7 ranks are 3.57 each. Samples take turns at rounding it up and down (error diffusion), so that
+over a run every rank does its share.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Shares within this of a whole number count as whole: float noise must not hand out a step.
+#: Shares this close to a whole number count as whole, so that float noise does not move a step.
 _EPSILON = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What one sample costs, in seconds (or any one unit)."""
+    """The costs of one sample in seconds (or any other unit)."""
 
     #: A denoising step on each rank; K values above 0.
     step_s: tuple[float, ...]
@@ -27,7 +27,7 @@ class Costs:
 
     @property
     def fixed_s(self) -> list[float]:
-        """What each rank pays for a sample besides its steps."""
+        """Costs per sample of each rank besides its steps."""
         fixed_s = [0.0] * len(self.step_s)
         fixed_s[0] += self.encode_s
         fixed_s[-1] += self.decode_s
@@ -35,7 +35,7 @@ class Costs:
 
 
 def fair_shares(num_steps: int, costs: Costs) -> list[float]:
-    """Give each rank its ideal, fractional number of steps: the shares that make the slowest rank's time smallest.
+    """Return the ideal, fractional number of steps of each rank: the shares that minimize the slowest rank's time.
 
     Shares sum to `num_steps`. A rank whose fixed cost alone exceeds the common time gets none.
     """
@@ -56,7 +56,7 @@ def fair_shares(num_steps: int, costs: Costs) -> list[float]:
 
 
 def fair_time_s(num_steps: int, costs: Costs) -> float:
-    """Give the time between finished samples when every rank carries exactly its share."""
+    """Return the time between finished samples if every rank does exactly its share."""
     shares = fair_shares(num_steps, costs)
     return max(
         fixed_s + share * step_s for fixed_s, share, step_s in zip(costs.fixed_s, shares, costs.step_s, strict=True)
@@ -64,20 +64,20 @@ def fair_time_s(num_steps: int, costs: Costs) -> float:
 
 
 class Partitioner:
-    """Hands out whole steps so that successive samples together give every rank its fair share."""
+    """Assigns whole steps so that successive samples together give every rank its fair share."""
 
     def __init__(self, num_ranks: int) -> None:
-        #: Steps that each rank has been spared so far (negative: done ahead of its share). In steps and not in seconds,
-        #: since the estimate of a step's seconds changes while it settles.
+        #: Steps that each rank is behind its share (negative: ahead of it). In steps, not seconds, since the estimate
+        #: of a step's seconds changes while it settles.
         self._owed = [0.0] * num_ranks
 
     def split(self, first_step: int, num_steps: int, costs: Costs) -> tuple[int, ...]:
         """Split the steps first_step..num_steps of the next sample.
 
         Args:
-            first_step: 0, or the step at which a video is resumed.
+            first_step: 0, or the step from which a video resumes.
             num_steps: T.
-            costs: of the sample.
+            costs: costs of the sample.
 
         Returns:
             K+1 step indices from first_step to num_steps; rank r does boundaries[r] up to boundaries[r+1].
@@ -88,9 +88,9 @@ class Partitioner:
         left_over = num_steps - first_step - sum(steps)
         for rank, fraction in enumerate(fractions):
             self._owed[rank] += fraction
-        # The steps left over go to the ranks that would soonest be owed a whole step, at most one each, and none to a
+        # The remaining steps go to the ranks that would be owed a whole step soonest, at most one each, and none to a
         # rank without a share. Earliest deadline first, after R. Tijdeman, "The chairman assignment problem" (1980):
-        # going by who is owed most lets a rank with a small share fall behind by more than a step.
+        # ordering by the amount owed lets a rank with a small share fall behind by more than a step.
         takers = [rank for rank, fraction in enumerate(fractions) if fraction > _EPSILON]
         takers.sort(
             key=lambda rank: (
@@ -106,7 +106,7 @@ class Partitioner:
 
 
 def boundaries_of(first_step: int, steps: Sequence[int]) -> tuple[int, ...]:
-    """Turn the number of steps of each rank into K+1 step indices."""
+    """Convert the number of steps of each rank to K+1 step indices."""
     boundaries = [first_step]
     for count in steps:
         boundaries.append(boundaries[-1] + count)

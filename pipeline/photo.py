@@ -1,12 +1,12 @@
-"""A photo as the model takes it: upright, RGB, of exactly the video's size. Knows nothing of models or files.
+"""Prepares a photo for the model: upright, RGB, of exactly the video's size.
 
-What is done, in this order, so that a comparison can do the same to the photo that it hands to diffusers:
+The steps, so that a comparison can prepare the photo for diffusers in the same way:
 
  1. the first frame of the file is decoded;
  2. it is turned upright by its EXIF orientation;
- 3. it becomes 8-bit RGB: 16-bit gray is divided by 257, transparency is laid on black, everything else is Pillow's
-    `convert("RGB")`; embedded colour profiles are not applied (diffusers' `load_image` does not either);
- 4. it is made to fit:
+ 3. it is converted to 8-bit RGB: 16-bit gray is divided by 257, transparency becomes black, everything else is Pillow's
+    `convert("RGB")`; embedded color profiles are not applied (diffusers' `load_image` does not either);
+ 4. it is fitted:
     `crop`     the largest centred part with the video's shape is resized (Pillow's `ImageOps.fit`);
     `pad`      the whole photo is resized to fit inside and centred on black;
     `stretch`  the whole photo is resized, whatever its shape.
@@ -23,10 +23,10 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.parameters import Fit
 from svdq.pipeline.photo_file import open_photo, pillow_without_limits
 
-#: Pixels a photo may have before it is decoded: 3 bytes each, so half a gigabyte of memory.
+#: Largest number of pixels of a photo, checked before decoding: 3 bytes each, so half a gigabyte of memory.
 MAX_PIXELS = 178_000_000
 
-#: What Pillow raises for bytes that are not an image or are a broken one.
+#: Pillow's exceptions for bytes that are not an image or a damaged one.
 _DECODING_ERRORS = (
     OSError,
     SyntaxError,
@@ -47,7 +47,7 @@ def load(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
         max_pixels: the largest width times height; checked before anything is decoded.
 
     Raises:
-        SampleError: the bytes are not a whole image, or it has too many pixels.
+        SampleError: the bytes are not a complete image, or it has too many pixels.
     """
     try:
         image = open_photo(data)
@@ -65,16 +65,16 @@ def load(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def prepare(photo: bytes | Image.Image, width: int, height: int, fit: Fit = "crop") -> Image.Image:
-    """Make a photo exactly `width` x `height` pixels, mode RGB; the module's docstring has the order of what is done.
+    """Fit a photo to exactly `width` x `height` pixels in RGB; see the module's docstring for the steps.
 
     Args:
         photo: the bytes of an image file, or an opened image, which is not changed.
         width: pixels.
         height: pixels.
-        fit: what is done when the photo has another shape.
+        fit: how a photo of another aspect ratio is fitted.
 
     Raises:
-        SampleError: the bytes are not a whole image.
+        SampleError: the bytes are not a complete image.
     """
     image = load(photo) if isinstance(photo, bytes) else photo
     image = _rgb(_upright(image))
@@ -92,13 +92,13 @@ def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
     except _DECODING_ERRORS:
-        # The pixels are whole and only the EXIF block is broken: no reason to lose the video.
+        # Only the EXIF block is broken, so the video can still be made.
         return image
 
 
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "I" or image.mode.startswith("I;16"):
-        # Pillow's own conversion clips at 255 where 16 bits need scaling.
+        # Pillow's own conversion clips at 255 instead of scaling 16 bits.
         gray = np.asarray(image).astype(np.float64) / 257
         image = Image.fromarray(gray.round().clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:
@@ -110,7 +110,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _pad(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     scale = min(size[0] / image.width, size[1] / image.height)
-    # A very long and thin photo still has one pixel across.
+    # Keep at least one pixel across of a very long and thin photo.
     inside = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     image = image.resize(inside, Image.Resampling.LANCZOS)
     canvas = Image.new("RGB", size, (0, 0, 0))

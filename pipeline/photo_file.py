@@ -1,4 +1,4 @@
-"""Opens the files of photos: the one list of formats that are read, and the one limit on pixels. Needs Pillow only."""
+"""Opens photo files: defines the accepted formats and the limit on pixels. Needs only Pillow."""
 
 import contextlib
 import threading
@@ -8,7 +8,7 @@ from io import BytesIO
 
 from PIL import Image, UnidentifiedImageError
 
-#: Formats of photos by Pillow's name, and the extension they are stored with. Left out are documents and formats whose
+#: Accepted formats by Pillow's name, and the extension they are stored with. Documents are left out, and formats whose
 #: decoder starts another program, such as EPS.
 EXTENSIONS = {
     "JPEG": "jpg",
@@ -22,33 +22,33 @@ EXTENSIONS = {
     "JPEG2000": "jp2",
     "PPM": "ppm",
 }
-#: Those that Pillow reads without loading more plugins.
+#: Formats that Pillow reads without loading more plugins.
 _COMMON = ("JPEG", "PNG")
 
 _lock = threading.Lock()
-#: How many blocks of `pillow_without_limits` are open, and Pillow's limit from before the first.
+#: Number of open blocks of `pillow_without_limits`, and Pillow's limit before the first.
 _open_blocks = 0
 _pillow_limit: int | None = None
 
 
 def open_photo(data: bytes) -> Image.Image:
-    """Read the header of a photo, and nothing else of it.
+    """Read only the header of a photo.
 
     Raises:
-        UnidentifiedImageError: it has none of the formats in `EXTENSIONS`.
-        Exception: it is damaged; Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more.
+        UnidentifiedImageError: the format is not in `EXTENSIONS`.
+        Exception: the photo is damaged; Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more.
     """
     with pillow_without_limits():
         try:
             return Image.open(BytesIO(data), formats=_COMMON)
         except UnidentifiedImageError:
-            Image.init()  # loads all of Pillow's plugins, which takes longer than most photos
+            Image.init()  # loads all of Pillow's plugins, which takes longer than reading most photos
             return Image.open(BytesIO(data), formats=[name for name in EXTENSIONS if name in Image.OPEN])
 
 
 @contextlib.contextmanager
 def pillow_without_limits() -> Iterator[None]:
-    """Set aside Pillow's own limit on pixels, which knows no setting, and its warnings; callers check `max_pixels`."""
+    """Disable Pillow's own limit on pixels and its warnings; callers check `max_pixels`."""
     global _open_blocks, _pillow_limit
     with _lock:
         if not _open_blocks:

@@ -1,4 +1,4 @@
-"""What joins a stage to the world, as small protocols and the two things that pass through them. Knows no world.
+"""Protocols that connect a stage to its surroundings, and the two types that pass through them.
 
 Where videos come from and who hears how they ended (rank 0), where frames go (the last rank), who is told of progress,
 who knows what is canceled, and who keeps what is half done (every rank).
@@ -17,19 +17,19 @@ from svdq.pipeline.sample import Sample
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A video to make, as rank 0 takes it in."""
+    """A video to make, from the source of rank 0."""
 
-    #: Id of the job that asks for it.
+    #: Id of its job.
     job_id: str
     #: Its parameters, with `frames` filled in.
     parameters: VideoParameters
-    #: The photo, exactly width x height; None where the model needs none, or the video is resumed.
+    #: The photo, exactly width x height; None if the model needs none or the video is resumed.
     photo: Image | None
     #: What the source wants the sink to know, JSON; carried along unread.
     metadata: Mapping[str, Any] = field(default_factory=dict)
     #: Whether the worker chose `decode_chunk_size`, because the job leaves it open.
     chunk_chosen: bool = False
-    #: The same video as far as it came in an earlier life, on the device of rank 0; its parameters are those above.
+    #: The unfinished sample of an earlier attempt, on the device of rank 0; its parameters are those above.
     resume: Sample | None = None
 
 
@@ -50,10 +50,10 @@ class Report:
 
 
 class Source(Protocol):
-    """Where rank 0 gets its work."""
+    """Supplies rank 0 with videos."""
 
     def take(self) -> Request | None:
-        """Wait for the next video to make; None when no more will come."""
+        """Wait for the next video; return None when no more will come."""
         ...
 
     def prefetch_next(self) -> None:
@@ -61,19 +61,19 @@ class Source(Protocol):
         ...
 
     def ended(self, report: Report) -> None:
-        """Take note that a sample has ended. Called from another thread, in the order of the ends."""
+        """Handle the end of a sample. Called from another thread, in the order of the ends."""
         ...
 
 
 class Sink(Protocol):
-    """Where the last rank puts frames; writes beside the loop and pushes back when it cannot follow."""
+    """Receives frames on the last rank; writes them in the background and blocks when it cannot keep up."""
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         """Take the frames of a sample, and report its end when they are safe."""
         ...
 
     def release(self) -> None:
-        """Let a `deliver` that waits return, and begin to write nothing more; for a rank that stops."""
+        """Unblock `deliver` and start no more writes; for a rank that stops."""
         ...
 
     def close(self) -> None:
@@ -85,15 +85,15 @@ class Monitor(Protocol):
     """Who is told of progress and knows what is canceled; both must be cheap, they stand in the step loop."""
 
     def step(self, sample: Sample, index: int) -> None:
-        """Step `index` of a sample is about to be done here; index == steps means its decode."""
+        """Handle the start of step `index` of a sample; index == steps means its decode."""
         ...
 
     def warm_up(self, sample: Sample) -> None:
-        """Take note that this rank is about to warm up for a sample that will come; it has no tensors yet."""
+        """Handle the start of a warm-up for a sample that will come; it has no tensors yet."""
         ...
 
     def idle(self) -> None:
-        """Nothing is being computed here: the stage waits for work, or for room to pass it on."""
+        """Handle an idle stage: it waits for work, or for room to pass it on."""
         ...
 
     def canceled(self, job_id: str) -> bool:
@@ -107,7 +107,7 @@ class Checkpointer(Protocol):
     def save(self, sample: Sample) -> None:
         """Take a sample at a step boundary; its tensors are not changed any more.
 
-        Never waits, and may let a sample go: a newer one will come.
+        Never blocks, and may drop a sample: a newer one will come.
         """
         ...
 

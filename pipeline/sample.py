@@ -1,7 +1,7 @@
-"""What flows between ranks: one video on its way, its parameters and the tensors that are its whole state.
+"""A sample: one video on its way through the ranks, with its parameters and the tensors that are its whole state.
 
-After admission denoising draws no random number (Euler's method without churn), so a sample at a step boundary can be
-sent, stored and taken up again anywhere with the same bits. Knows nothing of how it travels.
+After admission, denoising draws no random numbers (Euler's method without churn), so a sample at a step boundary can be
+sent, stored and resumed anywhere with the same bits.
 """
 
 from collections.abc import Mapping
@@ -13,27 +13,27 @@ from torch import Tensor
 from svdq.pipeline.parameters import VideoParameters
 
 #: The tensors of a sample by name, all on one device:
-#: `latents` (1, F, C, H/8, W/8), what is denoised;
+#: `latents` (1, F, C, H/8, W/8), the denoised state;
 #: `image_latents` (1, C, H/8, W/8), the encoded photo, not repeated over frames;
-#: `image_embedding` (1, 1, E), CLIP's view of the photo (absent from models that have none).
+#: `image_embedding` (1, 1, E), CLIP's embedding of the photo (absent from models without one).
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """One time that a sample was taken up again, in another life of its group or in another group."""
+    """One resumption of a sample, after a restart of its group or in another group."""
 
-    #: The step it went on from.
+    #: The step it resumed from.
     from_step: int
-    #: Steps from there on that had been done before and were lost, as far as anyone saw.
+    #: Number of known steps from there on that had been done before and were lost.
     steps_done_again: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One video in flight. Frozen: a step makes a new one."""
+    """One video in flight. Frozen: a step creates a new one."""
 
-    #: Id of the job that asked for it.
+    #: Id of its job.
     job_id: str
     #: Its parameters, with `frames` filled in.
     parameters: VideoParameters
@@ -53,13 +53,13 @@ class Sample:
     stages: tuple[tuple[int, int, float], ...] = ()
     #: Seconds spent besides denoising: `encode`, `decode`.
     seconds: Mapping[str, float] = field(default_factory=dict)
-    #: Bytes that encode, step and decode took besides weights, on the rank where it was the most; GPUs only.
+    #: Peak bytes of encode, step and decode besides weights, over all ranks; GPUs only.
     memory: Mapping[str, int] = field(default_factory=dict)
-    #: Whether the worker chose `decode_chunk_size`, because the job leaves it open.
+    #: Whether the worker chose `decode_chunk_size` because the job has none.
     chunk_chosen: bool = False
-    #: Whether a decode ran out of memory; `decode_chunk_size` is what was left.
+    #: Whether a decode ran out of memory; `decode_chunk_size` is the reduced size.
     ran_out: bool = False
-    #: Each time it was taken up again, in order.
+    #: Its resumptions, in order.
     resumed: tuple[Resumption, ...] = ()
 
     @property
@@ -68,12 +68,12 @@ class Sample:
         return self.canceled or self.failure is not None
 
     def taking(self, memory: Mapping[str, int]) -> Self:
-        """Note what a rank has measured of the memory that the sample takes."""
+        """Return the sample with a rank's measurements of its memory merged in."""
         if not memory:
             return self
         most = {what: max(num_bytes, self.memory.get(what, 0)) for what, num_bytes in memory.items()}
         return replace(self, memory={**self.memory, **most})
 
     def failed(self, reason: str) -> Self:
-        """End the sample with a reason, without its tensors."""
+        """Return the sample as failed with a reason, without its tensors."""
         return replace(self, failure=reason, tensors={})

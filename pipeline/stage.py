@@ -1,4 +1,4 @@
-"""The loop of one rank: receive a sample, do its steps, pass it on. Knows no Redis, no files and no signals.
+"""The loop of one rank: receive a sample, do its steps, pass it on. Does not import Redis or RQ.
 
 The world is told and asked through the protocols in `protocols.py`.
 """
@@ -26,14 +26,14 @@ from svdq.pipeline.transport.transport import Receiver, Sender
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a rank denoises one sample before it is kept between two steps, besides at every hand-over.
+#: Seconds of denoising after which a sample is saved between two steps, besides at every hand-over.
 KEEP_EVERY_S = 30.0
 
 
 class Stage:
-    """One rank at work, built from its parts; rank 0 has a source, the last rank a sink, inner ranks neither.
+    """One rank, composed of its parts; rank 0 has a source, the last rank a sink, inner ranks neither.
 
-    A rank alone has both and no links.
+    A single rank has both and no links.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Stage:
     @torch.inference_mode()
     def run(self) -> None:
         """Receive, denoise, pass on, until no more samples come or `stop` is called."""
-        # What is there by now stays: no collection needs to walk through all of torch in the middle of a stage.
+        # Freeze existing objects, so that no garbage collection traverses all of torch during a stage.
         gc.collect()
         gc.freeze()
         follower = threading.Thread(target=self._follow_reports, name="reports", daemon=True)
@@ -90,9 +90,9 @@ class Stage:
             follower.join()
 
     def stop(self) -> None:
-        """Have `run` return after the step that is being computed, keeping what is in flight; from any thread."""
+        """Make `run` return after the current step, keeping samples in flight; may be called from any thread."""
         self._stopping.set()
-        # All of them: rank 0 may wait for reports, or any rank for its last message to be sent, after the last sample.
+        # All of them: after the last sample, rank 0 may wait for reports, and any rank for its last message to be sent.
         for link in (self._upstream, self._downstream, self._returns, self._reports):
             if link is not None:
                 link.release()
@@ -105,9 +105,9 @@ class Stage:
         return self._stopping.is_set()
 
     def warm_up(self, parameters: VideoParameters) -> None:
-        """Do once what the first sample of a shape would pay for (kernels chosen, memory reserved).
+        """Do the initialization of a shape's first sample in advance (kernels chosen, memory reserved).
 
-        What fails here fails no rank: the samples try smaller chunks, or say what is wrong.
+        A failure here fails no rank: samples try smaller chunks, or report the error.
         """
         shape = Shape.of(parameters)
         if shape in self._warm:
@@ -116,7 +116,7 @@ class Stage:
         with self._tracer.span("warm-up"):
             try:
                 self._model.warm_up(parameters)
-            except Exception as error:  # noqa: BLE001 - torch raises whatever it likes
+            except Exception as error:  # noqa: BLE001 - torch raises many types
                 shape_text = f"{shape.width}x{shape.height}x{shape.frames}"
                 logger.warning("%s", say_why(error, f"while this rank warmed up for {shape_text}"))
 
@@ -124,13 +124,13 @@ class Stage:
         """Warm up on all ranks at the same time; on rank 0, before `run`.
 
         Args:
-            parameters: of the shape, with the decode_chunk_size that is planned for it.
+            parameters: of the shape, with the planned decode_chunk_size.
         """
         self._announce(parameters)
         self.warm_up(parameters)
 
     def _announce(self, parameters: VideoParameters, job_id: str = "") -> None:
-        """Have the ranks that follow warm up for a shape; `job_id` is the job that brings it, if one does."""
+        """Make the following ranks warm up for a shape; `job_id` is the job with this shape, if there is one."""
         if self._downstream is not None:
             body = {"job_id": job_id, "parameters": parameters.model_dump(mode="json")}
             self._downstream.send(Message(kind=Kind.WARM, body=body))
@@ -156,7 +156,7 @@ class Stage:
                     self._downstream.send(message)
                 parameters = VideoParameters.model_validate(message.body["parameters"])
                 if job_id := message.body["job_id"]:
-                    # If the warm-up kills ranks, this job is the one to set aside.
+                    # If the warm-up kills ranks, this job is set aside.
                     self._monitor.warm_up(Sample(job_id=job_id, parameters=parameters, boundaries=(), step=0))
                 self.warm_up(parameters)
                 self._monitor.idle()
@@ -169,7 +169,7 @@ class Stage:
         self._warm.add(shape)
         resume = request.resume
         first_step = resume.step if resume is not None else 0
-        # What is left is spread over all ranks, a whole video or the rest of one.
+        # The remaining steps are spread over all ranks, of a whole video or the rest of one.
         boundaries = self._partitioner.split(first_step, parameters.steps, self.costs.estimate(shape))
         if resume is not None:
             # What it took before may have been on another kind of GPU.
@@ -189,7 +189,7 @@ class Stage:
         try:
             with self._tracer.span("encode", request.job_id):
                 tensors = self._model.encode(request.photo, parameters)
-        except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
+        except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(say_why(error, "while its photo was encoded"))
         return replace(sample, tensors=tensors, seconds={"encode": time.perf_counter() - started})
 
@@ -224,14 +224,14 @@ class Stage:
                     latents = denoiser.step(latents, index)
                 if not all_finite(latents):
                     return sample.failed(say_where_it_broke(self._model, sample, stop, self._monitor))
-        except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
+        except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(say_why(error, f"in step {index + 1} of {sample.parameters.steps}"))
         sample = self._advanced(sample, stop, latents, time.perf_counter() - started)
         self._checkpointer.save(sample)
         return sample
 
     def _advanced(self, sample: Sample, step: int, latents: Tensor, seconds: float) -> Sample:
-        """Make the sample as it stands before `step`, to which this rank has brought it in so many seconds."""
+        """Return the sample before `step`, which this rank has reached in `seconds`."""
         if step == sample.step:
             return sample
         return replace(
@@ -299,7 +299,7 @@ class Stage:
             self.costs.record(Shape.of(parameters), report.body["stages"], report.body["seconds"])
 
     def _follow_reports(self) -> None:
-        """Take in the reports of the last rank until it closes. Runs in a thread of rank 0."""
+        """Process the reports of the last rank until it closes. Runs in a thread of rank 0."""
         if self._reports is None:
             return
         assert self._source is not None

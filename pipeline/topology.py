@@ -1,6 +1,6 @@
 """The topology of a group: which rank this process is, and how its stage is connected to its neighbours.
 
-Samples go from rank to rank down a chain; reports go back from the last rank to rank 0.
+Samples go from rank to rank down the chain; reports go back from the last rank to rank 0.
 """
 
 import os
@@ -24,13 +24,13 @@ from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 class Topology:
     """Which rank of its group a process is."""
 
-    #: 0 takes jobs in.
+    #: Rank 0 takes jobs.
     rank: int
-    #: K; rank K-1 writes videos.
+    #: Number of ranks K; rank K-1 writes videos.
     num_ranks: int
-    #: The process's number on its host: chooses its GPU.
+    #: The process's number on its host, which selects its GPU.
     local_rank: int
-    #: How many processes of the group are on its host.
+    #: Number of the group's processes on this host.
     local_num_ranks: int
 
     @classmethod
@@ -56,15 +56,15 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """A rank's channels to its neighbours, None where it has no such neighbour; a rank alone has none at all."""
+    """A rank's channels to its neighbours, None for missing neighbours; a single rank has none."""
 
-    #: From the rank before.
+    #: From the previous rank.
     upstream: Channel | None = None
-    #: To the rank after.
+    #: To the next rank.
     downstream: Channel | None = None
-    #: From the last rank to rank 0: here on the last rank, ...
+    #: From the last rank to rank 0: set on the last rank.
     returns: Channel | None = None
-    #: ... and here on rank 0.
+    #: From the last rank to rank 0: set on rank 0.
     reports: Channel | None = None
     #: On rank 0: what each rank reports of itself, rank 0 first.
     rank_info: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Links:
 def join(
     topology: Topology, device: torch.device, *, folder: Path, book: AddressBook | None = None, rank_info: str = ""
 ) -> Links:
-    """Connect to the neighbours; waits while the other ranks load their models.
+    """Connect to the neighbours; waits while other ranks load their models.
 
     Args:
         topology: which rank this is.
@@ -117,13 +117,13 @@ def build_stage(
     on_lost: OnLost,
     checkpointer: Checkpointer | None = None,
 ) -> Stage:
-    """Make a rank's stage and wire it to its neighbours.
+    """Create a rank's stage and connect it to its neighbours.
 
     Args:
         topology: which rank this is.
         links: what `join` returned.
         model: with the parts that this rank needs.
-        monitor: told of progress.
+        monitor: receives progress.
         tracer: records spans.
         source: on rank 0 only.
         sink: on the last rank only.

@@ -1,6 +1,6 @@
-"""Spans of work as a Chrome trace (chrome://tracing, Perfetto): who did what when. Costs next to nothing when off.
+"""Records spans of work as a Chrome trace (chrome://tracing, Perfetto). Costs next to nothing when off.
 
-Times are the wall clock's, so that the spans of several ranks of one host stand under each other.
+Times are wall-clock times, so that the spans of several ranks of one host are aligned.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ from typing import Any
 class Span:
     """One piece of work."""
 
-    #: What was done: `encode`, `steps 4-7`, `decode`, `write`.
+    #: The work: `encode`, `steps 4-7`, `decode`, `write`.
     name: str
-    #: The job it was done for, or "".
+    #: Its job, or "".
     job_id: str
-    #: Seconds since the epoch.
+    #: Start in seconds since the epoch.
     start_s: float
-    #: Seconds since the epoch.
+    #: End in seconds since the epoch.
     end_s: float
     #: The thread that did it.
     thread: str
 
 
 def num_steps(name: str) -> int:
-    """Count the steps in a span named `steps 4-7`; 0 for other spans."""
+    """Return the number of steps in a span named `steps 4-7`; 0 for other spans."""
     if not name.startswith("steps "):
         return 0
     first, _, last = name.removeprefix("steps ").partition("-")
@@ -37,7 +37,7 @@ def num_steps(name: str) -> int:
 
 
 class _OpenSpan:
-    """A class of its own, since it stands in the step loop: a generator's context manager takes three times as long."""
+    """A class because it runs in the step loop: a generator's context manager takes three times as long."""
 
     __slots__ = ("_job_id", "_name", "_spans", "_start_s")
 
@@ -51,7 +51,7 @@ class _OpenSpan:
         self._start_s = time.time()
 
     def __exit__(self, *_: object) -> None:
-        # list.append is atomic: no lock in the step loop.
+        # list.append is atomic, so the step loop needs no lock.
         self._spans.append(
             Span(
                 name=self._name,
@@ -75,11 +75,11 @@ class Tracer:
         self.spans: list[Span] = []
 
     def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[None]:
-        """Record the work done inside."""
+        """Record the work in a block."""
         return _OpenSpan(self.spans, name, job_id) if self.on else _NO_SPAN
 
     def events(self) -> list[dict[str, Any]]:
-        """Give the spans in Chrome's trace event format; times in microseconds, one process a rank."""
+        """Return the spans in Chrome's trace event format; times in microseconds, one process per rank."""
         named: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": self.rank, "tid": 0, "args": {"name": f"rank {self.rank}"}}
         ]
@@ -99,8 +99,8 @@ class Tracer:
 
 
 def usage_event(rank: int) -> dict[str, Any]:
-    """Note what this process has used so far, as a metadata event: processor seconds and resident MiB."""
-    import psutil  # on demand: a launcher that only merges traces needs none of it
+    """Return this process's resource usage as a metadata event: CPU seconds and resident MiB."""
+    import psutil  # on demand: a launcher that only merges traces does not need it
 
     process = psutil.Process()
     times = process.cpu_times()
@@ -109,10 +109,10 @@ def usage_event(rank: int) -> dict[str, Any]:
 
 
 def trace_text(events: list[dict[str, Any]]) -> str:
-    """Give the content of a trace file that chrome://tracing and Perfetto open."""
+    """Return the content of a trace file that chrome://tracing and Perfetto open."""
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
 def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
-    """Write such a file."""
+    """Write a trace file."""
     path.write_text(trace_text(events), encoding="utf-8")

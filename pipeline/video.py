@@ -1,7 +1,7 @@
-"""Writing frames as mp4, gif, webp or png into a local folder. Knows nothing of storage, and uses no torch.
+"""Writes frames as mp4, gif, webp or png into a local folder. Does not use torch.
 
-It runs in a thread beside the GPU's work, so everything heavy happens in ffmpeg or inside Pillow, without Python's
-lock, and on one thread, so that it takes no core from the other ranks. The same frames give the same bytes.
+It runs in a thread in parallel with the GPU, so heavy work happens in ffmpeg or inside Pillow, without the GIL, and on
+one thread, which leaves the cores to the other ranks. The same frames give the same bytes.
 """
 
 import errno
@@ -19,9 +19,9 @@ from svdq.pipeline.errors import SampleError, UnavailableError
 from svdq.pipeline.ffmpeg import ADVICE, find_ffmpeg
 from svdq.pipeline.parameters import Format
 
-#: Why a program that is there and may be run cannot be started just now: memory, processes or open files are short.
+#: Errors that keep an existing program from starting temporarily: too little memory, processes or open files.
 _SHORTAGES = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE})
-#: Conditions of the machine rather than of the video: told from ffmpeg's message, raised as OSError, worth a retry.
+#: Conditions of the machine, not the video: found in ffmpeg's message, raised as OSError, worth a retry.
 _MACHINE_ERRORS = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -37,9 +37,9 @@ _MACHINE_ERRORS = (
 
 
 def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int, comment: str) -> None:  # noqa: A002
-    """Write a video to `path`, replacing what is there; a failure may leave part of a file.
+    """Write a video to `path`, replacing an existing one; a failure may leave a partial file.
 
-    mp4: H.264 in yuv420p, BT.709, the index in front (faststart); `comment` in the comment tag.
+    mp4: H.264 in yuv420p, BT.709, the index first (faststart); `comment` in the comment tag.
     gif: 256 colours chosen for this video, endless; `comment` in a comment block. Delays are whole hundredths of a
     second whose sum is right.
     webp: lossy, endless; `comment` in EXIF's ImageDescription, as UTF-8.
@@ -54,7 +54,7 @@ def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int,
 
     Raises:
         SampleError: the frames cannot be a video, ffmpeg refuses them, or it cannot be started.
-        OSError: the disk is full or the like; the same call may succeed later.
+        OSError: a condition such as a full disk; the same call may succeed later.
     """
     if frames.ndim != 4 or not len(frames) or frames.shape[3] != 3 or frames.dtype != np.uint8:
         raise SampleError(
@@ -73,7 +73,7 @@ def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int,
 
 
 def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
-    # The RGB to YUV matrix is named in the conversion and in the file: otherwise players guess it from the size.
+    # The RGB to YUV matrix is set in the conversion and in the file: otherwise players guess it from the size.
     filters = [
         "scale=out_color_matrix=bt709:out_range=tv:flags=lanczos+accurate_rnd+full_chroma_int",
         "format=yuv420p",
@@ -86,7 +86,7 @@ def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
 
 
 def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
-    # Ordered dither stands still from frame to frame, where error diffusion would flicker.
+    # Ordered dither is the same in all frames, whereas error diffusion would flicker.
     palette = (
         "split[a][b];[a]palettegen=stats_mode=full[p];[b][p]paletteuse=dither=bayer:bayer_scale=4:diff_mode=rectangle"
     )
@@ -129,7 +129,7 @@ def _ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: list[str]) -> bytes:
 
 def _start_ffmpeg(arguments: list[str]) -> "subprocess.Popen[bytes]":
     try:
-        # A session of its own: Ctrl-C at the terminal means the worker, which finishes what is in flight.
+        # A session of its own: Ctrl-C in the terminal is for the worker, which finishes the videos in flight.
         return subprocess.Popen(
             [find_ffmpeg(), *arguments],
             stdin=subprocess.PIPE,
@@ -142,17 +142,17 @@ def _start_ffmpeg(arguments: list[str]) -> "subprocess.Popen[bytes]":
     except OSError as error:
         if error.errno in _SHORTAGES:
             raise
-        # Not the storage's trouble, which is waited out: this would be waited for without end.
+        # Not an OSError, which would be retried without end.
         raise SampleError(f"ffmpeg cannot be started ({error}); {ADVICE}.") from error
 
 
 def _raise_for(status: int, messages: str) -> None:
-    """Raise what ffmpeg's exit status and messages mean."""
+    """Raise the exception for ffmpeg's exit status and messages."""
     for code in _MACHINE_ERRORS:
         if os.strerror(code) in messages:
             raise OSError(code, f"ffmpeg could not write the video: {os.strerror(code)}")
     if status < 0:
-        # Killed from outside, for memory or by a person; the video itself may well be fine.
+        # Killed from outside, for memory or by a person; the video itself may be fine.
         raise OSError(errno.ECANCELED, f"ffmpeg was stopped by signal {-status}")
     last_line = messages.splitlines()[-1] if messages else f"exit status {status}"
     raise SampleError(f"ffmpeg could not encode the video ({last_line}).")

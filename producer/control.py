@@ -1,6 +1,6 @@
 """Cancels, retries and moves jobs, and pauses the queues.
 
-Statuses are RQ's: a job that is canceled before a group has begun it becomes `canceled`, one in flight `stopped`.
+Statuses are RQ's: a job canceled before a group has started it becomes `canceled`, one in flight `stopped`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,9 +23,9 @@ from svdq.producer.queue import PRIORITIES, SvdqQueue, fetch, queues, read_job
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 
-#: What can be done to a job.
+#: Actions on jobs.
 Action = Literal["cancel", "retry", "retry --force", "move"]
-#: Statuses of the jobs to which each can be done.
+#: Statuses of the jobs that each action applies to.
 STATUSES_FOR: Mapping[Action, Sequence[str]] = {
     "cancel": ("queued", "started", "scheduled", "deferred"),
     "retry": ("failed", "stopped", "canceled"),
@@ -33,8 +33,8 @@ STATUSES_FOR: Mapping[Action, Sequence[str]] = {
     "move": ("queued",),
 }
 
-#: Marks a job that a group has. KEYS: job, marks, the job's executions. ARGV: job id.
-#: Returns 1 when it is marked, 0 when it is not started any more, -1 when it has no execution: no group has it.
+#: Marks a job in flight for cancellation. KEYS: job, marks, the job's executions. ARGV: job id.
+#: Returns 1 if it is marked, 0 if it is not started any more, -1 if it has no execution: no group has it.
 _MARK = """
 if redis.call('hget', KEYS[1], 'status') ~= 'started' then
   return 0
@@ -59,17 +59,17 @@ return 0
 
 
 def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> None:
-    """Check that something can be done to all of these jobs, before it is done to the first.
+    """Check that an action applies to all of these jobs, before it changes the first.
 
     Raises:
-        InputError: there is no such job, or it has a status for which it cannot.
+        InputError: a job does not exist, or has a status that does not allow the action.
     """
     for job_id in job_ids:
         _find(connection, action, job_id)
 
 
 def _find(connection: redis.Redis, action: Action, job_id: str) -> rq.job.Job:
-    """Find a job to which something is to be done; raises as `check`."""
+    """Return a job that an action applies to; raises as `check`."""
     job = fetch(connection, job_id)
     status = job.get_status(refresh=False).value
     match action:
@@ -86,10 +86,10 @@ def _find(connection: redis.Redis, action: Action, job_id: str) -> rq.job.Job:
 
 
 def cancel(connection: redis.Redis, job_id: str) -> str:
-    """Cancel a job; return what was done: "canceled", or "stopping" when a group has it and stops at its next step.
+    """Cancel a job; return "canceled", or "stopping" if it is in flight and stops at its next step.
 
     Raises:
-        InputError: there is no such job, or it has ended.
+        InputError: the job does not exist or has ended.
     """
     while True:
         job = _find(connection, "cancel", job_id)
@@ -99,14 +99,14 @@ def cancel(connection: redis.Redis, job_id: str) -> str:
             if marked == 1:
                 return "stopping"
             if marked == 0:
-                continue  # it ended or went back to the queue just now
+                continue  # it has just ended or been requeued
         if _in_transaction(connection, job, _cancel):
             connection.hdel(keys.CRASHES, job_id)
             return "canceled"
 
 
 def _cancel(pipeline: Pipeline, job: rq.job.Job) -> None:
-    """Cancel a job that no group has begun, and take it from a group that has popped it."""
+    """Cancel a job that has not started, and take it from a group that has popped it."""
     for queue in queues(job.connection):
         pipeline.lrem(queue.key, 1, job.id)
         pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
@@ -115,10 +115,10 @@ def _cancel(pipeline: Pipeline, job: rq.job.Job) -> None:
 
 
 def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[Pipeline, rq.job.Job], object]) -> bool:
-    """Change a job in one step; return False when someone else has changed it since it was read.
+    """Change a job atomically; return False if another process has changed it since it was read.
 
     Raises:
-        InputError: it was deleted since, or its record cannot be read any more.
+        InputError: the job was deleted meanwhile, or its record cannot be read any more.
     """
     status = job.get_status(refresh=False)
     with connection.pipeline() as pipeline:
@@ -136,21 +136,21 @@ def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[
 
 
 def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = None) -> None:
-    """Queue a failed, stopped or canceled job again: same id, same seed, at the end of its queue.
+    """Requeue a failed, stopped or canceled job: same id, same seed, at the end of its queue.
 
     Args:
         connection: to Redis.
         job_id: the job.
-        storage: queue a finished job, too; the files in this storage stay until new ones replace them.
+        storage: also requeue a finished job; its files in this storage stay until new ones replace them.
 
     Raises:
-        InputError: there is no such job, or it has another status.
+        InputError: the job does not exist or has another status.
         UnavailableError: the storage cannot be reached.
     """
     rq_job = _find(connection, "retry" if storage is None else "retry --force", job_id)
     job = read_job(rq_job)
     if storage is not None and job is not None:
-        # With it beside the files a worker would find that there is nothing left to do.
+        # A worker that finds the sidecar beside the files would treat the job as done.
         storage.remove(f"{job.output_stem(job_id)}.json")
     _queue_again(connection, rq_job)
 
@@ -167,17 +167,17 @@ def _queue_again(connection: redis.Redis, job: rq.job.Job) -> None:
         job.meta = {}
         queue._enqueue_job(job, pipeline=pipeline)
         pipeline.hdel(job.key, "started_at", "ended_at", "worker_name")
-        pipeline.persist(job.key)  # an ended job is kept for some days only
+        pipeline.persist(job.key)  # ended jobs expire
 
     if not _in_transaction(connection, job, change):
-        raise InputError(f"Job {job.id!r} was changed by someone else just now; look at it and try again.")
+        raise InputError(f"Job {job.id!r} was changed by another process just now; check its status and try again.")
 
 
 def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:
     """Move a queued job to the front or the end of its own queue or another one.
 
     Raises:
-        InputError: there is no such job or priority, or it does not wait in a queue.
+        InputError: the job or the priority does not exist, or the job is not in a queue.
     """
     if priority is not None and priority not in PRIORITIES:
         raise InputError(f"There is no priority {priority!r}; choose one of {', '.join(PRIORITIES)}.")
@@ -189,24 +189,24 @@ def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | N
 
 
 def pause(connection: redis.Redis) -> None:
-    """Have all groups take no more jobs: RQ's suspend."""
+    """Stop all groups from taking jobs: RQ's suspend."""
     rq_suspend(connection)
 
 
 def resume(connection: redis.Redis) -> None:
-    """Have all groups take jobs again, those too that paused because too much failed."""
+    """Let all groups take jobs again, including groups that paused after too many failures."""
     rq_resume(connection)
     connection.delete(keys.PAUSES)
 
 
 def pauses(connection: redis.Redis) -> Sequence[str]:
-    """Say why jobs are not taken, a sentence each; none when they are."""
+    """Return the reasons why no jobs are taken, a sentence each; empty if jobs are taken."""
     sentences = []
     if connection.exists(keys.SUSPENDED):
         sentences.append("Paused: no jobs are taken until `svdq resume`.")
     found: Any = connection.hgetall(keys.PAUSES)
     for worker, reason in sorted(found.items()):
-        # One that died takes its reason along; the next group tries anew.
+        # The reason of a dead group is dropped; the next group tries again.
         if connection.exists(Worker.redis_worker_namespace_prefix.encode() + worker):
             name, text = (part.decode(errors="backslashreplace") for part in (worker, reason))
             sentences.append(f"PAUSED {name}: {text} Fix the cause, then run `svdq resume`.")

@@ -1,6 +1,6 @@
-"""Keeps the end of a disk free for the queue: svdq's videos and checkpoints never fill it to the last byte.
+"""Reserves the last bytes of a disk for Redis: videos and checkpoints never fill the disk completely.
 
-The embedded Redis server ends when it cannot write. It needs little room, and what it writes is that jobs have ended.
+The embedded Redis server exits when it cannot write. It needs little space to record that jobs have ended.
 """
 
 import errno
@@ -8,22 +8,22 @@ import os
 import shutil
 from pathlib import Path
 
-#: Bytes of a disk that videos, photos and checkpoints leave free; less on small disks.
+#: Bytes that videos, photos and checkpoints leave free on a disk; less on small disks.
 RESERVE_BYTES = 32 * 2**20
-#: The part of a small disk that is left free.
+#: Share of a small disk that stays free.
 _SMALL_DISK_SHARE = 1 / 32
 
 
 def reserve_bytes(folder: Path) -> int:
-    """Return how many bytes are left free on the disk of a folder."""
+    """Return the number of bytes to leave free on the disk of a folder."""
     return min(RESERVE_BYTES, int(shutil.disk_usage(folder).total * _SMALL_DISK_SHARE))
 
 
 def check_room(folder: Path) -> None:
-    """Check that a file may be written below a folder.
+    """Check that a file may be written in a folder.
 
     Raises:
-        OSError: ENOSPC, only what is kept for the queue is left of the disk.
+        OSError: ENOSPC, only the reserve is left.
     """
     free = shutil.disk_usage(folder).free
     if free < reserve_bytes(folder):

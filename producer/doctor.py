@@ -1,6 +1,6 @@
-"""Whether Redis, the storage and the installation are fit for work, and what to do where they are not.
+"""Checks Redis, the storage and the installation, and says how to fix what is wrong.
 
-Changes nothing but a small file in the storage, which is written, read and removed. Knows no models and no devices.
+Its only change is a small file in the storage, which is written, read and removed.
 """
 
 import importlib.metadata
@@ -17,35 +17,35 @@ from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage
 
-#: Oldest server that has the commands we use.
+#: Oldest server version that supports the commands we use.
 OLDEST_REDIS = (6, 2)
-#: Free bytes of a local storage below which a night's work may not fit.
+#: Free bytes of a local storage below which a night's videos may not fit.
 LITTLE_SPACE = 2 * 1024**3
-#: Extras that bring a kind of storage; who needs one is told when the storage is opened.
+#: Extras for kinds of storage; a missing one is reported when the storage is opened.
 _STORAGE_EXTRAS = ("azure", "gcs", "s3", "sftp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
-    #: What was looked at, such as `redis`.
+    #: What was checked, such as `redis`.
     subject: str
-    #: `warn` works, but not as one may expect; `fail` does not work.
+    #: `warn` works with restrictions; `fail` does not work.
     level: Literal["ok", "warn", "fail"]
-    #: How it stands.
+    #: The result.
     text: str
-    #: What to do, a clause; "" when there is nothing to do.
+    #: What to do, as a clause; "" if there is nothing to do.
     advice: str = ""
 
 
 def failure(subject: str, error: SvdqError) -> Finding:
-    """Tell of an error of ours, whose sentence says what to do as well."""
+    """Return the finding for an error of ours, whose sentence includes the advice."""
     return Finding(subject=subject, level="fail", text=str(error).rstrip("."))
 
 
 def check_redis(settings: Settings) -> Iterator[Finding]:
-    """Look at the Redis server; the embedded one is started when it is needed and does not run."""
+    """Check the Redis server; start the embedded one if it is configured and not running."""
     where = without_secrets(settings.redis_url) if settings.redis_url else f"embedded in {settings.home}"
     try:
         with session(settings) as connection:
@@ -104,7 +104,7 @@ def _eviction(info: dict[str, object]) -> Finding:
 
 
 def check_storage(settings: Settings) -> Iterator[Finding]:
-    """Write a small file into the storage, read it and remove it; look at the free space of a folder."""
+    """Write, read and remove a small file in the storage; check the free space of a folder."""
     try:
         storage = Storage(settings.storage)
         key = f"doctor-{uuid.uuid4().hex}.txt"
@@ -121,7 +121,7 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             subject="storage",
             level="fail",
-            text=f"{storage.shown} gave back other bytes than were written",
+            text=f"{storage.shown} returned other bytes than were written",
             advice="use another storage",
         )
         return
@@ -137,7 +137,7 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Look which versions are installed, and which extras."""
+    """List the installed versions and extras."""
     required = _requirements()
     versions = {name: _installed(name) for names in required.values() for name in names}
     base = ", ".join(f"{name} {versions[name]}" for name in ("redis", "rq", "fsspec", "pillow") if versions.get(name))
@@ -164,7 +164,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def _requirements() -> dict[str, list[str]]:
-    """Names of the packages that svdq needs, by extra; those without one under ""."""
+    """Return the names of the packages that svdq requires, by extra; "" for the base packages."""
     found: dict[str, list[str]] = {}
     for line in importlib.metadata.requires("svdq") or []:
         name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)

@@ -1,4 +1,4 @@
-"""Whether a model can be rendered with, looked at without torch and without the network."""
+"""Checks whether a model can be used, without torch and without the network."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SUBJECT = "model"
 
 
 def check_model(name: str) -> Iterator[Finding]:
-    """Look at the model of a name as in SVDQ_MODEL; nothing is fetched.
+    """Check the model with a name as in SVDQ_MODEL; nothing is fetched.
 
     Args:
         name: `preview`, `simulated[:…]`, a folder or a hub id.
@@ -47,8 +47,8 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
         yield Finding(
             subject=SUBJECT,
             level="warn",
-            text=f"{name} has half precision weights only ({', '.join(half_only)})",
-            advice="they do for GPUs; to render on a CPU, get the full ones too",
+            text=f"{name} has only half precision weights ({', '.join(half_only)})",
+            advice="they suffice for GPUs; to render on a CPU, fetch the full ones, too",
         )
     size = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
     notice = ", untrained: shows noise" if is_untrained(folder) else ""
@@ -60,7 +60,7 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
 
 
 def _memory(folder: Path, name: str) -> str:
-    """Say what the default video needs of a GPU, as a worker estimates it, on a rank that holds all components."""
+    """Describe how much GPU memory the default video needs, as a worker estimates it, on a rank with all components."""
     tensors = [
         tensor
         for component in WEIGHTS

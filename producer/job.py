@@ -1,7 +1,7 @@
-"""What a job is: a photo in storage, the parameters of its video and the files that are wanted. Knows no Redis.
+"""The job model: a photo in storage, the parameters of its video and the requested files.
 
-A job is stored as JSON in the keyword arguments of an RQ job. Its id is made from its content, so that the same
-submission again finds the existing job.
+A job is stored as JSON in the keyword arguments of an RQ job. Its id is a hash of its content, so that submitting it
+again finds the existing job.
 """
 
 import hashlib
@@ -13,29 +13,29 @@ from pydantic import Field, field_validator
 
 from svdq.pipeline.parameters import Fit, Format, VideoParameters
 
-#: Bytes of UTF-8 that file systems take in one name.
+#: Largest length of a file name in bytes of UTF-8.
 MAX_FOLDER_NAME_BYTES = 255
-#: Characters of a folder with all that is above it.
+#: Largest length of a folder path in characters.
 MAX_FOLDER_LENGTH = 1000
 
 INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
 
 
 class Job(VideoParameters):
-    """One photo to one video; frozen, and unknown fields are refused.
+    """One photo to one video; frozen, unknown fields are refused.
 
     Raises:
-        pydantic.ValidationError: a value is out of its range, or the image is not a key under inputs/.
+        pydantic.ValidationError: a value is out of range, or the image is not a key below inputs/.
     """
 
     #: Storage key of the photo: inputs/<sha256>.<ext>
     image: str
-    #: Stem of the original file's name; outputs are named after it.
+    #: Stem of the original file's name, which names the outputs.
     name: str = Field(min_length=1, max_length=200)
     #: At least one.
     formats: Annotated[tuple[Format, ...], Field(min_length=1, strict=False, description="File to write")] = ("mp4",)
-    fit: Fit = Field(default="crop", description="What is done to a photo of another shape")
-    #: Folder under outputs/ for its files, such as `holiday/day 1`; "" is outputs/ itself.
+    fit: Fit = Field(default="crop", description="How a photo of another aspect ratio is fitted")
+    #: Folder below outputs/ for its files, such as `holiday/day 1`; "" is outputs/ itself.
     folder: str = Field(default="", max_length=MAX_FOLDER_LENGTH)
 
     @field_validator("image")
@@ -61,24 +61,23 @@ class Job(VideoParameters):
 
     @property
     def parameters(self) -> VideoParameters:
-        """What the pipeline needs to know of it."""
+        """The parameters for the pipeline."""
         return VideoParameters(**{field: getattr(self, field) for field in VideoParameters.model_fields})
 
     def output_stem(self, job_id: str) -> str:
-        """Where its files go: their storage key without the dot and what follows it."""
+        """Return the storage key of its files without their extension."""
         return "/".join(part for part in ("outputs", self.folder, f"{self.name}-{job_id}") if part)
 
     def digest(self, *, seed_was_drawn: bool, given_name: str = "", variation: int = 0, nonce: str = "") -> str:
-        """Make the job's id: 20 hex digits of the SHA-256 of its content.
+        """Return the job's id: 20 hex digits of the SHA-256 of its content.
 
-        The name does not count, and neither does a seed that was drawn for the user, so that the same submission again
-        is the same job.
+        The name and a random seed do not count, so that the same submission again is the same job.
 
         Args:
-            seed_was_drawn: leave the seed out.
-            given_name: the name that the user asked for, where it is to count.
-            variation: number of the variation, from 0, which is the job without variations.
-            nonce: makes it another job in any case.
+            seed_was_drawn: leave the seed out because it is random.
+            given_name: a name requested by the user, which counts.
+            variation: number of the variation, from 0; 0 is the same as no variation.
+            nonce: makes the id unique.
         """
         left_out = {"name"} | ({"seed"} if seed_was_drawn else set()) | (set() if self.folder else {"folder"})
         content = self.model_dump_json(exclude=left_out)
@@ -87,6 +86,6 @@ class Job(VideoParameters):
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether every file system and object store takes it as the name of one folder, and `ls` shows it."""
+    """Return whether all file systems and object stores accept a folder name, and `ls` shows it."""
     is_plain = bool(name.strip()) and name.isprintable() and "\\" not in name and not name.startswith(".")
     return is_plain and len(name.encode()) <= MAX_FOLDER_NAME_BYTES

@@ -1,4 +1,4 @@
-"""The connection to Redis and the RQ queues: how a job gets in and is found again. Knows no photos and no storage."""
+"""The connection to Redis and the RQ queues: create RQ jobs and find them again."""
 
 import contextlib
 import time
@@ -24,21 +24,21 @@ from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of
 Priority = Literal["high", "default", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
-#: The only function that jobs of ours name. It exists so that RQ's tools can show it; our worker never calls it.
+#: The function named by our jobs. It exists so that RQ's tools can show it; our worker never calls it.
 RENDER = "svdq.producer.queue.render"
 
-#: Seconds to wait for a connection and for an answer: a person is waiting.
+#: Timeouts in seconds for connecting and for an answer: a person is waiting.
 CONNECT_TIMEOUT_S = 3.0
-#: Seconds for which a server that refuses connections, or still loads its data, is asked again, and between two asks.
+#: Seconds of retries while a server refuses connections or loads its data, and seconds between two retries.
 RESTART_S = 2.0
 RETRY_S = 0.2
 ANSWER_TIMEOUT_S = 4.5
 
 
 class SvdqQueue(rq.Queue):
-    """An RQ queue that reads and writes JSON unless told otherwise, so that RQ's tools never unpickle our jobs.
+    """An RQ queue that reads and writes JSON by default, so that RQ's tools never unpickle our jobs.
 
-    For `rq info --queue-class svdq.producer.queue.SvdqQueue`: the plain class rewrites what it finds as pickle.
+    Use it with `rq info --queue-class svdq.producer.queue.SvdqQueue`: the plain class rewrites jobs as pickle.
     """
 
     job_class = UntrustedJob
@@ -49,30 +49,30 @@ class SvdqQueue(rq.Queue):
 
 
 def render(**parameters: Any) -> None:
-    """Refuse to render: this is what a stock RQ worker finds when it takes a job of ours."""
+    """Refuse to render: a stock RQ worker that takes our job calls this function."""
     raise SvdqError("Only svdq's own worker renders videos; start one with `svdq worker`.")
 
 
 def queues(connection: redis.Redis) -> list[SvdqQueue]:
-    """All our queues, most urgent first."""
+    """Return all our queues, most urgent first."""
     return [SvdqQueue(name, connection=connection) for name in keys.QUEUE_NAMES]
 
 
 def server_url(settings: Settings) -> str:
-    """Return the URL of the Redis server; the embedded one is started when none is set."""
+    """Return the URL of the Redis server; start the embedded one if none is set."""
     return settings.redis_url or ensure_server(settings.home)
 
 
 def connect(settings: Settings) -> redis.Redis:
-    """Connect for a person who waits: within about five seconds there is a connection or an error.
+    """Connect for an interactive command: return a connection or raise within about five seconds.
 
     Raises:
         UnavailableError: the server cannot be reached.
-        InputError: the URL is not one.
+        InputError: the URL is invalid.
     """
     url = server_url(settings)
     check_url(url)
-    # redis-py's own ten retries keep a person waiting for a minute; who can wait, such as `svdq wait`, asks again.
+    # redis-py's default of ten retries takes a minute; commands that can wait, such as `svdq wait`, retry themselves.
     retry = Retry(NoBackoff(), 0)
     connection = redis.Redis.from_url(
         url, retry=retry, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S
@@ -87,7 +87,7 @@ def connect(settings: Settings) -> redis.Redis:
 
 
 def _wait_for_answer(connection: redis.Redis) -> None:
-    """Ask until there is an answer, for the few seconds that a server takes to start again; nothing is sent before."""
+    """Ping until the server answers, for the few seconds of a restart; no other command is sent before."""
     give_up_at = time.monotonic() + RESTART_S
     while True:
         try:
@@ -103,7 +103,7 @@ def _wait_for_answer(connection: redis.Redis) -> None:
 
 @contextlib.contextmanager
 def plain_errors(settings: Settings) -> Iterator[None]:
-    """Turn every error of redis-py in the block into an UnavailableError that names the server."""
+    """Convert all errors of redis-py in a block to an UnavailableError that names the server."""
     try:
         yield
     except RedisError as error:
@@ -112,7 +112,7 @@ def plain_errors(settings: Settings) -> Iterator[None]:
 
 
 def _complaint(error: RedisError) -> str:
-    """Say what a server did not do and what helps; servers never repeat passwords in what they answer."""
+    """Describe an error and its fix; servers never repeat passwords in their answers."""
     reason = reason_of(error)
     if "HELLO must be called" in reason or "Authentication required" in reason:
         return "needs a password; set SVDQ_REDIS_URL with it, such as redis://:PASSWORD@host:6379/0."
@@ -125,7 +125,7 @@ def _complaint(error: RedisError) -> str:
 
 @contextlib.contextmanager
 def session(settings: Settings) -> Iterator[redis.Redis]:
-    """Connect for the length of a block, with plain errors, and close."""
+    """Connect within a block, convert errors, and close the connection."""
     connection = connect(settings)
     try:
         with plain_errors(settings):
@@ -135,22 +135,22 @@ def session(settings: Settings) -> Iterator[redis.Redis]:
 
 
 def queue_of(connection: redis.Redis, priority: str) -> SvdqQueue:
-    """Give the queue of a priority."""
+    """Return the queue of a priority."""
     return SvdqQueue(f"svdq-{priority}", connection=connection)
 
 
 def new_rq_job(
     queue: SvdqQueue, job: Job, job_id: str, *, photo: str = "", is_scheduled: bool = False, after: Sequence[str] = ()
 ) -> rq.job.Job:
-    """Make the RQ job of a job; nothing is written.
+    """Create the RQ job of a job, without writing it.
 
     Args:
-        queue: where it is to go.
-        job: what is to be made.
-        job_id: its id.
-        photo: the path of its photo, for people; a worker never looks there.
-        is_scheduled: whether it waits for a set time.
-        after: ids of jobs that are to have finished or failed first.
+        queue: its queue.
+        job: the job.
+        job_id: the id of the job.
+        photo: the path of its photo, for display; a worker never opens it.
+        is_scheduled: whether it is queued at a set time.
+        after: ids of jobs that must finish or fail first.
     """
     return queue.create_job(
         RENDER,
@@ -167,10 +167,10 @@ def new_rq_job(
 
 
 def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
-    """Find a job by its id.
+    """Return a job by its id.
 
     Raises:
-        InputError: there is no such job, or its record cannot be read.
+        InputError: the job does not exist, or its record cannot be read.
     """
     (job,) = fetch_many(connection, [job_id])
     if job is None:
@@ -194,17 +194,15 @@ def fetch_many(connection: redis.Redis, job_ids: Sequence[str]) -> Iterator[rq.j
 
 
 def not_there(job_id: str) -> InputError:
-    """Make the error for a job that is not there."""
+    """Create the error for a job that does not exist."""
     days = keys.RESULT_TTL_S // keys.DAY_S
-    return InputError(
-        f"There is no job {job_id!r}; `svdq list` shows the jobs there are (finished ones for {days} days)."
-    )
+    return InputError(f"There is no job {job_id!r}; `svdq list` shows all jobs (finished ones for {days} days).")
 
 
 def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None]:
-    """Look up how jobs stand, in RQ's words, and nothing else of them; None where there is no such job.
+    """Read only the RQ statuses of jobs; None for jobs that do not exist.
 
-    A record that cannot be read whole has a state all the same.
+    A record that is otherwise unreadable still has a status.
     """
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
@@ -217,14 +215,14 @@ def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None
 
 
 def read_job(rq_job: rq.job.Job) -> Job | None:
-    """Read the job of ours in an RQ job, or None when it is something else; nothing is imported or called."""
+    """Return our job in an RQ job, or None if it is not ours; nothing is imported or called."""
     try:
         return Job.model_validate(rq_job.kwargs["job"]) if rq_job.func_name == RENDER else None
-    except Exception:  # noqa: BLE001 - anyone can write to Redis; whatever is wrong, it is not ours
+    except Exception:  # noqa: BLE001 - anyone can write to Redis; an invalid job is not ours
         return None
 
 
 def photo_of(rq_job: rq.job.Job) -> str:
-    """Give the path of the photo that a job was submitted with, or ""."""
+    """Return the path of the photo at submission, or ""."""
     photo = rq_job.kwargs.get("photo", "")
     return photo if isinstance(photo, str) else ""

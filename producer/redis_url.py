@@ -1,7 +1,4 @@
-"""Checks the address of a Redis server before anything is sent there, so that a mistake in it is said as one.
-
-Knows no server and no queue.
-"""
+"""Checks the URL of a Redis server before connecting, so that a mistake in it is reported as one."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Finds the jobs that a user means: by the beginnings of their ids, or by status, name and age."""
+"""Selects jobs: by prefixes of their ids, or by status, name and age."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.status import JobView, view_many
 from svdq.producer.untrusted_job import key_of
 
-#: Characters of an id that have to be given at least.
+#: Smallest length of a prefix.
 MIN_PREFIX = 4
-#: Matching ids that an error names.
+#: Largest number of matching ids in an error.
 MAX_NAMED = 5
-#: Jobs that are read in one round trip.
+#: Number of jobs read in one round trip.
 AT_ONCE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which jobs are meant."""
+    """Criteria for jobs."""
 
-    #: The beginnings of their ids; the rest does not count then.
+    #: Prefixes of ids; if there are any, the other criteria do not apply.
     job_ids: Sequence[str] = ()
-    #: Only jobs of these statuses.
+    #: Only jobs with one of these statuses.
     statuses: Sequence[str] = ()
-    #: Only jobs whose names match this pattern, in which * and ? stand for anything; "" means all.
+    #: Only jobs whose names match this pattern with * and ?; "" means all.
     name: str = ""
-    #: Only jobs that were submitted then or later.
+    #: Only jobs submitted at this time or later.
     since: datetime | None = None
 
     def matches(self, view: JobView) -> bool:
-        """Whether a job is meant."""
+        """Return whether a job matches."""
         return (
             view.status in self.statuses
             and (not self.name or fnmatch.fnmatchcase(view.name, self.name))
@@ -44,10 +44,10 @@ class Selection:
 
 
 def select(connection: redis.Redis, selection: Selection) -> list[str]:
-    """Return the ids of the jobs that are meant, each once; without ids the oldest job first.
+    """Return the ids of matching jobs without duplicates; oldest first unless ids were given.
 
     Raises:
-        InputError: no job or several jobs begin with one of the ids.
+        InputError: a prefix matches no job or several jobs.
     """
     if selection.job_ids:
         return complete_ids(connection, selection.job_ids)
@@ -62,10 +62,10 @@ def select(connection: redis.Redis, selection: Selection) -> list[str]:
 
 
 def complete_ids(connection: redis.Redis, beginnings: Sequence[str]) -> list[str]:
-    """Complete ids of which only the beginnings were given; each once, in the order given.
+    """Complete prefixes of ids, without duplicates, in the order given.
 
     Raises:
-        InputError: no job or several jobs begin so, or too little was given.
+        InputError: a prefix is too short, or matches no job or several jobs.
     """
     with connection.pipeline(transaction=False) as pipeline:
         for text in beginnings:
@@ -77,14 +77,14 @@ def complete_ids(connection: redis.Redis, beginnings: Sequence[str]) -> list[str
 
 
 def complete_id(beginning: str, known: Sequence[str]) -> str:
-    """Find the one id that begins so; raises as `complete_ids`."""
+    """Return the one id with a prefix; raises as `complete_ids`."""
     found = sorted({job_id for job_id in known if job_id.startswith(beginning)})
     if not found or not beginning:
         raise not_there(beginning)
     if len(found) > 1:
         more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         raise InputError(
-            f"{beginning!r} is the beginning of {len(found)} ids: {', '.join(found[:MAX_NAMED])}{more}; "
+            f"{beginning!r} is a prefix of {len(found)} ids: {', '.join(found[:MAX_NAMED])}{more}; "
             "give more characters."
         )
     if len(beginning) < MIN_PREFIX:

@@ -1,7 +1,7 @@
-"""Where svdq keeps things and whom it talks to. The only reader of `SVDQ_` variables; knows no Redis and no storage.
+"""The settings: paths, Redis, storage, model and limits. The only reader of `SVDQ_` variables.
 
-A setting is looked for in this order: command-line flags, `SVDQ_*` environment variables, `./svdq.toml`,
-`<home>/svdq.toml`, the default.
+Sources in order of precedence: command-line flags, `SVDQ_*` environment variables, `./svdq.toml`, `<home>/svdq.toml`,
+defaults.
 """
 
 import tomllib
@@ -23,7 +23,7 @@ from svdq.pipeline.errors import InputError
 
 ENV_PREFIX = "SVDQ_"
 FILE_NAME = "svdq.toml"
-#: Keys of the same file that are no settings: what `svdq watch` makes of the photos in the file's folder.
+#: Keys of the same file that are not settings: parameters that `svdq watch` uses for photos in the file's folder.
 PARAMETER_KEYS = (
     *("frames", "steps", "size", "fps", "seed", "motion_bucket_id", "noise_aug_strength", "min_guidance_scale"),
     *("max_guidance_scale", "decode_chunk_size", "format", "fit", "priority"),
@@ -35,7 +35,7 @@ def _absolute(path: Path) -> Path:
 
 
 def _local_folder(storage: str) -> Path | None:
-    """Give the folder that a path or a URL such as file:///data names; None for a storage elsewhere."""
+    """Return the folder of a path or of a URL such as file:///data; None for a remote storage."""
     scheme, colon, rest = storage.partition("://")
     if not colon:
         return Path(storage)
@@ -47,11 +47,11 @@ def _default_home() -> Path:
 
 
 class Settings(BaseSettings):
-    """The settings of one process; frozen. Made by `Settings.load`."""
+    """The frozen settings of one process; create them with `Settings.load`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
 
-    #: Folder of the embedded Redis server and, unless set otherwise, of storage.
+    #: Folder of the embedded Redis server and, by default, of the storage.
     home: Annotated[Path, AfterValidator(_absolute)] = Field(default_factory=_default_home, validate_default=True)
     #: Redis server, or None for the embedded one. Not in repr: it may hold a password.
     redis_url: str | None = Field(None, repr=False)
@@ -59,25 +59,25 @@ class Settings(BaseSettings):
     storage: str = Field(default_factory=lambda data: str(data["home"] / "storage"), min_length=1, repr=False)
     #: `preview`, or a diffusers folder or hub id of StableVideoDiffusionPipeline.
     model: str = Field("preview", min_length=1)
-    #: Photos with more pixels are refused.
+    #: Largest number of pixels of a photo.
     max_pixels: int = Field(100_000_000, ge=1)
-    #: Times that a job may end the process of its rank before it is set aside as failed.
+    #: Number of crashes of a rank after which the job it computes is set aside as failed.
     max_attempts: int = Field(2, ge=1)
     #: Seconds that the first step of its kind may take before its rank counts as stalled and is restarted.
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
-    #: Bytes that a rank's weights and activations may take, such as 24GB; None: what its GPU has, on a CPU no limit.
+    #: Memory limit for a rank's weights and activations, such as 24GB; None: its GPU's memory, or no limit on a CPU.
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
 
     @field_validator("storage")
     @classmethod
     def _folders_are_absolute(cls, storage: str) -> str:
-        """Jobs outlive the process and its working folder, so a relative folder is made absolute at once."""
+        """Make a relative folder absolute, since jobs outlive the process and its working folder."""
         folder = _local_folder(storage)
         return storage if folder is None else str(_absolute(folder))
 
     @classmethod
     def load(cls, **flags: Any) -> Self:
-        """Read all sources; a flag that is None was not given.
+        """Read all sources; a flag of None was not given.
 
         Raises:
             InputError: a value is not allowed, or a file cannot be read.
@@ -97,7 +97,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put the two files behind flags and environment; the first three decide where the home is."""
+        """Add the two files after flags and environment, which determine the home."""
         here = _read_file(Path(FILE_NAME))
         homes = (source["home"] for source in (init_settings(), env_settings(), here) if "home" in source)
         home = _absolute(Path(str(next(homes, _default_home()))))
@@ -111,7 +111,7 @@ class Settings(BaseSettings):
 
 
 def origins(**flags: Any) -> dict[str, str]:
-    """Tell where each setting comes from: `flag`, the name of a variable, the path of a file, or `default`.
+    """Return the source of each setting: `flag`, the name of a variable, the path of a file, or `default`.
 
     Raises:
         InputError: as `Settings.load`.
@@ -124,13 +124,13 @@ def origins(**flags: Any) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Read one svdq.toml; relative folders in it are meant from where it lies."""
+    """Read one svdq.toml; relative folders in it are relative to the file."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise InputError(f"The settings file {str(path)!r} cannot be read: {error}; mend or remove it.") from error
+        raise InputError(f"The settings file {str(path)!r} cannot be read: {error}; fix or remove it.") from error
     values = {name: value for name, value in values.items() if name.replace("-", "_") not in PARAMETER_KEYS}
     folder = path.absolute().parent
     for name in ("home", "storage"):
@@ -142,7 +142,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _sentence(error: ValidationError) -> str:
-    """Say the first thing that is wrong, for someone who set it as a flag, a variable or a line of svdq.toml."""
+    """Describe the first error for a person who set a flag, a variable or a line of svdq.toml."""
     first = error.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "?"
     if first["type"] == "extra_forbidden":
@@ -156,7 +156,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL fit for messages: the password masked, and the query, where tokens live, left out."""
+    """Return a URL for messages: the password masked, and the query removed, which may contain tokens."""
     try:
         parts = urlsplit(url)
         if not parts.scheme or not (parts.netloc or parts.query):

@@ -2,15 +2,15 @@
 
 import unicodedata
 
-#: Categories of Unicode that move the cursor, hide or reorder text, or cannot be encoded: controls, formats (bidi
-#: overrides among them), surrogates, and separators of lines and paragraphs.
+#: Unicode categories that move the cursor, hide or reorder text, or cannot be encoded: controls, formats (including
+#: bidi overrides), surrogates, and line and paragraph separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-#: Joiners of letters and emoji, which are formats and do no harm.
+#: Joiners of letters and emoji: formats that are harmless.
 _JOINERS = "\u200c\u200d"
 
 
 def printable(text: str) -> str:
-    r"""Replace each character that could control a terminal with its escape, such as `\x1b`; the result is one line."""
+    r"""Replace each character that could control a terminal by its escape, such as `\x1b`; the result is one line."""
     if text.isprintable():
         return text
     return "".join(_escaped(character) if _is_unsafe(character) else character for character in text)

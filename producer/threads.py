@@ -1,4 +1,4 @@
-"""The same work on many things, some at a time, in bounded memory. Knows nothing of what the work is."""
+"""Applies a function to many items in threads, in bounded memory."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 NUM_CORES = os.cpu_count() or 1
-#: Things that are begun, for each thread, ahead of the one that is asked for.
+#: Number of items started ahead of the current one, per thread.
 AHEAD = 4
 
 
@@ -33,7 +33,7 @@ def ordered_map(work: Callable[[Item], Result], items: Iterable[Item], *, num_th
 
 
 class Budget:
-    """Room that threads share, such as memory: who needs more than is left waits."""
+    """A budget that threads share, such as memory: a thread that needs more than is left waits."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -42,7 +42,7 @@ class Budget:
 
     @contextlib.contextmanager
     def take(self, amount: int) -> Iterator[None]:
-        """Have an amount for the length of a block; one that is larger than all there is waits until it is alone."""
+        """Reserve an amount within a block; an amount larger than the total waits until it is alone."""
         with self._changed:
             self._changed.wait_for(lambda: not self._taken or self._taken + amount <= self._total)
             self._taken += amount

@@ -1,6 +1,6 @@
-"""Times and ages as people write them: 22:00, +2h30m, 2027-01-31T22:00, 12h, 30d; lengths of time as they read them.
+"""Parses and formats times and durations: 22:00, +2h30m, 2027-01-31T22:00, 12h, 30d.
 
-Pure, no clock of its own.
+Pure code; the current time is a parameter.
 """
 
 import re
@@ -8,7 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 
 from svdq.pipeline.errors import InputError
 
-#: Seconds since the epoch that every time zone can show: the year 9000 begins.
+#: Latest time in seconds since the epoch that every time zone can represent: the start of the year 9000.
 MAX_SECONDS = 221_845_392_000
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -18,31 +18,31 @@ _FROM_NOW = re.compile(
 
 
 def parse_age(text: str, option: str) -> timedelta:
-    """Read an age such as 90m, 12h, 30d or 2w.
+    """Parse an age such as 90m, 12h, 30d or 2w.
 
     Args:
         text: what the user wrote.
-        option: the flag it was written for.
+        option: the flag, for errors.
 
     Raises:
-        InputError: it is none.
+        InputError: the text is not an age.
     """
-    match = re.fullmatch(r"(\d{1,5})([smhdw])", text.strip())  # so short that it leads to no year before the first
+    match = re.fullmatch(r"(\d{1,5})([smhdw])", text.strip())  # the limit keeps dates after the year 1
     if match is None:
         raise InputError(f"{option} {text!r} is not an age; write it as 12h, 30d or 2w.")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
 def parse_past(text: str, option: str, now: datetime) -> datetime:
-    """Read 22:00, which means the last such local time, a date, a date and time, or an age such as 12h.
+    """Parse 22:00 (the last such local time), a date, a date and time, or an age such as 12h.
 
     Args:
-        text: what the user wrote; without a zone it is local.
-        option: the flag it was written for.
-        now: with a zone.
+        text: what the user wrote; local time unless it has a time zone.
+        option: the flag, for errors.
+        now: current time with a time zone.
 
     Raises:
-        InputError: it is none, or lies in the future.
+        InputError: the text is not a time, or is in the future.
     """
     if re.fullmatch(r"\d+[a-z]", text.strip()):
         return now - parse_age(text, option)
@@ -54,20 +54,20 @@ def parse_past(text: str, option: str, now: datetime) -> datetime:
             "12h for twelve hours ago."
         ) from error
     if moment > now:
-        raise InputError(f"{option} {text!r} is in the future; give a time that has been.")
+        raise InputError(f"{option} {text!r} is in the future; give a past time.")
     return moment
 
 
 def parse_future(text: str, option: str, now: datetime) -> datetime:
-    """Read 22:00, which means the next such local time, a time from now such as +2h30m, or a date and time.
+    """Parse 22:00 (the next such local time), a time from now such as +2h30m, or a date and time.
 
     Args:
-        text: what the user wrote; without a zone it is local.
-        option: the flag, or whatever else an error is to call it.
-        now: with a zone.
+        text: what the user wrote; local time unless it has a time zone.
+        option: the flag or other name of the value, for errors.
+        now: current time with a time zone.
 
     Raises:
-        InputError: it is none, or lies in the past.
+        InputError: the text is not a time, or is in the past.
     """
     from_now = _FROM_NOW.fullmatch(text.strip())
     try:
@@ -81,12 +81,12 @@ def parse_future(text: str, option: str, now: datetime) -> datetime:
             "as 2027-01-31T22:00."
         ) from error
     if moment <= now:
-        raise InputError(f"{option} {text!r} is in the past; give a time that is still to come.")
+        raise InputError(f"{option} {text!r} is in the past; give a future time.")
     return moment
 
 
 def duration(seconds: float) -> str:
-    """Write a length of time in its largest unit, hours with minutes: 5 s, 3 min, 2 h 10 min."""
+    """Format a duration in its largest unit, hours with minutes: 5 s, 3 min, 2 h 10 min."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
@@ -97,17 +97,17 @@ def duration(seconds: float) -> str:
 
 
 def rfc3339(moment: datetime) -> str:
-    """Write a time for JSON, in UTC and to the second: 2026-11-22T05:52:36Z."""
+    """Format a time for JSON, in UTC with seconds: 2026-11-22T05:52:36Z."""
     return as_utc(moment).astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def iso_of(seconds: float) -> str:
-    """Write seconds since the epoch as `rfc3339` does."""
+    """Format seconds since the epoch as `rfc3339` does."""
     return rfc3339(datetime.fromtimestamp(seconds, UTC))
 
 
 def as_utc(moment: datetime) -> datetime:
-    """Give a time that has no zone that of RQ and of storages, which leave it out: UTC."""
+    """Add UTC to a time without a time zone; RQ and storages omit it."""
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -117,7 +117,7 @@ def _moment(text: str, now: datetime, *, to_come: bool) -> datetime:
         moment = datetime.fromisoformat(text)
     else:
         at = time.fromisoformat(text)
-        # Put together as a wall clock shows it, zone last: a night in which clocks are changed is no exception.
+        # Combined as local wall time with the zone last, so that nights with a clock change work.
         today = now.astimezone(at.tzinfo).replace(tzinfo=None)
         moment = datetime.combine(today.date(), at.replace(tzinfo=None))
         if to_come and moment <= today:

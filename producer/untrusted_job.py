@@ -1,6 +1,6 @@
-"""Reads RQ jobs that anyone with access to Redis may have written: bounded in size, and nothing in them is called.
+"""Reads RQ jobs that anyone with access to Redis may have written, with size limits and without calling anything.
 
-Touches RQ's internals; `tests/worker/test_rq_adapter.py` says what broke when RQ changes.
+Uses RQ's internals; `tests/worker/test_rq_adapter.py` detects incompatible changes of RQ.
 """
 
 import zlib
@@ -21,9 +21,9 @@ from rq.utils import as_text
 from svdq.pipeline.errors import reason_of
 from svdq.producer import keys
 
-#: Bytes of a job's record, of a result, and of what a compressed field of either holds. Ours have some thousands.
+#: Largest size in bytes of a job's record, a result, and the content of a compressed field. Ours have some thousands.
 MAX_BYTES: Final = 1 << 20
-#: Fields of a job's record; RQ's have about 40.
+#: Largest number of fields in a job's record; RQ's have about 40.
 MAX_FIELDS: Final = 200
 #: Jobs that are read in one round trip.
 AT_ONCE: Final = 500
@@ -31,7 +31,7 @@ _STATUSES = frozenset(status.value for status in JobStatus)
 #: Times that RQ may have written; later arithmetic and time zones cannot handle the years at the ends of datetime.
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2500, 1, 1, tzinfo=UTC)
 _TIMES = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
-#: Redis refuses to expire a key at a time that does not fit into 64 bits.
+#: Redis refuses an expiry that does not fit into 64 bits.
 _MAX_TTL_S = 100 * 366 * keys.DAY_S
 
 #: Reads a job's record. KEYS: job. ARGV: most fields, most bytes, then the names of the fields to read; none means all.
@@ -82,7 +82,7 @@ return newest
 
 
 class UnreadableJobError(NoSuchJobError):
-    """There is something under a job's key, but it is not a record that RQ could have written; the message says why."""
+    """A key of a job contains something that RQ cannot have written; the message says why."""
 
     def __init__(self, job_id: str, status: bytes | str | None, reason: Exception | str) -> None:
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason_of(reason)}"
@@ -95,14 +95,14 @@ class UnreadableJobError(NoSuchJobError):
 
 
 class UntrustedJob(rq.job.Job):
-    """An RQ job that calls nothing, whatever its record names; RQ's own code gets it too, from `SvdqQueue`."""
+    """An RQ job that never calls what its record names; `SvdqQueue` makes RQ's own code use it, too."""
 
     def refresh(self) -> None:
         """Read the job's record.
 
         Raises:
-            NoSuchJobError: there is none.
-            UnreadableJobError: it is too large or malformed.
+            NoSuchJobError: the job does not exist.
+            UnreadableJobError: the record is too large or malformed.
         """
         answer: Any = self.connection.eval(_READ, 1, self.key, MAX_FIELDS, MAX_BYTES)
         if answer is None:
@@ -110,10 +110,10 @@ class UntrustedJob(rq.job.Job):
         self.restore(_fields_in(self.id, answer))
 
     def restore(self, raw_data: Any) -> None:
-        """Take the fields of the job's record.
+        """Set the fields of the job from its record.
 
         Raises:
-            UnreadableJobError: it is malformed, or a compressed field holds too much.
+            UnreadableJobError: the record is malformed, or a compressed field is too large.
         """
         try:
             for field in (b"data", b"exc_info"):
@@ -125,8 +125,8 @@ class UntrustedJob(rq.job.Job):
             raise UnreadableJobError(self.id, raw_data.get(b"status"), reason) from error
 
     def _drop_senseless_values(self) -> None:
-        """Drop what has the wrong type or range and is not needed: it would fail later, when the job ends."""
-        # What RQ's tools have written as pickle is not JSON, and must not keep the job from being written again.
+        """Drop optional values of a wrong type or range, which would fail later when the job ends."""
+        # Pickled values from RQ's tools are not JSON, and must not prevent the job from being written again.
         if not isinstance(self.meta, dict) or "unserialized" in self.meta:
             self.meta = {}
         for name in _TIMES:
@@ -164,17 +164,17 @@ class UntrustedJob(rq.job.Job):
         return found if isinstance(found, Result) else None
 
     def dependencies_are_met(self, *arguments: Any, **options: Any) -> bool:
-        """Whether a job may be queued that waits for others; never, where it names as others what are no jobs."""
+        """Return whether a waiting job may be queued; False if its dependencies are malformed."""
         try:
             return super().dependencies_are_met(*arguments, **options)
         except (ValueError, redis.ResponseError):
             return False
 
     def execute_failure_callback(self, *_: Any, **__: Any) -> None:
-        """Call nothing."""
+        """Do nothing."""
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
-        """Send nothing."""
+        """Do nothing."""
 
 
 def key_of(job_id: bytes | str) -> bytes:
@@ -262,7 +262,7 @@ def _restored_result(job: rq.job.Job, answer: Any) -> Result:
 
 
 def _check_size(field: bytes) -> None:
-    """Raise ValueError when a compressed field holds too much; one that is not compressed is as large as it is."""
+    """Raise ValueError if a compressed field is too large; an uncompressed one is limited by the record."""
     try:
         start = zlib.decompressobj().decompress(field, MAX_BYTES + 1)
     except zlib.error:
@@ -272,7 +272,7 @@ def _check_size(field: bytes) -> None:
 
 
 def _are_seconds(intervals: Any) -> bool:
-    """Whether these are intervals that RQ can add to a time."""
+    """Return whether these are intervals that RQ can add to a time."""
     return intervals is None or (
         isinstance(intervals, list)
         and all(type(seconds) is int and 0 <= seconds <= keys.FAILURE_TTL_S for seconds in intervals)

@@ -1,1 +1,1 @@
-"""Measuring the pipeline: a run, its figures, and its timeline."""
+"""Measures the pipeline: a run, its figures, and its timeline."""

@@ -1,7 +1,7 @@
-"""`svdq bench`, the loop: a group of ranks on this machine fed from memory, measured. No Redis, no files.
+"""Runs and measures a group of ranks on this machine, fed from memory, without Redis or files.
 
-Efficiency is the ideal time between finished videos, (T*t + E + D) / K for equal ranks, over the measured one in steady
-state: after the first videos have filled the pipeline and the shares have settled.
+Efficiency is the ideal time between finished videos, (T*t + E + D) / K for equal ranks, divided by the measured one in
+steady state: after the first videos have filled the pipeline and the shares have settled.
 """
 
 import json
@@ -29,23 +29,23 @@ from svdq.pipeline.transport.message import sample_body
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a run does."""
+    """The work of a run."""
 
-    #: Model of each rank: they differ where a rank is slower.
+    #: Model of each rank; they differ if a rank is slower.
     models: tuple[str, ...]
-    #: Parameters of every video but the seed, which counts up.
+    #: Parameters of every video; only the seed differs, counting up.
     parameters: VideoParameters
     #: Number of videos.
     num_samples: int
     #: cpu, cuda or auto.
     device: str = "cpu"
-    #: Whether all ranks warm up at once before the first video.
+    #: Whether all ranks warm up before the first video.
     warm: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLog:
-    """What one rank saw of a run; times in seconds since the epoch."""
+    """The measurements of one rank; times in seconds since the epoch."""
 
     #: (name, job, start, end) of each piece of work.
     spans: list[tuple[str, str, float, float]]
@@ -57,20 +57,20 @@ class RankLog:
     started_s: float | None
     #: Why videos failed; on rank 0 only.
     failures: list[str]
-    #: Processor time of the run, seconds.
+    #: CPU time of the run in seconds.
     cpu_s: float
     #: Resident memory after each hundredth video and at the end, MiB.
     rss_mb: list[float]
-    #: The most GPU memory that its tensors took at a time, weights included, MiB; None on a processor.
+    #: Peak GPU memory of its tensors, including weights, in MiB; None on a CPU.
     gpu_mb: float | None = None
 
 
 def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
-    """Run the workload on a rank a model and return what each saw, by rank.
+    """Run the workload with one rank per model, and return the log of each rank.
 
     Args:
-        workload: what to do.
-        replicas: give each rank whole videos, every K-th one, in place of a range of steps of each.
+        workload: the work.
+        replicas: each rank renders every K-th video as a whole, instead of a range of steps of each video.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
         spawn_ranks(
@@ -128,7 +128,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
 
 
 class _Feed:
-    """A source that always has the next video."""
+    """A source with an endless supply of videos."""
 
     def __init__(self, workload: Workload, numbers: range) -> None:
         self._workload = workload
@@ -155,7 +155,7 @@ class _Feed:
 
 
 class _Drain:
-    """A sink that notes the time and drops the frames."""
+    """A sink that records the time and drops the frames."""
 
     def __init__(self) -> None:
         self.finished_s: list[float] = []
@@ -172,7 +172,7 @@ class _Drain:
 
 
 class _MemoryMonitor:
-    """Notes resident memory at every hundredth sample that passes."""
+    """Records resident memory at every hundredth sample."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

@@ -1,4 +1,4 @@
-"""What a bench run comes to: from the logs of its ranks to the rows of the table and the JSON. Knows no terminal."""
+"""Computes the figures of a bench run from the logs of its ranks: rows of the table and the JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.partition import Costs, fair_time_s
 from svdq.pipeline.trace import num_steps
 
-#: Names of spans in which a rank computes; others (write) run beside the loop.
+#: Names of spans in which a rank computes; others (write) run in parallel.
 _COMPUTING = ("encode", "steps ", "decode")
 
 
@@ -20,13 +20,13 @@ class Run:
 
     #: Model of the ranks.
     model: str
-    #: K.
+    #: Number of ranks K.
     ranks: int
-    #: Denoising steps of a video.
+    #: Denoising steps per video.
     steps: int
     #: Milliseconds of a step, configured (simulated) or measured (median).
     step_ms: float
-    #: Milliseconds of an encode and of a decode, likewise.
+    #: Milliseconds of an encode and of a decode, configured or measured.
     encode_ms: float
     decode_ms: float
     #: `loop`, `daemon` or `replicas`.
@@ -37,31 +37,31 @@ class Run:
     warmup_samples: int
     #: Seconds from taking the first video to its end.
     first_sample_s: float
-    #: first_sample_s over T*t + E + D.
+    #: first_sample_s divided by T*t + E + D.
     first_sample_over_ideal: float
-    #: Seconds a video in steady state: median over windows of K consecutive ones, since the split takes turns over K.
+    #: Seconds per video in steady state: median over windows of K consecutive videos, over which the split rotates.
     per_sample_s: float
     #: The 95th percentile over the same windows.
     per_sample_p95_s: float
-    #: Wall time of the steady part over its videos: what `efficiency` is computed from.
+    #: Duration of the steady part divided by its number of videos; `efficiency` is computed from it.
     per_sample_mean_s: float
     #: Median and 95th percentile of single intervals between finished videos.
     interval_s: float
     interval_p95_s: float
-    #: The fair time a video, (T*t + E + D) / K for equal ranks, over `per_sample_mean_s`.
+    #: The ideal time per video, (T*t + E + D) / K for equal ranks, divided by `per_sample_mean_s`.
     efficiency: float
-    #: Videos per second over those of one rank, T*t + E + D.
+    #: Videos per second relative to one rank, which takes T*t + E + D per video.
     speedup: float
     #: Share of the steady part in which each rank computed.
     busy_share: list[float]
-    #: Steps a video that each rank did, on average.
+    #: Average number of steps per video of each rank.
     steps_per_rank: list[float]
     #: Resident memory of each rank at the end, and after its first hundred videos (empty for shorter runs), MiB.
     rss_mb: list[float]
     rss_after_100_mb: list[float]
-    #: The most GPU memory that each rank's tensors took; empty on processors and through the daemon, MiB.
+    #: Peak GPU memory of each rank's tensors in MiB; empty on CPUs and through the daemon.
     gpu_mb: list[float]
-    #: Processor milliseconds a video of each rank.
+    #: CPU milliseconds per video of each rank.
     cpu_ms: list[float]
 
 
@@ -74,15 +74,15 @@ def make_run(
     warmup_samples: int,
     costs: Costs | None,
 ) -> Run:
-    """Make the figures of a run.
+    """Compute the figures of a run.
 
     Args:
-        logs: of its ranks, in order.
-        model: what to call the model.
+        logs: logs of its ranks, in order.
+        model: name of the model for the figures.
         through: loop, daemon or replicas.
         steps: T.
-        warmup_samples: how many finished videos to leave out; more than K must be left.
-        costs: what a video is known to cost (simulated models); measured from the logs when None.
+        warmup_samples: number of finished videos to leave out; more than K must remain.
+        costs: the configured costs of a video (simulated models); None measures them from the logs.
 
     Raises:
         SvdqError: a video failed.
@@ -139,7 +139,7 @@ def make_run(
 
 
 def _measured(logs: Sequence[RankLog]) -> Costs:
-    """Take the costs of a video from the spans of a run: medians over each rank's, for real models."""
+    """Measure the costs of a video from the spans of a run: medians over each rank's spans, for real models."""
     step_s = [
         median([(b - a) / num_steps(name) for name, _, a, b in log.spans if num_steps(name)] or [0.0]) for log in logs
     ]

@@ -1,4 +1,4 @@
-"""Files of measurements."""
+"""Writes files of measurements."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ def writing(path: Path) -> Iterator[None]:
     """Write a file within a block.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         yield
@@ -24,10 +24,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write figures into a file, which is whole at any moment; a link or a device is written in place.
+    """Write figures into a file atomically; a link or a device is written in place.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     text = json.dumps(document, indent=2) + "\n"
     with writing(path):
@@ -43,5 +43,5 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a path is a regular file or free for one: not a link, nor a device such as /dev/stdout."""
+    """Return whether a path is a regular file or does not exist: not a link, nor a device such as /dev/stdout."""
     return not path.is_symlink() and (path.is_file() or not path.exists())

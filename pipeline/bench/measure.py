@@ -1,4 +1,4 @@
-"""From the times at which videos were finished to the figures of `svdq bench`. Pure arithmetic."""
+"""Computes the figures of `svdq bench` from the times at which videos were finished. Pure code."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from statistics import median, quantiles
 class Steady:
     """The time between finished videos in steady state, in seconds.
 
-    A split of steps that is not whole takes turns over K videos, so single intervals differ by a step by design. What a
-    user waits for is the pace: the mean over K consecutive videos.
+    A fractional split of steps rotates over K videos, so single intervals differ by a step by design. What matters to a
+    user is the pace: the mean over K consecutive videos.
     """
 
-    #: Wall time of the steady part over its number of videos: what throughput and efficiency are computed from.
+    #: Duration of the steady part divided by its number of videos; throughput and efficiency are computed from it.
     mean_s: float
     #: Median and 95th percentile of the pace over K consecutive videos.
     pace_s: float
@@ -25,17 +25,17 @@ class Steady:
 
 
 def percentile_95(values: Sequence[float]) -> float:
-    """Take the 95th percentile; of a single value that value."""
+    """Return the 95th percentile; of a single value that value."""
     return values[0] if len(values) == 1 else quantiles(values, n=20, method="inclusive")[-1]
 
 
 def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int) -> Steady:
-    """Measure the steady part: what comes after the first `num_warmup` finished videos.
+    """Measure the steady part, which follows the first `num_warmup` finished videos.
 
     Args:
         finished_s: when each video was finished, ascending.
         num_ranks: K.
-        num_warmup: videos that fill the pipeline and let the shares settle; at least two must be left.
+        num_warmup: videos that fill the pipeline and let the shares settle; at least two videos must remain.
     """
     steady = finished_s[num_warmup:]
     intervals = [later - earlier for earlier, later in itertools.pairwise(steady)]
@@ -51,7 +51,7 @@ def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int
 
 
 def replicas_state(finished_s: Sequence[Sequence[float]]) -> Steady:
-    """Measure replicas, each of which makes whole videos: their common pace is that of one over their number."""
+    """Measure replicas, which render whole videos: their common pace is that of one divided by their number."""
     intervals = [later - earlier for times in finished_s for earlier, later in itertools.pairwise(times)]
     paces = [interval / len(finished_s) for interval in intervals]
     return Steady(
@@ -64,18 +64,18 @@ def replicas_state(finished_s: Sequence[Sequence[float]]) -> Steady:
 
 
 def busy_share(spans: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """Give the share of start_s..end_s in which one of the spans (start, end) was running; spans do not overlap."""
+    """Return the share of start_s..end_s covered by the spans (start, end), which do not overlap."""
     busy_s = sum(max(0.0, min(end, end_s) - max(start, start_s)) for start, end in spans)
     return busy_s / (end_s - start_s)
 
 
 def batch_time_s(num_videos: int, first_s: float, per_sample_s: float) -> float:
-    """Give the time from start to end of a run of `num_videos`: the first one's latency, then the steady pace."""
+    """Return the duration of a run of `num_videos`: the first video's latency, then the steady pace."""
     return first_s + (num_videos - 1) * per_sample_s
 
 
 def break_even(first_s: float, per_sample_s: float, other_first_s: float, other_per_sample_s: float) -> float | None:
-    """Give the number of videos from which the first way is faster than the other; None when it never is.
+    """Return the number of videos from which the first way is faster than the other; None if it never is.
 
     Solves first_s + (n - 1) per_sample_s = other_first_s + (n - 1) other_per_sample_s for n.
     """

@@ -1,4 +1,4 @@
-"""Time, memory and results of a model's parts on one device: a denoising step, an encode, a decode.
+"""Measures time, memory and results of a model's parts on one device: a denoising step, an encode, a decode.
 
 Each part runs through the model that a worker opens, with nothing else loaded, as on a rank that has only this part.
 """
@@ -28,7 +28,7 @@ from svdq.pipeline.models.svd_folder import SvdFolder
 from svdq.pipeline.models.tiny import SCHEDULER_CONFIG
 from svdq.pipeline.parameters import VideoParameters
 
-#: What can be measured, and what of a model is loaded for it.
+#: The parts to measure, and the components of a model that each loads.
 PARTS = {"step": Part.DENOISER, "encode": Part.ENCODER, "decode": Part.DECODER}
 
 
@@ -44,7 +44,7 @@ class Case:
     frames: int
     #: One of DTYPES.
     dtype: str
-    #: What of the UNet is compiled, and approximate options: see ComputeOptions. Steps only.
+    #: The part of the UNet that is compiled, and approximate options: see ComputeOptions. Steps only.
     compiled: str = "off"
     approximate: tuple[str, ...] = ()
     #: Frames decoded at a time. Decodes only.
@@ -53,23 +53,23 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Case):
-    """What was measured of a case."""
+    """The measurements of a case."""
 
-    #: Why it could not be measured, as a clause; "" where it was.
+    #: Why it could not be measured, as a clause; "" otherwise.
     failure: str = ""
     #: Seconds: the median, and all of them.
     seconds: float = 0.0
     all_s: tuple[float, ...] = ()
-    #: Seconds of the first time, which is not counted: compiling, choosing kernels, reserving memory.
+    #: Seconds of the first run, which is not counted: compiling, choosing kernels, reserving memory.
     first_s: float = 0.0
-    #: Bytes of the weights that are loaded.
+    #: Bytes of the loaded weights.
     weight_bytes: int = 0
-    #: Most bytes besides the weights that tensors took on the GPU, and that PyTorch's allocator reserved for them; None
-    #: on a processor.
+    #: Peak bytes of tensors on the GPU besides the weights, and bytes that PyTorch's allocator reserved for them; None
+    #: on a CPU.
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
-    #: Largest and mean difference of the result to that of the first row of its part and size, over the largest value
-    #: there; None where there is no such row, or a result is not finite.
+    #: Largest and mean difference from the result of the first row of the same part and size, relative to the largest
+    #: value there; None if there is no such row or a result is not finite.
     difference: float | None = None
     mean_difference: float | None = None
     #: Whether the result is finite: a worker fails the video otherwise.
@@ -86,7 +86,7 @@ def cases_of(
     approximate: Sequence[str],
     chunk_sizes: Sequence[int],
 ) -> list[Case]:
-    """List the cases, those that need the same model loaded one after the other."""
+    """List the cases, ordered so that those with the same loaded model are adjacent."""
     ways: list[dict[str, Any]] = [{"compiled": what} for what in compiled]
     ways += [{"approximate": (what,)} for what in approximate]
     chunks: list[dict[str, Any]] = [
@@ -106,17 +106,17 @@ def cases_of(
 def measure(
     name: str, cases: Sequence[Case], *, device: torch.device, repeats: int, earlier: Collection[Case] = ()
 ) -> Iterator[Row]:
-    """Measure cases one after the other; a case that cannot be measured says so in its row.
+    """Measure cases one by one; the row of a case that cannot be measured has the reason.
 
     Args:
-        name: of the model: a folder or hub id.
+        name: a model folder or hub id.
         cases: as `cases_of` orders them.
         device: where to compute.
-        repeats: how often each is measured, after a first time that is not counted.
-        earlier: cases that an earlier run measured; their results are gone, so nothing is compared with them.
+        repeats: number of measurements per case, after a first run that is not counted.
+        earlier: cases that an earlier run measured; there are no results of them to compare with.
 
     Raises:
-        InputError: there is no such model.
+        InputError: the model does not exist.
     """
     if cases:
         SvdFolder.find(name, _torch_dtype(cases[0]))
@@ -134,7 +134,7 @@ def measure(
 
 
 def differences(result: Tensor, reference: Tensor | None) -> dict[str, Any]:
-    """Give the fields of `Row` that say whether a result is finite, and how far it is from another one."""
+    """Return the fields of `Row` about a result: whether it is finite, and its difference from a reference."""
     if not torch.isfinite(result).all():
         return {"finite": False}
     if reference is None or not torch.isfinite(reference).all():
@@ -145,12 +145,12 @@ def differences(result: Tensor, reference: Tensor | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def model_folder(model: str | None, parts: Collection[str]) -> Iterator[str]:
-    """Give a model, or while it is needed a folder of SVD-XT's published sizes with random weights in half precision.
+    """Yield a model, or a temporary folder of SVD-XT's published sizes with random weights in half precision.
 
     Args:
-        model: a folder or hub id; None for the published sizes. Without the step's UNet they take 1.5 GB of disk, with
-            it 4.5 GB.
-        parts: of PARTS, those that are measured.
+        model: a folder or hub id; None for the published sizes, which take 1.5 GB of disk without the UNet and 4.5 GB
+            with it.
+        parts: the parts to measure.
     """
     if model is not None:
         yield model
@@ -167,7 +167,7 @@ def _torch_dtype(case: Case) -> torch.dtype:
 
 
 class _Bench:
-    """One part of a model with one way of computing, opened when it is first measured."""
+    """One part of a model with one set of compute options, opened at the first measurement."""
 
     def __init__(self, name: str, device: torch.device, repeats: int) -> None:
         self._name = name
@@ -178,11 +178,11 @@ class _Bench:
         self._result: Tensor | None = None
 
     def measure(self, case: Case) -> tuple[dict[str, Any], Tensor | None]:
-        """Measure one case: fields of `Row`, and the result in float32 on the host; None where it failed."""
+        """Measure one case; return fields of `Row`, and the result in float32 on the host, or None after a failure."""
         self._result = None
         try:
             return self._measure(case), self._result
-        except Exception as error:  # noqa: BLE001 - torch raises whatever it likes; the next case may do
+        except Exception as error:  # noqa: BLE001 - torch raises many types; the next case may work
             if is_out_of_memory(error):
                 return {"failure": "out of memory"}, None
             line = str(error).strip().partition("\n")[0][:200]
@@ -227,7 +227,7 @@ class _Bench:
         return time.perf_counter() - started
 
     def _work(self, model: SvdModel, case: Case) -> Callable[[int], None]:
-        """Make a function that does the work of a case for the n-th time and keeps the first result."""
+        """Return a function that does the work of a case for the n-th time and keeps the first result."""
         video = VideoParameters(
             width=case.width, height=case.height, frames=case.frames, steps=max(25, self._repeats + 1), seed=0
         )
@@ -238,8 +238,8 @@ class _Bench:
         if case.part == "decode":
             chunk_size = case.decode_chunk_size or case.frames
             return lambda number: self._keep(number, torch.from_numpy(model.decode(tensors, video, chunk_size)))
-        # The first steps of a video. A step's own result is mostly the noise that it was given, so what is kept is what
-        # the UNet predicts.
+        # The first steps of a video. The result of a step is mostly its input noise, so the prediction of the UNet is
+        # kept instead.
         denoiser = model.denoiser(tensors, video)
         latents = [tensors["latents"] * (SCHEDULER_CONFIG["sigma_max"] ** 2 + 1) ** 0.5]
         unet = denoiser.unet
@@ -260,7 +260,7 @@ class _Bench:
             self._result = result.float().cpu()
 
     def _tensors(self, case: Case) -> dict[str, Tensor]:
-        """Draw what a sample holds: (1, 1, E), (1, 4, H/8, W/8) and (1, F, 4, H/8, W/8), the same in all dtypes."""
+        """Draw the tensors of a sample: (1, 1, E), (1, 4, H/8, W/8) and (1, F, 4, H/8, W/8), equal in all dtypes."""
         config = UNET_DEFAULTS | SvdFolder.find(self._name, _torch_dtype(case)).config("unet")
         generator = torch.Generator().manual_seed(1)
         picture = (case.height // 8, case.width // 8)

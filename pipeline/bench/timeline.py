@@ -1,4 +1,4 @@
-"""A picture of a bench run: a row a rank, a bar a sample, so that bubbles can be seen."""
+"""Plots the timeline of a bench run: a row per rank and a bar per sample, which shows idle time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from svdq.pipeline.bench.bench import RankLog
 from svdq.pipeline.drawing import headless_pyplot
 
-#: Seconds of steady state that are drawn, in times of one video through the pipeline.
+#: Length of the plotted steady state, in multiples of the duration of one video.
 _NUM_PASSES = 3
 
 
@@ -40,7 +40,7 @@ def plot_timeline(logs: Sequence[RankLog], path: Path, title: str) -> None:
         title=title,
         yticks=range(len(logs)),
     )
-    figure.text(0.99, 0.01, "a colour a video; // encode, \\\\ decode", ha="right", fontsize=8)
+    figure.text(0.99, 0.01, "one color per video; // encode, \\\\ decode", ha="right", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot.close(figure)

@@ -1,1 +1,1 @@
-"""The model that the pipeline runs: the interface, and SVD, preview and simulated behind it."""
+"""The models of the pipeline: a common interface, implemented by SVD, preview and simulated."""

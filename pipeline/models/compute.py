@@ -1,4 +1,4 @@
-"""How a rank computes: dtype, compiling and int8 weights, applied to a UNet.
+"""Compute options of a rank: dtype, compiling and int8 weights, applied to a UNet.
 
 The command line reads the names of the options from this module, so torch is imported in the functions that use it.
 """
@@ -12,23 +12,23 @@ from svdq.pipeline.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-#: Types to compute in, by the names of options; torch's name of each.
+#: Names of the dtype options, and torch's name of each.
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-#: Weights that do for each, the best first: True for half precision ones, False for the full ones. bfloat16 keeps the
-#: range of the full weights; float32 promises diffusers' bits, and nothing may be rounded.
+#: Weights that suit each dtype, the best first: True for half precision, False for full. bfloat16 has the range of the
+#: full weights; float32 must equal diffusers bit by bit, so nothing may be rounded.
 WEIGHTS = {"fp32": (False,), "fp16": (True, False), "bf16": (False, True)}
 #: What can be compiled.
 COMPILED = ("off", "blocks", "whole")
 #: Options that change results by more than rounding.
 APPROXIMATE = ("int8",)
-#: The blocks that a UNet repeats, compiled one by one: much quicker than the whole, for nearly the same gain.
+#: The repeated blocks of a UNet, compiled one by one: much faster to compile than the whole, for nearly the same gain.
 BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock")
-#: What compiles: torch's inductor, which writes C++ for processors and Triton for GPUs.
+#: The compiler: torch's inductor, which generates C++ for CPUs and Triton for GPUs.
 BACKEND: Any = "inductor"
-#: Compiled forms that torch keeps of one function: shapes of videos times kinds of a block, with room to spare.
+#: Limit of compiled variants that torch keeps per function: shapes of videos times kinds of a block, with a margin.
 MAX_COMPILED = 4096
-#: Largest batch that CUDA's fused attention kernels take: it is a dimension of their grid. Attention along the frames
-#: has a batch of 2 x H/8 x W/8 with guidance, which is 73,728 at 2048x1152.
+#: Largest batch of CUDA's fused attention kernels, where it is a grid dimension. Attention over frames has a batch of
+#: 2 x H/8 x W/8 with guidance, which is 73,728 at 2048x1152.
 MAX_ATTENTION_BATCH = 65_535
 
 
@@ -36,7 +36,7 @@ MAX_ATTENTION_BATCH = 65_535
 class ComputeOptions:
     """How a UNet computes. The defaults are diffusers' own."""
 
-    #: Type of weights and activations: auto (float32 on processors, float16 on GPUs), fp32, fp16 or bf16.
+    #: Type of weights and activations: auto (float32 on CPUs, float16 on GPUs), fp32, fp16 or bf16.
     dtype: str = "auto"
     #: What torch.compile compiles: off, blocks or whole.
     compiled: str = "off"
@@ -53,7 +53,7 @@ class ComputeOptions:
                 raise InputError(f"There is no {name} {value!r}; choose one of {', '.join(allowed)}.")
 
     def changed(self) -> dict[str, Any]:
-        """Give the options that differ from the defaults, by name, as they stand in JSON."""
+        """Return the options that differ from the defaults, by name, as in JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -62,12 +62,12 @@ class ComputeOptions:
         }
 
 
-#: diffusers' own way.
+#: The defaults of diffusers.
 DEFAULTS = ComputeOptions()
 
 
 def dtype_of(options: ComputeOptions, device: "torch.device") -> "torch.dtype":
-    """Give the dtype to compute in; auto is float32 on processors, where results equal diffusers', else float16."""
+    """Return the dtype to compute in; auto is float32 on CPUs, where results equal diffusers', else float16."""
     import torch
 
     name = options.dtype
@@ -78,9 +78,9 @@ def dtype_of(options: ComputeOptions, device: "torch.device") -> "torch.dtype":
 
 
 def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = None) -> Any:
-    """Change a UNet, which has its dtype already, to compute as the options say, and return it.
+    """Configure a UNet of the right dtype for the options, and return it.
 
-    It is on its device already, or with int8 on the host: it then goes to `device`, and is never there in full.
+    The UNet is on its device already, or with int8 on the host: its quantized weights are then moved to `device`.
 
     Raises:
         InputError: a package is missing.
@@ -95,16 +95,16 @@ def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = No
 
 
 def split_attention(unet: Any, max_batch: int = MAX_ATTENTION_BATCH) -> None:
-    """Make attention compute at most `max_batch` elements of its batch at a time."""
+    """Limit the batch of attention calls to `max_batch` elements."""
     from diffusers.models.attention_processor import AttnProcessor2_0
 
     unet.set_attn_processor(_SplitAttention(AttnProcessor2_0(), max_batch))
 
 
 class _SplitAttention:
-    """A diffusers attention processor that gives another one its batch in equal parts of at most `max_batch`.
+    """A diffusers attention processor that splits the batch into equal parts of at most `max_batch`.
 
-    Elements of a batch do not attend to each other, so each part's result is what it is in the whole.
+    Elements of a batch do not attend to each other, so the split does not change results.
     """
 
     def __init__(self, processor: Any, max_batch: int) -> None:
@@ -119,7 +119,7 @@ class _SplitAttention:
         attention_mask: "torch.Tensor | None" = None,
         temb: "torch.Tensor | None" = None,
     ) -> "torch.Tensor":
-        """Attend: hidden_states (B, tokens, C) and, in cross attention, encoder_hidden_states (B, tokens', C')."""
+        """Compute attention: hidden_states (B, tokens, C); cross attention also has encoder_hidden_states."""
         import torch
 
         num_parts = -(-len(hidden_states) // self._max_batch)
@@ -133,17 +133,17 @@ class _SplitAttention:
 
 
 def weight_bytes(unet: Any) -> int:
-    """Count the bytes of all weights, quantised ones as they are stored."""
+    """Return the bytes of all weights as stored, including quantized ones."""
     return sum(map(stored_bytes, unet.parameters()))
 
 
 def stored_bytes(weight: Any) -> int:
-    """Count the bytes of a weight as it is stored."""
+    """Return the bytes of a weight as stored."""
     return sum(part.nbytes for part in stored_parts(weight))
 
 
 def stored_parts(weight: Any) -> "Iterator[torch.Tensor]":
-    """Give the tensors that a weight is stored as: a quantised one calls itself float, and is made of several."""
+    """Yield the tensors that store a weight: a quantized weight has a float dtype but consists of several tensors."""
     names = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
     if not names:
         yield weight
@@ -152,7 +152,7 @@ def stored_parts(weight: Any) -> "Iterator[torch.Tensor]":
 
 
 def _to_int8(unet: Any, device: "torch.device | None") -> None:
-    """Keep the weights of linear layers as int8, with a scale for each row; what is computed keeps its dtype."""
+    """Store the weights of linear layers as int8, with a scale for each row; the compute dtype stays the same."""
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ImportError as error:
@@ -161,15 +161,15 @@ def _to_int8(unet: Any, device: "torch.device | None") -> None:
 
 
 def _compile(unet: Any, what: str) -> None:
-    """Have the blocks or the whole compiled when they are first used with a shape, and for each further shape anew."""
+    """Compile the blocks or the whole UNet at the first use with each shape."""
     import torch
     import torch._dynamo.config as dynamo_config
     import torch._inductor.config as inductor_config
 
-    # All blocks of a class share torch's count of shapes; at 8, its default, the second size of video would fail.
+    # All blocks of a class share torch's limit of shapes; with its default of 8, the second size of video would fail.
     dynamo_config.recompile_limit = MAX_COMPILED
     dynamo_config.accumulated_recompile_limit = MAX_COMPILED
-    # Kernels chosen by timing them would differ between ranks, and with them the last bits. Older torch cannot.
+    # Kernels chosen by timing would differ between ranks, and so would the last bits. Older torch lacks this setting.
     if hasattr(inductor_config, "deterministic"):
         inductor_config.deterministic = True
     how = {"fullgraph": True, "dynamic": False, "backend": BACKEND}

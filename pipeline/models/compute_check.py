@@ -1,4 +1,4 @@
-"""Check on small tensors that a device can compute with the options of a worker."""
+"""Checks on small tensors that a device supports the compute options of a worker."""
 
 import warnings
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def check(options: ComputeOptions, device: torch.device) -> None:
     """Try the dtype and the compiler.
 
     Raises:
-        InputError: one does not work here.
+        InputError: the dtype or the compiler does not work here.
     """
     dtype = dtype_of(options, device)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "this processor"
@@ -35,7 +35,7 @@ def check(options: ComputeOptions, device: torch.device) -> None:
 
 
 def _reason(attempt: Callable[[], object]) -> str:
-    """Give the first line of what torch says when it cannot, or ""."""
+    """Return the first line of torch's error if an attempt fails, or ""."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -43,14 +43,14 @@ def _reason(attempt: Callable[[], object]) -> str:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # The compiler's first line only names the backend that raised.
+        # The first line of a compiler error only names the backend.
         lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
         return (lines[0] if lines else type(error).__name__).rstrip(".")[:160]
     return ""
 
 
 def _layers(features: Tensor) -> None:
-    """Compute what a UNet is made of, on features (B, C, F, H, W)."""
+    """Apply the kinds of layers that a UNet has to features (B, C, F, H, W)."""
     channels = features.shape[1]
     kernel = torch.ones((channels, channels, 3, 3, 3), device=features.device, dtype=features.dtype)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Memory of the device that a rank computes on: how much it has, what peaks took, and errors that say it ran out."""
+"""Memory of a rank's device: its capacity, measured peaks, and the detection of out-of-memory errors."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ import torch
 from svdq.pipeline.models.memory import ACTIVITIES, RESERVE_BYTES, Activity, Shape, shape_for
 from svdq.pipeline.parameters import VideoParameters
 
-#: What errors without a class of their own say: the allocator of processors, CUDA, cuBLAS and its like, cuDNN.
+#: Texts of out-of-memory errors without a class of their own: from the CPU allocator, CUDA, cuBLAS and cuDNN.
 _HOST_RAN_OUT = "DefaultCPUAllocator"
 _RAN_OUT = (
     _HOST_RAN_OUT,
@@ -23,11 +23,11 @@ _RAN_OUT = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one that caused it, says that memory of the device or the host ran out."""
+    """Return whether an error, or one of its causes, means that memory of the device or the host ran out."""
     while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
-        # SvdqError and its like quote others; only what torch and its libraries raise is read.
+        # SvdqError quotes other errors, so only errors of torch and its libraries are examined.
         if isinstance(error, RuntimeError) and any(words in str(error) for words in _RAN_OUT):
             return True
         error = error.__cause__
@@ -35,30 +35,29 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def is_host_memory(error: BaseException) -> bool:
-    """Return whether it is the host's memory that an out-of-memory error is about."""
+    """Return whether an out-of-memory error concerns the host's memory."""
     return isinstance(error, MemoryError) or _HOST_RAN_OUT in str(error)
 
 
 def release_memory(error: BaseException) -> None:
     """Free what a computation that ran out of memory still holds, also for other processes on the same GPU."""
-    # What it had made so far is held by the frames that the error came through.
+    # The error's frames hold its intermediate tensors.
     traceback.clear_frames(error.__traceback__)
     torch.cuda.empty_cache()
 
 
 def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int | None:
-    """Give the bytes that a rank may plan with, weights included, once it has loaded its model; None: no limit.
+    """Return the bytes that a rank may use, including weights, after it has loaded its model; None: no limit.
 
-    On a GPU that ranks share, also caps what this process's allocator takes, so that blocks it keeps for later are
-    freed before they go beyond its share.
+    On a shared GPU, also limits this process's allocator, so that cached blocks are freed before they exceed its share.
 
     Args:
         device: where the rank computes.
-        limit: bytes that the user grants each rank, in place of its share of the GPU.
-        ranks_per_gpu: ranks that share the GPU, those of other groups included.
+        limit: bytes that the user allows each rank, instead of its share of the GPU.
+        ranks_per_gpu: number of ranks that share the GPU, including those of other groups.
     """
     if device.type != "cuda":
-        return limit  # the memory of a host is shared, swapped and mapped: what fits is unknown
+        return limit  # host memory is shared, swapped and mapped, so its capacity is unknown
     free, total = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device)
     granted = limit or max(0, share_of_gpu(free, total, held, ranks_per_gpu) - RESERVE_BYTES)
@@ -68,34 +67,34 @@ def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int
 
 
 def share_of_gpu(free: int, total: int, held: int, ranks_per_gpu: int) -> int:
-    """Divide a GPU's memory equally among the ranks on it; the shares of all of them fit, in whatever order they load.
+    """Divide a GPU's memory equally among its ranks; the shares fit together in whatever order the ranks load.
 
     Args:
-        free: bytes that no process has.
+        free: bytes that no process uses.
         total: bytes of the GPU.
-        held: bytes that this rank's allocator has.
+        held: bytes held by this rank's allocator.
         ranks_per_gpu: ranks that share it.
     """
-    # While the others load, what is free is too much; once they have, it leaves out what other programs hold.
+    # While the others load, free memory is too high; after that it excludes what other programs hold.
     return min(total // ranks_per_gpu, held + free // ranks_per_gpu)
 
 
 class Counter(Protocol):
-    """Counts the bytes of a device that are in use."""
+    """Measures the memory in use on a device, in bytes."""
 
     def restart(self) -> int:
-        """Look for a peak from now on; return what is in use now."""
+        """Reset the peak; return the bytes in use."""
         ...
 
     def peak(self) -> int:
-        """Return the most that was in use at a time since `restart`."""
+        """Return the peak since `restart`."""
         ...
 
 
 class CudaCounter:
     """PyTorch's allocator of one GPU.
 
-    It counts reserved bytes: blocks that are in pieces or kept for later are no other process's to use.
+    It counts reserved bytes, since other processes cannot use fragmented or cached blocks.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -103,7 +102,7 @@ class CudaCounter:
 
     def restart(self) -> int:
         """See `Counter`."""
-        torch.cuda.empty_cache()  # what an earlier activity has left in reserve would hide what this one takes
+        torch.cuda.empty_cache()  # blocks cached by an earlier activity would hide the memory of this one
         torch.cuda.reset_peak_memory_stats(self._device)
         return torch.cuda.memory_reserved(self._device)
 
@@ -113,25 +112,25 @@ class CudaCounter:
 
 
 class MemoryMeter:
-    """Measures encode, step and decode once for each shape. For one thread."""
+    """Measures encode, step and decode once for each shape. Use it from one thread."""
 
     def __init__(self, counter: Counter | None) -> None:
-        """Measure with a counter, or nothing without one.
+        """Measure with a counter; None measures nothing.
 
-        Processors have none: Linux counts the peak of all resident memory, the mapped files of weights included.
+        CPUs have no counter: Linux reports the peak of all resident memory, including the mapped files of weights.
         """
         self._counter = counter
         self._measured: dict[tuple[str, Shape], int] = {}
 
     @classmethod
     def of(cls, device: torch.device) -> "MemoryMeter":
-        """Make the meter of a device."""
+        """Create the meter of a device."""
         return cls(CudaCounter(device) if device.type == "cuda" else None)
 
     def begin(self, activity: Activity, shape: Shape) -> Callable[[], None]:
-        """Begin to measure for what `shape_for` gives; return what to call at the end, if it got there.
+        """Start a measurement of `shape_for`'s shape; return a function to call at a successful end.
 
-        What is known already is not measured again.
+        Known shapes are not measured again.
         """
         if self._counter is None or (activity, shape) in self._measured:
             return lambda: None
@@ -150,7 +149,7 @@ class MemoryMeter:
         end()
 
     def measured(self, parameters: VideoParameters) -> Mapping[str, int]:
-        """Give the bytes that each took for a shape of video, besides weights, as far as it is known."""
+        """Return the measured bytes of each activity for a shape of video, besides weights."""
         return {
             activity: self._measured[what]
             for activity in ACTIVITIES
@@ -159,6 +158,6 @@ class MemoryMeter:
 
 
 def name_of(device: torch.device) -> str:
-    """Name the kind of a device, such as "NVIDIA RTX A5000" or "cpu"."""
+    """Return the kind of a device, such as "NVIDIA RTX A5000" or "cpu"."""
     name: Any = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return str(name)

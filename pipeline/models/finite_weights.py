@@ -1,4 +1,4 @@
-"""Whether a model's weights are numbers, looked at when what it computes is not. Knows no samples."""
+"""Finds weights of a model that are not finite, to explain results that are not finite."""
 
 from itertools import chain
 from typing import Any
@@ -24,11 +24,11 @@ def first_not_finite(pipeline: Any) -> str:
 
 
 def blame(model: VideoModel, dtype: torch.dtype) -> str:
-    """End a sentence about numbers that became NaN or infinite: why, where a weight is to blame, and what to do.
+    """Return the end of a sentence about NaN or infinite numbers: the cause, if it is a weight, and what to do.
 
     Args:
-        model: the one that computed them.
-        dtype: what it computes in.
+        model: the model that computed them.
+        dtype: the dtype it computes in.
     """
     if weight := model.broken_weights():
         return f": the weights of {weight} are not finite; fetch the model {model.info.name} again."
@@ -38,5 +38,5 @@ def blame(model: VideoModel, dtype: torch.dtype) -> str:
 def _is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
-    # The extremes tell: both are NaN if any number is.
+    # aminmax propagates NaN.
     return bool(torch.isfinite(torch.stack(torch.aminmax(tensor.detach()))).all())

@@ -1,7 +1,7 @@
-"""What is wrong with a model folder, seen without torch: its index, its configs, every shard's header.
+"""Checks a model folder without torch: its index, its configs, and the header of every shard.
 
-Reads some kilobytes of each file. What only loading shows (a weight that the UNet has and the files have not) is not
-seen here, nor are bytes that went wrong inside a weight.
+It reads some kilobytes of each file. It does not detect what only loading shows (a weight missing from the files) or
+damage inside a weight.
 """
 
 import re
@@ -15,10 +15,10 @@ from svdq.pipeline.models.hub import is_from_cache
 from svdq.pipeline.models.model_index import UNET_DEFAULTS, check_configs, check_index, read_json
 from svdq.pipeline.models.safetensors_header import StoredTensor, read_header
 
-#: The components that have weights, and what their files' names begin with.
+#: The components with weights, and the prefix of their files.
 WEIGHTS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "image_encoder": "model"}
-#: A weight of each component whose shape its config tells: that of another model is seen by it. What a config leaves
-#: out are the libraries' defaults.
+#: A weight of each component whose shape follows from the config, to detect files of another model. Missing values of a
+#: config are the libraries' defaults.
 _TELLING: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], list[Any]]]] = {
     "unet": ("conv_in.weight", UNET_DEFAULTS, lambda of: [*of["block_out_channels"][:1], of["in_channels"], 3, 3]),
     "vae": (
@@ -38,23 +38,23 @@ _TELLING: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], list[A
 class Problem:
     """One reason why a model cannot be used."""
 
-    #: What is wrong, a sentence without its full stop.
+    #: The problem, as a sentence without its full stop.
     text: str
     #: What to do, a clause.
     advice: str = ""
 
     def error(self) -> InputError:
-        """Make an error of it."""
+        """Return the problem as an error."""
         return InputError(f"{self.text}; {self.advice}." if self.advice else f"{self.text}.")
 
 
 def is_half(file: str) -> bool:
-    """Whether a weights file, or the index of several, is of the fp16 variant by its name."""
+    """Return whether a weights file, or an index of several, is of the fp16 variant by its name."""
     return ".fp16" in file.rpartition("/")[2]
 
 
 def weight_files(component: str, names: list[str]) -> list[str]:
-    """Pick the weights of a component, and their indexes, out of the names of its files."""
+    """Return the weights files of a component, with their indexes, from the names of its files."""
     stem = re.escape(WEIGHTS[component])
     shard = r"(-\d{5}-of-\d{5})?"
     form = re.compile(rf"{stem}(\.fp16)?{shard}(\.fp16)?\.safetensors(\.index(\.fp16)?\.json)?")
@@ -65,9 +65,9 @@ def check_folder(folder: Path, name: str, *, half: tuple[bool, ...] | None = Non
     """Raise the first problem of a model folder.
 
     Args:
-        folder: where it is.
-        name: what it is called in messages.
-        half: which weights will do, as in `find_problems`.
+        folder: the model folder.
+        name: name of the model in messages.
+        half: acceptable weights, as in `find_problems`.
 
     Raises:
         InputError: the model cannot be used.
@@ -77,13 +77,12 @@ def check_folder(folder: Path, name: str, *, half: tuple[bool, ...] | None = Non
 
 
 def find_problems(folder: Path, name: str, *, half: tuple[bool, ...] | None = None) -> Iterator[Problem]:
-    """Find all that is wrong with a model folder.
+    """Yield all problems of a model folder.
 
     Args:
-        folder: where it is.
-        name: what it is called in messages.
-        half: which weights will do: those in half precision (True), the full ones (False), or both; None looks at
-            all that are there.
+        folder: the model folder.
+        name: name of the model in messages.
+        half: acceptable weights: half precision (True), full (False), or both; None checks all weights in the folder.
     """
     try:
         check_index(folder, name)
@@ -99,14 +98,14 @@ def find_problems(folder: Path, name: str, *, half: tuple[bool, ...] | None = No
 
 
 def variants(folder: Path, component: str) -> set[bool]:
-    """Tell whether a component has weights in half precision (True) and full ones (False)."""
+    """Return whether a component has weights in half precision (True) and full ones (False)."""
     return {is_half(file) for file in weight_files(component, _names(folder / component))}
 
 
 def stored(folder: Path, component: str, *, half: bool) -> dict[str, StoredTensor]:
-    """Read what the headers of a component's weights say of each, in half precision or full; broken files are left out.
+    """Return the headers of a component's weights, in half precision or full; broken files are left out.
 
-    Where a component is there in both, only those are meant that are loaded.
+    If both exist, only the weights that are loaded count.
     """
     headers = [
         read_header(folder / component / file)
@@ -117,7 +116,7 @@ def stored(folder: Path, component: str, *, half: bool) -> dict[str, StoredTenso
 
 
 def another_model(component: str, model: str, weight: str, found: list[int], expected: list[int]) -> str:
-    """Say, without a full stop, that a weight has not the shape that the config asks for."""
+    """Describe, without a full stop, a weight whose shape does not match the config."""
     return (
         f"The {component} of the model {model} has weights of another model: {weight} is {found}, and its config says "
         f"{expected}"
@@ -131,7 +130,7 @@ class _Weights:
         self._place = folder / component
         self._component = component
         self._name = name
-        # A folder may look like a hub id.
+        # A folder may have the form of a hub id.
         self._pull = f"svdq model pull {name}" if is_from_cache(folder, name) else ""
         self._again = f"fetch it again with `{self._pull}`" if self._pull else "get it again"
 
@@ -145,7 +144,7 @@ class _Weights:
             yield Problem(
                 text=f"The {self._component} of the model {self._name} has half precision weights only, which do for "
                 "GPUs",
-                advice=f"to render on processors, get the full ones too{self._how_to_get('full')}",
+                advice=f"to render on a CPU, fetch the full ones, too{self._how_to_get('full')}",
             )
             return
         wanted = there if half is None else {next(kind for kind in half if kind in there)}
@@ -186,7 +185,7 @@ class _Weights:
         yield from self._another({key: value for header in headers.values() for key, value in header.items()})
 
     def _another(self, tensors: dict[str, StoredTensor]) -> Iterator[Problem]:
-        """Compare one weight with the config: weights of another model have another shape there, or none."""
+        """Compare one weight with the config: weights of another model have another shape, or lack it."""
         name, defaults, shape = _TELLING[self._component]
         if name not in tensors:
             text = f"The {self._component} of the model {self._name} lacks some of its weights, such as {name}"
@@ -223,7 +222,7 @@ class _Weights:
 
 def _names(place: Path) -> list[str]:
     try:
-        # A name that leads nowhere is there all the same: it is said to be missing.
+        # A dangling link is listed, so that it is reported as missing.
         return [path.name for path in place.iterdir()]
     except OSError:
         return []

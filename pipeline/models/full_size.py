@@ -1,7 +1,7 @@
-"""A model folder with Stable Video Diffusion XT's components in full size and random weights, for measuring.
+"""Writes a model folder with Stable Video Diffusion XT's components in full size and random weights, for measuring.
 
-Time and memory do not depend on weights, so machines without the published ones can tell what those would cost. What
-it makes is noise. Components that are not asked for are the tiny model's. Knows nothing of the pipeline that uses it.
+Time and memory do not depend on weights, so machines without the published ones can measure them. Its videos show
+noise. Components that are not requested are the tiny model's.
 """
 
 from collections.abc import Callable, Collection
@@ -44,9 +44,9 @@ IMAGE_ENCODER_CONFIG: dict[str, Any] = {
     "patch_size": 14,
     "projection_dim": 1024,
 }
-#: What has weights: 3.0, 0.2 and 1.3 GB in half precision.
+#: The components with weights: 3.0, 0.2 and 1.3 GB in half precision.
 COMPONENTS = ("unet", "vae", "image_encoder")
-#: What stands in for the UNet where only the others are measured.
+#: The small UNet that is written where only other components are measured.
 _SMALL_UNET = {"block_out_channels": [32] * 4, "num_attention_heads": [1] * 4, "layers_per_block": 1}
 
 
@@ -56,12 +56,12 @@ def write_full_size_model(
     """Write the model into `folder`; the same bits every time.
 
     Args:
-        folder: where to; empty, new or written by this function before.
+        folder: target; empty, new or written by this function before.
         dtype: of the weights in the files.
-        components: those of `COMPONENTS` that get their full size.
+        components: the components of `COMPONENTS` to write in full size.
 
     Raises:
-        InputError: the folder holds something else, or cannot be written.
+        InputError: the folder has other content, or cannot be written.
     """
     be_quiet()
     config = UNET_CONFIG if "unet" in components else UNET_CONFIG | _SMALL_UNET
@@ -79,31 +79,31 @@ def write_full_size_model(
 def full_size_unet(
     dtype: torch.dtype, device: torch.device | str = "cpu", *, config: dict[str, Any] = UNET_CONFIG
 ) -> Any:
-    """Make the UNet: 1.5 billion parameters."""
+    """Create the UNet: 1.5 billion parameters."""
     from diffusers import UNetSpatioTemporalConditionModel
 
     return _make(lambda: UNetSpatioTemporalConditionModel(**config), dtype, device)
 
 
 def full_size_vae(dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
-    """Make the VAE with its temporal decoder: 98 million parameters."""
+    """Create the VAE with its temporal decoder: 98 million parameters."""
     from diffusers import AutoencoderKLTemporalDecoder
 
     return _make(lambda: AutoencoderKLTemporalDecoder(**VAE_CONFIG), dtype, device)
 
 
 def full_size_image_encoder(dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
-    """Make CLIP's image encoder with its projection: 632 million parameters."""
+    """Create CLIP's image encoder with its projection: 632 million parameters."""
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
     return _make(lambda: CLIPVisionModelWithProjection(CLIPVisionConfig(**IMAGE_ENCODER_CONFIG)), dtype, device)
 
 
 def _make(make: Callable[[], Any], dtype: torch.dtype, device: torch.device | str) -> Any:
-    """Make a model whose weights keep what passes through them at the spread of a trained model's.
+    """Create a model with random weights that preserve the spread of activations, as in a trained model.
 
-    It is made without weights first. They are then drawn one by one in float32 and rounded, so that models of different
-    dtypes have the same weights, and that hardly more memory is ever taken than by what is returned.
+    It is created without weights. They are then drawn one by one in float32 and rounded, so that models of different
+    dtypes have the same weights, and peak memory hardly exceeds that of the model.
     """
     import accelerate  # type: ignore[import-untyped]
 
@@ -115,10 +115,10 @@ def _make(make: Callable[[], Any], dtype: torch.dtype, device: torch.device | st
         if name.endswith("mix_factor"):
             value.fill_(0.5)
         elif value.ndim < 2:
-            # Biases, and what norms multiply by.
+            # Biases, and scales of norms.
             value.fill_(1.0 if name.endswith("weight") else 0.0)
         else:
             value.normal_(std=value[0].numel() ** -0.5, generator=generator)
         accelerate.utils.set_module_tensor_to_device(model, name, device, value=value, dtype=dtype)
-    # Not `model.to(dtype)`: there may be indices among what is no parameter.
+    # Not `model.to(dtype)`: buffers may contain indices.
     return model.eval().requires_grad_(False)

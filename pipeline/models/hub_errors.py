@@ -1,4 +1,4 @@
-"""The hub's client, and what its errors mean: one sentence each, with what to do. Fetches nothing itself."""
+"""Imports the hub's client, and converts its errors to sentences with what to do."""
 
 import errno
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from svdq.pipeline.models.hub import split_id
 
 
 def hub_client() -> Any:
-    """Import the hub's client, which takes its settings (HF_HOME, HF_ENDPOINT, HF_TOKEN) from the environment.
+    """Import the hub's client, which reads its settings (HF_HOME, HF_ENDPOINT, HF_TOKEN) from the environment.
 
     Raises:
-        InputError: it is not installed.
+        InputError: the client is not installed.
     """
     try:
         import huggingface_hub
@@ -24,21 +24,21 @@ def hub_client() -> Any:
         raise InputError(
             "Fetching models needs the hub's client (huggingface_hub); pip install 'svdq[worker]'."
         ) from error
-    # Its own advice (tokens, symbolic links, retries) would stand between our lines.
+    # Its own advice (tokens, symbolic links, retries) would mix with our output.
     huggingface_hub.utils.logging.set_verbosity_error()
     return huggingface_hub
 
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turn what the hub's client raises in a block into errors of ours.
+    """Convert errors of the hub's client in a block to errors of ours.
 
     Args:
         name: the hub id that the block is about.
 
     Raises:
-        InputError: the model is not there, may not be read or cannot be written down.
-        UnavailableError: the hub cannot be reached or broke off.
+        InputError: the model does not exist, must not be read or cannot be stored.
+        UnavailableError: the hub cannot be reached or the transfer broke off.
     """
     try:
         yield
@@ -52,7 +52,7 @@ def _explain(name: str, error: Exception) -> SvdqError:
     hub = client.constants.ENDPOINT
     page, cache = f"{hub}/{repository}", client.constants.HF_HUB_CACHE
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        # A request failed, and what it was for is not in the cache either.
+        # A request failed, and the cache does not have the file either.
         error = error.__cause__
     if isinstance(error, errors.OfflineModeIsEnabled):
         return InputError(f"HF_HUB_OFFLINE is set, so {name} is not fetched; unset it to pull.")
@@ -64,27 +64,25 @@ def _explain(name: str, error: Exception) -> SvdqError:
             return InputError(f"The hub has no model {repository} (404); check the id at {hub}.")
         if status in (401, 403):
             return InputError(_no_access(client, repository, page, status))
-        return UnavailableError(
-            f"The hub did not give out {name} ({status}); try again later: files that are whole are kept."
-        )
+        return UnavailableError(f"The hub did not send {name} ({status}); try again later: complete files are kept.")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return InputError(f"The disk of {cache} is full; free some, or set HF_HOME to a folder on a larger disk.")
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
-        return InputError(f"{cache} cannot be written ({error.strerror}); set HF_HOME to a folder that can.")
+        return InputError(f"{cache} cannot be written ({error.strerror}); set HF_HOME to a writable folder.")
     reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")[:160] or type(error).__name__
     return UnavailableError(
         f"The hub at {hub} cannot be reached or broke off while {name} was fetched ({reason}); check the network and "
-        "pull again: files that are whole are kept."
+        "pull again: complete files are kept."
     )
 
 
 def _no_access(client: Any, repository: str, page: str, status: int) -> str:
     if client.get_token() is None:
         return (
-            f"The hub gives out {repository} only to accounts that have accepted its licence ({status}): accept it at "
-            f"{page}, make a token there that may read, set HF_TOKEN to it, and pull again."
+            f"The hub gives {repository} only to accounts that have accepted its license ({status}): accept it at "
+            f"{page}, create a token with read access there, set HF_TOKEN to it, and pull again."
         )
     return (
-        f"The hub does not give out {repository} to the account of your token ({status}): accept the licence at {page} "
-        "with that account, and see that HF_TOKEN is valid and may read models with a licence to accept."
+        f"The hub does not give {repository} to the account of your token ({status}): accept the license at {page} "
+        "with that account, and check that HF_TOKEN is valid and may read models with a license to accept."
     )

@@ -1,4 +1,4 @@
-"""Why a model cannot be loaded, in a sentence: whatever was raised, a restart does not mend it. Knows no files."""
+"""Describes why a model cannot be loaded, in a sentence. A restart does not help, whatever the error."""
 
 import logging
 import textwrap
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | None = None) -> Iterator[None]:
-    """Raise every error of a block as an `InputError`, and our own as they are.
+    """Raise every error of a block as an `InputError`; errors of ours are unchanged.
 
     Args:
-        what: the model or the part of it that is loaded, as the sentence begins.
-        device: where to.
-        needed: tells the bytes of all weights that this rank loads, where it is known.
+        what: the model or its part, as the start of the sentence.
+        device: target device.
+        needed: returns the bytes of all weights that this rank loads, where known.
 
     Raises:
         InputError: why it cannot be loaded.
@@ -41,13 +41,13 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
 
 
 def said(error: Exception) -> str:
-    """Give the beginning of what an error says, on one line; its class as well where that says more."""
+    """Return the start of an error's message on one line, with its class if the message is a single word."""
     text = textwrap.shorten(str(error), 200, placeholder=" …").rstrip(".")
     return text if " " in text else f"{type(error).__name__} {text}".rstrip()
 
 
 def _out_of_memory(what: str, device: torch.device, needed: int) -> str:
-    """Say what memory is needed and free, and what to do."""
+    """Describe needed and free memory, and what to do."""
     ran_out = f"{what} cannot be loaded: memory ran out"
     weights = f", and this rank needs {size_text(needed)} for its weights" if needed else ""
     if device.type != "cuda":

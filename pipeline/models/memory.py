@@ -1,4 +1,4 @@
-"""How much memory a video takes: estimated from its size, then measured; measurements are kept in a file.
+"""Memory of videos: estimated from their size, then measured; measurements are kept in a file.
 
 Does not import torch.
 """
@@ -17,46 +17,46 @@ from typing import Any, Literal, get_args
 
 from svdq.pipeline.parameters import VideoParameters
 
-#: What is estimated and measured separately.
+#: Activities that are estimated and measured separately.
 Activity = Literal["encode", "step", "decode"]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
-#: Bytes of a GPU kept free for fragmentation and CUDA's context. A guess: nobody has measured it.
+#: Bytes of a GPU kept free for fragmentation and CUDA's context. A guess that was never measured.
 RESERVE_BYTES = 500_000_000
-#: Bytes that cuDNN and cuBLAS work in, added to estimates on GPUs until something was measured. A guess.
+#: Workspace of cuDNN and cuBLAS in bytes, added to estimates on GPUs until something is measured. A guess.
 WORKSPACE_BYTES = 1_000_000_000
 
 # Stable Video Diffusion's constants: elements (of the dtype computed in) alive at the peak, besides the weights. Taken
 # from the published modules with attention as a fused kernel; the table is in docs/internals/performance.md.
 #: A step, for each pixel and frame, without and with guidance.
 STEP_ELEMENTS = {1: 136, 2: 282}
-#: An encode, for each pixel.
+#: An encode, per pixel.
 ENCODE_ELEMENTS = 655
-#: A decode, for each pixel: times the frames decoded at a time, and times all frames.
+#: A decode, per pixel: times the frames decoded at a time, and times all frames.
 DECODE_ELEMENTS, FRAME_ELEMENTS = 1021, 3.2
 #: Bytes of the VAE's weights in float32, to which an encode in float16 converts them.
 VAE_ENCODER_BYTES, VAE_DECODER_BYTES = 137_000_000, 254_000_000
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
-#: How many times larger or smaller a video may be for what was measured of it to correct the estimate of another.
+#: Largest size ratio at which the measurement of one video corrects the estimate of another.
 ALIKE = 2.0
-#: Version of the file's format; files of another version are not read.
+#: Version of the file format; files of other versions are ignored.
 FORMAT = 2
 
 Shape = tuple[int, ...]
 
 
 def chunk_of(parameters: VideoParameters) -> int:
-    """Give the number of frames that are decoded at a time."""
+    """Return the number of frames that are decoded at a time."""
     return min(parameters.decode_chunk_size or parameters.num_frames, parameters.num_frames)
 
 
 def shape_for(activity: Activity, parameters: VideoParameters) -> Shape:
-    """Give what of a video decides how much memory an activity takes.
+    """Return the properties of a video that determine the memory of an activity.
 
     Returns:
-        Width and height; for a step and a decode also frames; then B, 2 with guidance, for a step, and the frames at a
-        time for a decode.
+        Width and height; for a step and a decode also frames; then for a step B, which is 2 with guidance, and for a
+        decode the frames at a time.
     """
     width, height, frames = parameters.width, parameters.height, parameters.num_frames
     if activity == "encode":
@@ -65,19 +65,19 @@ def shape_for(activity: Activity, parameters: VideoParameters) -> Shape:
 
 
 def estimate(activity: Activity, shape: Shape, dtype: str, *, has_decoder: bool = False) -> int:
-    """Estimate the bytes that an activity of Stable Video Diffusion takes at its peak, besides the weights.
+    """Estimate the peak bytes of an activity of Stable Video Diffusion, besides the weights.
 
     Args:
         activity: what is computed.
-        shape: of the video, as `shape_for` gives it.
-        dtype: torch's name of what is computed in.
-        has_decoder: whether the rank that encodes holds the VAE decoder too.
+        shape: of the video, from `shape_for`.
+        dtype: torch's name of the compute dtype.
+        has_decoder: whether the encoding rank also has the VAE decoder.
     """
     pixels = shape[0] * shape[1]
     if activity == "encode":
         if dtype != "float16":
             return pixels * ENCODE_ELEMENTS * ITEM_BYTES[dtype]
-        # The VAE overflows in float16; all of it that the rank holds is converted for the time.
+        # The VAE overflows in float16, so all of it on this rank is converted temporarily.
         return pixels * ENCODE_ELEMENTS * 4 + VAE_ENCODER_BYTES + VAE_DECODER_BYTES * has_decoder
     frames = shape[2]
     if activity == "step":
@@ -86,26 +86,26 @@ def estimate(activity: Activity, shape: Shape, dtype: str, *, has_decoder: bool 
 
 
 class ChunkLimits:
-    """The decode_chunk_size that was left after larger ones ran out of memory, by pixels and frames of the video."""
+    """The decode_chunk_size that remained after larger ones ran out of memory, by pixels and frames of the video."""
 
     def __init__(self) -> None:
         self.limits: dict[tuple[int, int], int] = {}
 
     def largest(self, parameters: VideoParameters) -> int:
-        """Give the largest decode_chunk_size worth trying: no video starts higher than a smaller one had to go."""
+        """Return the largest decode_chunk_size to try: at most that to which a smaller video was reduced."""
         pixels, frames = _pixels_and_frames(parameters)
         smaller = [chunk for of, chunk in self.limits.items() if of[0] <= pixels and of[1] <= frames]
         return min([chunk_of(parameters), *smaller])
 
     def ran_out(self, parameters: VideoParameters, left: int) -> bool:
-        """Note that chunks of more than `left` frames run out of memory; return whether that was unknown."""
+        """Record that chunks of more than `left` frames run out of memory; return whether that is new."""
         if self.largest(parameters.model_copy(update={"decode_chunk_size": None})) <= left:
             return False
         self.limits[_pixels_and_frames(parameters)] = left
         return True
 
     def fits(self, parameters: VideoParameters, chunk: int) -> bool:
-        """Note that a chunk size fits, as when other processes have freed memory; return whether that was unknown."""
+        """Record that a chunk size fits, as after other processes freed memory; return whether that is new."""
         pixels, frames = _pixels_and_frames(parameters)
         wrong = [of for of, left in self.limits.items() if of[0] <= pixels and of[1] <= frames and left < chunk]
         for of in wrong:
@@ -114,21 +114,21 @@ class ChunkLimits:
 
 
 class MeasuredMemory:
-    """Peaks by activity and shape, which replace estimates and correct those of about the same size; and chunk limits.
+    """Measured peaks by activity and shape, which replace or correct estimates, and chunk limits.
 
-    For any thread.
+    Thread-safe.
     """
 
     def __init__(
         self, unseen: int = 0, slack: int = 0, folder: Path | None = None, identity: Mapping[str, Any] | None = None
     ) -> None:
-        """Read what earlier groups have measured.
+        """Read the measurements of earlier groups.
 
         Args:
-            unseen: bytes added to estimates until something like it was measured.
-            slack: bytes kept free otherwise, which a video that was made before may take again.
-            folder: where the file is; None keeps all in memory.
-            identity: JSON of what decides about memory besides the shape, such as the model and the kinds of GPU.
+            unseen: bytes added to estimates until something similar is measured.
+            slack: bytes normally kept free, which a video that was rendered before may use again.
+            folder: folder of the file; None keeps all in memory.
+            identity: JSON of what determines memory besides the shape, such as the model and the kinds of GPU.
         """
         self._unseen = unseen
         self._slack = slack
@@ -141,7 +141,7 @@ class MeasuredMemory:
         self._read()
 
     def expected(self, activity: Activity, shape: Shape, estimated: Callable[[Shape], int]) -> int:
-        """Give the bytes to plan for. What was made before fits, and so does all that is smaller."""
+        """Return the bytes to plan for. A video that was rendered before fits, and so do all smaller ones."""
         with self._lock:
             known = {of: peak for (done, of), peak in self._peaks.items() if done == activity}
         if shape in known:
@@ -152,7 +152,7 @@ class MeasuredMemory:
     def _unforeseen(
         self, activity: Activity, shape: Shape, known: Mapping[Shape, int], estimated: Callable[[Shape], int]
     ) -> int:
-        """Give what to add to an estimate: by how much the nearest size that was measured exceeded its own."""
+        """Return the correction of an estimate: by how much the nearest measured size exceeded its estimate."""
         if not known:
             return self._unseen
         size = _size(activity, shape)
@@ -162,15 +162,15 @@ class MeasuredMemory:
         return excess if is_alike else max(excess, self._unseen)
 
     def largest_chunk(self, parameters: VideoParameters) -> int:
-        """Give the decode_chunk_size to begin with when the job leaves it open."""
+        """Return the decode_chunk_size to start with if the job has none."""
         with self._lock:
             return self._limits.largest(parameters)
 
     def learn(self, parameters: VideoParameters, peaks: Mapping[str, int], *, ran_out: bool | None = None) -> None:
-        """Note what a video took.
+        """Record the memory of a video.
 
         Args:
-            parameters: as it was made, with the decode_chunk_size that was used.
+            parameters: as rendered, with the decode_chunk_size that was used.
             peaks: `Sample.memory`.
             ran_out: whether a decode with a larger decode_chunk_size ran out of memory; None: it was not decoded.
         """
@@ -185,7 +185,7 @@ class MeasuredMemory:
 
         with self._lock:
             if apply():
-                self._read()  # what other groups have written in the meantime
+                self._read()  # what other groups have written meanwhile
                 apply()
                 self._write()
 
@@ -216,7 +216,7 @@ class MeasuredMemory:
             self._limits.limits = limits | self._limits.limits
 
     def _write(self) -> None:
-        """Write all to the file; a full disk is no reason to stop."""
+        """Write all measurements to the file; a full disk is ignored."""
         if self._path is None:
             return
         rows = [[activity, shape, peak] for (activity, shape), peak in sorted(self._peaks.items())]
@@ -239,5 +239,5 @@ def _pixels_and_frames(parameters: VideoParameters) -> tuple[int, int]:
 
 
 def _size(activity: Activity, shape: Shape) -> int:
-    """Give what memory is about in proportion to: pixels, times frames that are computed at a time."""
+    """Return a size to which memory is proportional: pixels, times frames computed at a time."""
     return math.prod(shape) if activity != "decode" else shape[0] * shape[1] * shape[3]

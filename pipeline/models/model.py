@@ -1,6 +1,6 @@
-"""The interface between the pipeline and a model: encode, denoise, decode, and how one is opened by name.
+"""The interface between the pipeline and a model: encode, denoise and decode, and opening a model by name.
 
-A rank asks for the parts it needs and nothing else is loaded. Knows nothing of ranks, transport or files of jobs.
+A rank requests the parts that it needs, and only those are loaded.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
-#: Frames as they are written: (F, H, W, 3), uint8, RGB.
+#: Frames to be written: (F, H, W, 3), uint8, RGB.
 Frames = NDArray[np.uint8]
 
 
@@ -37,7 +37,7 @@ class Part(Flag):
 
     @classmethod
     def of_rank(cls, rank: int, num_ranks: int) -> "Part":
-        """Give the parts that `rank` of `num_ranks` needs."""
+        """Return the parts that `rank` of `num_ranks` needs."""
         part = cls.DENOISER
         if rank == 0:
             part |= cls.ENCODER
@@ -48,47 +48,47 @@ class Part(Flag):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What a model is and what it makes of a job that leaves things open."""
+    """The properties of a model, and its defaults for what a job leaves open."""
 
-    #: The name or folder it was opened by, as it stands in sidecars.
+    #: The name or folder it was opened by, as in sidecars.
     name: str
-    #: One honest line for wherever its work is shown, or "" for a trained model; e.g. "preview (no diffusion model)".
+    #: Notice to show with its videos, or "" for a trained model; e.g. "preview (no diffusion model)".
     notice: str
-    #: Frames of a job that does not say how many.
+    #: Number of frames if a job has none.
     default_frames: int
-    #: How it computes, as it stands in sidecars and checkpoints: the dtype, and the options that are not the defaults.
+    #: The dtype and the compute options that are not defaults, as in sidecars and checkpoints.
     compute: dict[str, Any] = field(default_factory=dict)
-    #: Bytes of the weights that this rank has loaded.
+    #: Bytes of the weights loaded on this rank.
     weight_bytes: int = 0
     #: What encode and decode cost before they are measured; by default as on an H100 at 576x1024x25.
     prior: CostPrior = field(default_factory=lambda: CostPrior(encode_steps=0.18, decode_steps=4.4))
 
 
 class Denoiser(Protocol):
-    """The denoising of one sample: holds what stays the same over its steps (scheduler, repeated conditioning)."""
+    """The denoising of one sample: holds what is constant over its steps (scheduler, repeated conditioning)."""
 
     def step(self, latents: Tensor, index: int) -> Tensor:
         """Do step `index` (0 is the noisiest): latents (1, F, C, H/8, W/8) in, the same shape and dtype out.
 
-        May compute in place in latents that it has returned before, never in those that it was first given.
+        May modify latents that it has returned before in place, but not those of the first call.
         """
         ...
 
 
 class VideoModel(Protocol):
-    """A model with the parts that were asked for."""
+    """A model with the requested parts."""
 
     @property
     def info(self) -> ModelInfo:
-        """What this model is."""
+        """The properties of this model."""
         ...
 
     def warm_up(self, parameters: VideoParameters) -> None:
-        """Do once, with made-up tensors, what the first sample of a shape would pay for."""
+        """Run once with artificial tensors, so that the first sample of a shape does not pay for initialization."""
         ...
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
-        """Tell the bytes that `encode`, `step` and `decode` took here for a shape, besides weights, where measured."""
+        """Return the measured bytes of `encode`, `step` and `decode` for a shape, besides weights."""
         ...
 
     def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
@@ -104,20 +104,20 @@ class VideoModel(Protocol):
         ...
 
     def broken_weights(self) -> str:
-        """Name the first of its weights that is NaN or infinite, "" when all are numbers; reads them all."""
+        """Return the name of the first weight that is NaN or infinite, or ""; reads all weights."""
         ...
 
     def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
         """Decode final latents, `decode_chunk_size` frames at a time. DECODER only.
 
         Raises:
-            SampleError: the frames are not numbers.
+            SampleError: the frames are not finite.
         """
         ...
 
 
 def dtype_for(device: torch.device) -> torch.dtype:
-    """Give the dtype that models run in: float32 on CPUs, where results equal diffusers' bit by bit; else float16."""
+    """Return the default dtype: float32 on CPUs, where results equal diffusers' bit by bit; else float16."""
     return dtype_of(DEFAULTS, device)
 
 
@@ -128,20 +128,20 @@ def open_model(
 
     Args:
         name: of the model.
-        parts: what is loaded of it.
+        parts: the parts to load.
         device: where to compute.
-        dtype: of weights and activations; goes before that of the options.
-        options: how its UNet computes.
+        dtype: of weights and activations; overrides that of the options.
+        options: compute options of the UNet.
 
     Raises:
-        InputError: there is no such model, it cannot be loaded, or it has no UNet for the options.
+        InputError: the model does not exist, cannot be loaded, or has no UNet for the options.
     """
     if not is_svd(name) and options != DEFAULTS:
         raise InputError(
             f"The model {name} has no UNet, so it cannot be run with {', '.join(sorted(options.changed()))}; "
             "leave that out, or set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id."
         )
-    # Imported on demand: diffusers takes seconds, and a preview or simulated group needs none of it.
+    # Imported on demand: diffusers takes seconds, and a preview or simulated group does not need it.
     if name == "preview":
         from svdq.pipeline.models.preview import PreviewModel
 

@@ -1,4 +1,4 @@
-"""What a folder must hold to be a StableVideoDiffusionPipeline, by its model_index.json. Knows no torch, no weights."""
+"""Checks that a folder is a StableVideoDiffusionPipeline, by its model_index.json and configs, without torch."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 
-#: The components of the pipeline and the classes that this package's arithmetic is written for.
+#: The components of the pipeline and their supported classes.
 COMPONENTS = {
     "unet": "UNetSpatioTemporalConditionModel",
     "vae": "AutoencoderKLTemporalDecoder",
@@ -16,10 +16,10 @@ COMPONENTS = {
     "scheduler": "EulerDiscreteScheduler",
 }
 
-#: The file that marks a folder as written here with random weights; it tells people and svdq.
+#: The file that marks a folder as written by svdq with random weights.
 UNTRAINED = "UNTRAINED.md"
 
-#: What a UNet's config means by what it leaves out: diffusers' defaults, which are SVD-XT's.
+#: Defaults of a UNet's config: diffusers' defaults, which are SVD-XT's.
 UNET_DEFAULTS: dict[str, Any] = {
     "in_channels": 8,
     "out_channels": 4,
@@ -30,22 +30,22 @@ UNET_DEFAULTS: dict[str, Any] = {
     "num_frames": 25,
 }
 
-#: Other names of the feature extractor's class: old models', and that of transformers without torchvision.
+#: Other names of the feature extractor's class: in old models, and in transformers without torchvision.
 _IMAGE_PROCESSORS = {"CLIPFeatureExtractor", "CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"}
 
-#: The form of a hub id: organisation/model, and where it matters @ and a branch, tag or commit.
+#: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 
 
 def check_index(path: Path, name: str) -> None:
-    """Check that the index names the pipeline, and all its components by the right classes, and that they are there.
+    """Check that the index names the pipeline and all its components by the right classes, and that they exist.
 
     Args:
         path: the folder.
-        name: what it is called in messages.
+        name: name of the model in messages.
 
     Raises:
-        InputError: it is not a whole StableVideoDiffusionPipeline.
+        InputError: the folder is not a complete StableVideoDiffusionPipeline.
     """
     index = read_json(path / "model_index.json", name)
     pipeline_class = index.get("_class_name")
@@ -60,7 +60,7 @@ def check_index(path: Path, name: str) -> None:
             "stabilityai/stable-video-diffusion-img2vid-xt."
         )
     for component, expected in COMPONENTS.items():
-        entry = index.get(component)  # [library, class], or null for what the pipeline does without
+        entry = index.get(component)  # [library, class], or null for an optional component
         found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
         if not isinstance(found, str) or not (path / component).is_dir():
             raise InputError(f"The model {name} has no {component}; it must be a whole StableVideoDiffusionPipeline.")
@@ -70,24 +70,24 @@ def check_index(path: Path, name: str) -> None:
 
 
 def check_configs(path: Path, name: str) -> None:
-    """Check that the components are configured as Stable Video Diffusion's are and fit each other.
+    """Check that the components are configured as in Stable Video Diffusion and fit each other.
 
     Args:
         path: the folder.
-        name: what it is called in messages.
+        name: name of the model in messages.
 
     Raises:
-        InputError: one cannot be read, or is not one of SVD.
+        InputError: a config cannot be read, or does not match SVD.
     """
     unet = UNET_DEFAULTS | read_json(path / "unet" / "config.json", name)
     vae = read_json(path / "vae" / "config.json", name)
     encoder = read_json(path / "image_encoder" / "config.json", name)
     read_json(path / "scheduler" / "scheduler_config.json", name)
-    # The name that transformers writes, and the one that processors of several kinds share.
+    # The name that transformers writes, and the one that composite processors share.
     processors = [path / "feature_extractor" / f"{kind}_config.json" for kind in ("preprocessor", "processor")]
     read_json(next((config for config in processors if config.exists()), processors[0]), name)
     widths = vae.get("block_out_channels")
-    # Component, what of it, how it is, how it must be, why.
+    # Component, setting, actual value, required value, reason.
     facts = [
         ("unet", "class", unet.get("_class_name", COMPONENTS["unet"]), COMPONENTS["unet"], ""),
         ("vae", "class", vae.get("_class_name", COMPONENTS["vae"]), COMPONENTS["vae"], ""),
@@ -129,12 +129,12 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
     """Read one JSON file of a model folder.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     place = f"{path.parent.name}/{path.name}" if path.parent.name in COMPONENTS else path.name
     try:
         if path.exists() and not path.is_file():
-            raise OSError(f"{path} is no regular file")  # a pipe would be waited for
+            raise OSError(f"{path} is not a regular file")  # reading a pipe would block
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
@@ -146,10 +146,10 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def is_untrained(folder: Path) -> bool:
-    """Whether a folder says that its weights are random."""
+    """Return whether a folder is marked as having random weights."""
     return (folder / UNTRAINED).is_file()
 
 
 def is_svd(name: str) -> bool:
-    """Whether a model's name, as in SVDQ_MODEL, is that of a folder or on the hub: not of a model made in code."""
+    """Return whether a model's name, as in SVDQ_MODEL, is a folder or a hub id, not a model made in code."""
     return name != "preview" and name.partition(":")[0] != "simulated"

@@ -1,8 +1,8 @@
 """The preview model: no diffusion model, but real noise, real steps and a clean moving picture at the end.
 
-Its latents are pixels in [-1, 1], rearranged 8x8 to 192 channels (space to depth), and its denoiser knows the answer: a
-slow camera move over the photo. Euler's steps with Stable Video Diffusion's own sigmas carry the noise into it, as they
-would with a perfect model. It needs neither weights nor diffusers, whose import would double a rank's start.
+Its latents are pixels in [-1, 1], rearranged 8x8 to 192 channels (space to depth). Its denoiser has the exact answer, a
+slow camera move over the photo, to which Euler's steps with Stable Video Diffusion's sigmas converge, as they would
+with a perfect model. It needs neither weights nor diffusers, whose import would double a rank's start.
 """
 
 import math
@@ -31,16 +31,16 @@ _LARGEST_ZOOM = 0.35
 
 
 class PreviewModel:
-    """A closed-form model behind the interface of the real one; every part is always there."""
+    """A closed-form model with the interface of the real one; every part is always available."""
 
     def __init__(self, parts: Part, device: torch.device, dtype: torch.dtype) -> None:
-        """Make the model for one device and dtype; `parts` makes no difference, there is nothing to load."""
+        """Create the model for one device and dtype; `parts` is ignored, since there is nothing to load."""
         self._device = device
         self._dtype = dtype
 
     @property
     def info(self) -> ModelInfo:
-        """What this model is."""
+        """The properties of this model."""
         return ModelInfo(
             name="preview",
             notice="preview (no diffusion model)",
@@ -50,22 +50,22 @@ class PreviewModel:
         )
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
-        """Tell nothing: it is not worth measuring."""
+        """Return nothing: it is not worth measuring."""
         return {}
 
     def broken_weights(self) -> str:
-        """Tell nothing: it has no weights."""
+        """Return "": it has no weights."""
         return ""
 
     def warm_up(self, parameters: VideoParameters) -> None:
-        """Do nothing: the first sample pays for nothing that later ones do not."""
+        """Do nothing: the first sample takes as long as later ones."""
 
     @torch.inference_mode()
     def encode(self, photo: Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
         """Rearrange a photo of exactly width x height and draw the initial noise.
 
-        The noise of `noise_aug_strength` is drawn first, to keep diffusers' order, and not used: a preview shows the
-        photo as it is.
+        The noise of `noise_aug_strength` is drawn first, to keep diffusers' order, but not used: a preview shows the
+        photo unchanged.
 
         Returns:
             `image_latents` (1, 192, H/8, W/8) and `latents` (1, F, 192, H/8, W/8).
@@ -77,7 +77,7 @@ class PreviewModel:
         blocks = torch.from_numpy(_space_to_depth(np.asarray(photo)))
         shape = (1, parameters.num_frames, *blocks.shape)
         latents = torch.randn(shape, generator=generator, dtype=self._dtype)
-        # The standard deviation that the scheduler starts from (diffusers: init_noise_sigma).
+        # The initial standard deviation of the scheduler (diffusers: init_noise_sigma).
         latents *= math.sqrt(SIGMA_MAX**2 + 1)
         return {
             "image_latents": _to_values(blocks, self._dtype)[None].to(self._device),
@@ -90,15 +90,15 @@ class PreviewModel:
 
     @torch.inference_mode()
     def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
-        """Rearrange final latents to frames, one at a time: `decode_chunk_size` makes no difference.
+        """Rearrange final latents to frames, one at a time; `decode_chunk_size` is ignored.
 
         Raises:
-            SampleError: the latents are not numbers.
+            SampleError: the latents are not finite.
         """
         latents = tensors["latents"][0]  # (F, 192, H/8, W/8)
         frames = np.empty((latents.shape[0], parameters.height, parameters.width, 3), np.uint8)
         for frame, values in zip(frames, latents, strict=True):
-            # A sum of finite values far below float32's range is finite, and any NaN or infinity shows in it.
+            # A sum of finite values far below float32's range is finite, and propagates NaN and infinity.
             if not math.isfinite(values.sum(dtype=torch.float32).item()):
                 raise SampleError("The latents of the preview are not numbers (NaN or infinity); try another seed.")
             frame[:] = _depth_to_space(_to_bytes(values).cpu().numpy())
@@ -109,7 +109,7 @@ class PreviewDenoiser:
     """The denoising of one sample: Euler's method towards a known answer."""
 
     def __init__(self, image_latents: Tensor, parameters: VideoParameters) -> None:
-        """Keep what the steps need; the answer is worked out when the first step wants it.
+        """Store the inputs; the answer is computed in the first step.
 
         Args:
             image_latents: the photo, (1, 192, H/8, W/8).
@@ -125,7 +125,7 @@ class PreviewDenoiser:
         """Do step `index`: latents (1, F, 192, H/8, W/8) in, the same shape and dtype out.
 
         With the answer x0 known, v = (x / (sigma^2 + 1) - x0) * sqrt(sigma^2 + 1) / sigma is what a perfect model
-        would predict, and EulerDiscreteScheduler's step comes down to x0 + (x - x0) * sigma_next / sigma.
+        would predict, and EulerDiscreteScheduler's step reduces to x0 + (x - x0) * sigma_next / sigma.
         """
         if self._answer is None:
             self._answer = self._work_out().to(latents.device)

@@ -1,7 +1,7 @@
-"""Fetching a model from the hub into its cache, from where `hub.find_folder` takes it. Knows no terminal, no torch.
+"""Fetches a model from the hub into its cache, where `hub.find_folder` finds it. Does not import torch.
 
 Only what svdq reads is fetched: configs, and the weights in one precision. The branch's name is written last, so that
-a model which is half fetched is not taken for one that is here.
+an incomplete model is not found.
 """
 
 import shutil
@@ -18,11 +18,11 @@ from svdq.pipeline.models.model_index import COMPONENTS
 from svdq.pipeline.models.safetensors_header import file_problem
 from svdq.pipeline.models.size_text import size_text
 
-#: fp16 is what GPUs compute in; full is what processors need.
+#: fp16 suits GPUs; CPUs need full.
 Variant = Literal["fp16", "full"]
-#: What names the pipeline; its place in the cache is what a model is found by.
+#: The pipeline's index; a model is found by its place in the cache.
 INDEX = "model_index.json"
-#: Seconds that the hub may take to answer.
+#: Timeout of the hub's answers in seconds.
 _TIMEOUT_S = 30.0
 
 
@@ -32,33 +32,33 @@ class RemoteFile:
 
     #: Path in the repository.
     path: str
-    #: Bytes.
+    #: Size in bytes.
     size: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be fetched."""
+    """The files of a model to fetch."""
 
-    #: organisation/model, with @revision where one was asked for.
+    #: organisation/model, with @revision if one was requested.
     name: str
-    #: The commit that the revision stands for.
+    #: The commit of the revision.
     commit: str
-    #: Which weights, by what the hub has of those that were asked for.
+    #: The weights to fetch, depending on what the hub has.
     variant: Variant
-    #: Everything that svdq reads, small files first.
+    #: All files that svdq reads, small files first.
     files: tuple[RemoteFile, ...]
-    #: Those of them that are not in the cache, or not whole.
+    #: Files that are missing from the cache or incomplete.
     missing: tuple[RemoteFile, ...]
 
     @property
     def bytes_missing(self) -> int:
-        """Bytes to be fetched."""
+        """Number of bytes to fetch."""
         return sum(file.size for file in self.missing)
 
 
 def cache_folder() -> Path:
-    """Give the hub's cache, which HF_HOME and HF_HUB_CACHE move.
+    """Return the hub's cache folder, which HF_HOME and HF_HUB_CACHE change.
 
     Raises:
         InputError: the hub's client is not installed.
@@ -67,14 +67,14 @@ def cache_folder() -> Path:
 
 
 def make_plan(name: str, variant: Variant) -> Plan:
-    """Ask the hub what a model consists of.
+    """Look up the files of a model on the hub.
 
     Args:
         name: a hub id.
-        variant: which weights; a model that has no fp16 ones has full ones only.
+        variant: which weights; full ones for a model without fp16 weights.
 
     Raises:
-        InputError: there is no such model or revision, it may not be read, or svdq cannot use it.
+        InputError: the model or revision does not exist, must not be read, or is not supported.
         UnavailableError: the hub cannot be reached.
     """
     repository, revision = split_id(name)
@@ -95,10 +95,10 @@ def make_plan(name: str, variant: Variant) -> Plan:
 
 
 def check_space(plan: Plan) -> int:
-    """Check that the cache's disk holds what is to be fetched; give the bytes that are free.
+    """Check that the cache's disk has room for the files; return the free bytes.
 
     Raises:
-        InputError: it does not.
+        InputError: the disk does not have enough room.
     """
     folder = cache_folder()
     there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
@@ -112,14 +112,14 @@ def check_space(plan: Plan) -> int:
 
 
 def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
-    """Fetch what is missing and give the model's folder; what is whole is not fetched again.
+    """Fetch the missing files and return the model's folder; complete files are not fetched again.
 
     Args:
-        plan: what `make_plan` has found.
-        on_file: told of each file before it is fetched.
+        plan: from `make_plan`.
+        on_file: called with each file before it is fetched.
 
     Raises:
-        InputError: the files may not be read, or the disk is full.
+        InputError: the files must not be read, or the disk is full.
         UnavailableError: the hub cannot be reached, or the transfer broke off.
     """
     repository, revision = split_id(plan.name)
@@ -128,7 +128,7 @@ def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
     with explained(plan.name):
         for file in plan.missing:
             on_file(file)
-            # What is there is broken, or it would not be missing.
+            # An existing file in the list of missing ones is broken.
             again = (place / file.path).exists()
             client.hf_hub_download(repository, file.path, revision=plan.commit, force_download=again)
         client.hf_hub_download(repository, INDEX, revision=revision)
@@ -139,7 +139,7 @@ def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
 
 
 def _choose(names: list[str], variant: Variant) -> tuple[list[str], Variant]:
-    """Choose the files that svdq reads, and say which weights they are."""
+    """Select the files that svdq reads, and return which weights they contain."""
     chosen = [name for name in names if "/" not in name and (name == INDEX or name.upper().startswith("LICENSE"))]
     any_half = False
     for component in COMPONENTS:
@@ -155,7 +155,7 @@ def _choose(names: list[str], variant: Variant) -> tuple[list[str], Variant]:
 
 
 def _snapshot(repository: str, commit: str) -> Path:
-    """Give the folder in which the cache has, or will have, a commit's files."""
+    """Return the folder for a commit's files in the cache."""
     return cache_folder() / f"models--{repository.replace('/', '--')}" / "snapshots" / commit
 
 

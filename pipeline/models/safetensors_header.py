@@ -1,4 +1,4 @@
-"""The header of a safetensors file, held against the format and the file's length. Knows no models, no torch."""
+"""Reads the header of a safetensors file, and checks it against the format and the file's length."""
 
 import json
 import math
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: What safetensors calls the types that weights are cast from.
+#: Supported types of weights, as named by safetensors.
 DTYPES = {"F16", "BF16", "F32"}
-#: Bytes of a header at most, as in the safetensors library.
+#: Largest size of a header in bytes, as in the safetensors library.
 _MAX_HEADER = 100_000_000
-#: Bytes of a number of each type; the others of the format are not for us.
+#: Bytes per number of each supported type.
 _SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 _SIZES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
 _CORRUPT = "is no safetensors file: its header is corrupt"
@@ -20,22 +20,22 @@ _CORRUPT = "is no safetensors file: its header is corrupt"
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """What a header says of one tensor."""
+    """The header's entry for one tensor."""
 
     #: Its type, such as F32.
     dtype: str
-    #: Its sizes along each axis.
+    #: Its shape.
     shape: list[int]
-    #: Where it begins and ends, in bytes from the end of the header.
+    #: Its first and last byte, relative to the end of the header.
     begin: int
     end: int
 
     @classmethod
     def of(cls, entry: Any) -> "StoredTensor":
-        """Read an entry of the header.
+        """Parse an entry of the header.
 
         Raises:
-            ValueError, TypeError, KeyError: it is none.
+            ValueError, TypeError, KeyError: the entry is invalid.
         """
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or not isinstance(shape, list) or not all(map(_is_count, [*shape, begin, end])):
@@ -46,17 +46,17 @@ class StoredTensor:
 
 
 def file_problem(file: Path) -> str | None:
-    """Say the first thing that is wrong with a safetensors file: what it is, is not or does; None when it is whole."""
+    """Return the first problem of a safetensors file as a predicate, such as "is missing"; None if it is valid."""
     found = read_header(file)
     return found if isinstance(found, str) else None
 
 
 def read_header(file: Path) -> dict[str, StoredTensor] | str:
-    """Read the header of one safetensors file: what it says of each tensor, or what is wrong with the file."""
+    """Read the header of a safetensors file: its tensors, or the file's problem."""
     try:
-        # A pipe would be waited for.
+        # Reading a pipe would block.
         if not stat.S_ISREG(file.stat().st_mode):
-            return "is no regular file"
+            return "is not a regular file"
         with file.open("rb") as opened:
             start = opened.read(8)
             if start == b"version ":
@@ -81,7 +81,7 @@ def read_header(file: Path) -> dict[str, StoredTensor] | str:
 
 
 def _problem(tensors: dict[str, StoredTensor], size: int, start: int) -> str | None:
-    """Say what is wrong with tensors that begin at `start` of a file of `size` bytes."""
+    """Return the first problem of tensors that start at byte `start` of a file of `size` bytes."""
     if not tensors:
         return "holds no weights"
     end = start + max(tensor.end for tensor in tensors.values())
@@ -90,7 +90,7 @@ def _problem(tensors: dict[str, StoredTensor], size: int, start: int) -> str | N
     dtypes = {tensor.dtype for name, tensor in tensors.items() if not name.endswith("position_ids")}
     if not dtypes <= DTYPES:
         return f"holds weights as {', '.join(sorted(dtypes - DTYPES))}"
-    # The format: each tensor begins where the one before ends, and is as long as its type and shape make it.
+    # The format: each tensor starts where the previous one ends, with the size of its type and shape.
     at = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != at:

@@ -1,7 +1,7 @@
-"""A model whose compute is a sleep: what a GPU's compute looks like to the host. For `svdq bench` and for fault tests.
+"""A model whose compute is a sleep, like a GPU's compute as seen by the host. For `svdq bench` and fault tests.
 
-Its latents are transformed in each step by a function that neither commutes nor repeats, and the decode checks the
-outcome: a sample that missed a step, did one twice or out of order, or whose latents were mixed up, fails.
+Each step transforms the latents by a function that neither commutes nor repeats, and the decode checks the result: a
+sample fails if it missed a step, repeated one, did them out of order, or got another sample's latents.
 """
 
 import ctypes
@@ -26,16 +26,16 @@ from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
 NOTICE = "simulated (no pictures: its compute is a sleep)"
-#: Whole numbers up to 2048 are exact in float16, so arithmetic modulo this prime is.
+#: Integers up to 2048 are exact in float16, and so is arithmetic modulo this prime.
 _MODULUS = 2039
-#: Of <linux/prctl.h>; takes nanoseconds.
+#: From <linux/prctl.h>; in nanoseconds.
 _PR_SET_TIMERSLACK = 29
-#: The step at which `kill_seed` kills and `hang_seed` hangs: late enough that other videos are in flight behind it.
+#: The step in which `kill_seed` kills and `hang_seed` hangs: late enough for other videos to be in flight behind it.
 KILL_STEP = 3
 
 
 class SimulatedModel:
-    """Sleeps through encode, steps and decode."""
+    """Sleeps in encode, steps and decode."""
 
     def __init__(self, timings: Timings, parts: Part, device: torch.device, name: str = "simulated") -> None:
         self._timings = timings
@@ -46,11 +46,11 @@ class SimulatedModel:
         )
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0
-        #: The step at which the sample in this stage kills the process or hangs, and whether its latents become NaN.
+        #: The step in which the present sample kills the process or hangs, and whether its latents become NaN.
         self._kill_step: int | None = None
         self._hang_step: int | None = None
         self._is_nan = False
-        #: The latents of the sample in this stage, flat.
+        #: The latents of the present sample, flat.
         self._flat = np.zeros(1, np.float16)
         _sleep_precisely()
 
@@ -64,7 +64,7 @@ class SimulatedModel:
         return cls(timings_of(name), parts, device, name)
 
     def _sleep(self, milliseconds: float) -> None:
-        # A GPU starts the next kernel at the end of the one before, however late the host wakes up: sleep to deadlines.
+        # A GPU starts the next kernel when the previous one ends, however late the host wakes up: sleep to deadlines.
         self._clock_s += milliseconds / 1000
         remaining_s = self._clock_s - time.perf_counter()
         if remaining_s > 0:
@@ -74,11 +74,11 @@ class SimulatedModel:
         self._clock_s = time.perf_counter()
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
-        """Tell nothing: it is not worth measuring."""
+        """Return nothing: it is not worth measuring."""
         return {}
 
     def broken_weights(self) -> str:
-        """Tell nothing: it has no weights."""
+        """Return "": it has no weights."""
         return ""
 
     def warm_up(self, parameters: VideoParameters) -> None:
@@ -89,7 +89,7 @@ class SimulatedModel:
             self._check_memory(parameters.decode_chunk_size or parameters.num_frames)
 
     def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. The photo is not looked at."""
+        """Sleep, and number the latents by the seed; (1, F, 4, H/8, W/8), float16. The photo is ignored."""
         self._start_clock()
         latents = self._plain_latents(parameters).clone()
         latents.view(-1)[0] = parameters.seed % _MODULUS
@@ -97,13 +97,13 @@ class SimulatedModel:
         return {"latents": latents.to(self._device)}
 
     def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> "SimulatedModel":
-        """Denoise with this model itself: it keeps nothing of a sample."""
+        """Return this model: it keeps no state of a sample."""
         self._start_clock()
         late = min(KILL_STEP, parameters.steps - 1)
         self._kill_step = late if parameters.seed == self._timings.kill_seed else None
         self._hang_step = late if parameters.seed == self._timings.hang_seed else None
         self._is_nan = parameters.seed == self._timings.nan_seed
-        # Through numpy, which sets one element ten times faster: the host's share of a simulated step must be small.
+        # numpy sets one element ten times faster than torch, which keeps the host's share of a simulated step small.
         self._flat = tensors["latents"].cpu().numpy().reshape(-1)
         return self
 
@@ -115,19 +115,19 @@ class SimulatedModel:
             threading.Event().wait()
         self._flat[0] = math.nan if self._is_nan else _moved(int(self._flat[0]), index)
         if not latents.is_cpu:
-            latents.view(-1)[0] = float(self._flat[0])  # else the two are the same memory
+            latents.view(-1)[0] = float(self._flat[0])  # otherwise both are the same memory
         self._sleep(self._timings.step_ms * self._timings.slowdown)
         return latents
 
     def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
-        """Sleep, and check that every step was done once and in order; gray frames (F, H, W, 3)."""
+        """Sleep, and check that every step was done once and in order; return gray frames (F, H, W, 3)."""
         self._start_clock()
         self._check_memory(decode_chunk_size)
         first = parameters.seed % _MODULUS
         for index in range(parameters.steps):
             first = _moved(first, index)
         latents = tensors["latents"].cpu().numpy().reshape(-1)
-        # Compared as integers, which is several times faster than comparing halves.
+        # Compared as integers, which is several times faster than as float16.
         plain = self._plain_latents(parameters).numpy().reshape(-1).view(np.int16)
         if latents[0] != first or not np.array_equal(latents.view(np.int16)[1:], plain[1:]):
             raise SampleError("The simulated latents are not what every step, once and in order, makes of them.")
@@ -148,11 +148,11 @@ class SimulatedModel:
 
 
 def _sleep_precisely() -> None:
-    """Have this thread's sleeps end when they should; Linux lets them end 50 microseconds late to save power."""
+    """Make this thread's sleeps precise; by default Linux delays wake-ups by 50 microseconds to save power."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def _moved(number: int, index: int) -> int:
-    """Do step `index` to a number below the modulus: neither commutes with other steps nor repeats."""
+    """Apply step `index` to a number below the modulus: neither commutes with other steps nor repeats."""
     return (number * 3 + index + 1) % _MODULUS

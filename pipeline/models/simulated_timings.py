@@ -1,4 +1,4 @@
-"""What the name of a simulated model says of its costs, such as simulated:step_ms=50. Imports no torch."""
+"""Parses the costs in the name of a simulated model, such as simulated:step_ms=50. Does not import torch."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from svdq.pipeline.errors import InputError
 
 
 class Timings(BaseModel):
-    """What a simulated model pretends to cost."""
+    """The simulated costs of a model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -20,20 +20,20 @@ class Timings(BaseModel):
     decode_ms: float = Field(0.0, ge=0)
     #: Milliseconds of the first use of a shape.
     warm_ms: float = Field(0.0, ge=0)
-    #: How many times slower than `step_ms` this rank's steps are.
+    #: Factor by which this rank's steps are slower than `step_ms`.
     slowdown: float = Field(1.0, gt=0)
-    #: For tests of faults: a video of this seed kills its process in its fourth step, or its last if it has fewer.
+    #: For fault tests: a video with this seed kills its process in its fourth step, or in its last if it has fewer.
     kill_seed: int | None = None
-    #: For tests of faults: a video of this seed never comes out of that step.
+    #: For fault tests: a video with this seed hangs in that step.
     hang_seed: int | None = None
-    #: For tests of faults: to decode more frames than this at a time runs out of memory.
+    #: For fault tests: decoding more frames than this at a time runs out of memory.
     decodable_frames: int | None = Field(None, ge=1)
-    #: For tests of faults: the latents of a video of this seed become NaN.
+    #: For fault tests: the latents of a video with this seed become NaN.
     nan_seed: int | None = None
 
 
 def timings_of(name: str) -> Timings:
-    """Read the name `simulated` or `simulated:step_ms=50,decode_ms=100`.
+    """Parse the name `simulated` or `simulated:step_ms=50,decode_ms=100`.
 
     Raises:
         InputError: a setting is unknown or not a number.

@@ -1,6 +1,6 @@
-"""How a number of bytes reads in a sentence."""
+"""Formats a number of bytes."""
 
 
 def size_text(num_bytes: int) -> str:
-    """Write a number of bytes for people, with a digit after the point."""
+    """Format a number of bytes with one decimal."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

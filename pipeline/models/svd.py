@@ -1,7 +1,7 @@
-"""Stable Video Diffusion through diffusers: the arithmetic is StableVideoDiffusionPipeline's own, cut into parts.
+"""Stable Video Diffusion through diffusers: the arithmetic of StableVideoDiffusionPipeline, split into parts.
 
-Wherever possible its methods are called rather than written again, so that the bits are diffusers' own; the comments
-name the lines of its `__call__` that the rest repeats. Knows nothing of ranks, and touches no network.
+It calls the pipeline's own methods wherever possible, so that results equal diffusers' bit by bit; comments refer to
+the lines of its `__call__` that the rest repeats. Never uses the network.
 """
 
 import copy
@@ -42,10 +42,10 @@ class SvdModel:
         dtype: torch.dtype,
         options: ComputeOptions = DEFAULTS,
     ) -> None:
-        """Load the components that `parts` need, in `dtype`, which goes before that of the options.
+        """Load the components that `parts` need, in `dtype`, which overrides that of the options.
 
         Raises:
-            InputError: there is no such model, or a component is missing, broken or of another class.
+            InputError: the model does not exist, or a component is missing, broken or of another class.
         """
         started = time.perf_counter()
         folder = SvdFolder.find(name, dtype)
@@ -53,7 +53,7 @@ class SvdModel:
         self._device = device
         self._dtype = dtype
         self._options = options
-        # Quantised weights have room where the full ones may not: what is quantised goes to the GPU a layer at a time.
+        # Quantized weights may fit where full ones do not, so they are moved to the GPU layer by layer.
         on_host = "int8" in options.approximate and device.type != "cpu"
         self._pipeline = folder.load_pipeline(parts, dtype, device, unet_on_host=on_host)
         if self._pipeline.unet is not None:
@@ -62,7 +62,7 @@ class SvdModel:
                 if on_host:
                     self._pipeline.to(device)
         self._meter = MemoryMeter.of(device)
-        #: A scheduler for each number of steps, to make those of samples from.
+        #: A scheduler for each number of steps, as a template for those of samples.
         self._schedulers: dict[int, Any] = {}
         self._unet_config = UNET_DEFAULTS | folder.config("unet")
         notices = ["tiny (untrained: shows noise)"] if is_untrained(folder.path) else []
@@ -79,29 +79,29 @@ class SvdModel:
 
     @property
     def info(self) -> ModelInfo:
-        """What this model is."""
+        """The properties of this model."""
         return self._info
 
     @property
     def pipeline(self) -> Any:
-        """The diffusers pipeline with the components that were asked for."""
+        """The diffusers pipeline with the requested components."""
         return self._pipeline
 
     def _modules(self) -> list[torch.nn.Module]:
         return [item for item in self._pipeline.components.values() if isinstance(item, torch.nn.Module)]
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
-        """Tell what parts took on this rank's GPU for a shape; see `VideoModel`."""
+        """Return the measured memory of parts on this rank's GPU for a shape; see `VideoModel`."""
         return self._meter.measured(parameters)
 
     def broken_weights(self) -> str:
-        """Name the first weight that is no number; see `VideoModel`."""
+        """Return the name of the first weight that is not finite; see `VideoModel`."""
         return first_not_finite(self._pipeline)
 
     def warm_up(self, parameters: VideoParameters) -> None:
-        """Run each part once on a gray photo, so that the first video does not pay for compiling and choosing kernels.
+        """Run each part once on a gray photo, so that the first video does not wait for compiling and kernel selection.
 
-        On a CPU nothing but compiling is worth a step.
+        On a CPU only compiling is worth a step.
         """
         on_cpu = self._device.type == "cpu"
         if on_cpu and self._options.compiled == "off":
@@ -135,7 +135,7 @@ class SvdModel:
             return self._encode(photo, parameters)
 
     def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Do what `encode` says."""
+        """Encode the photo; see `encode`."""
         from diffusers.utils.torch_utils import randn_tensor
 
         pipeline = self._pipeline
@@ -153,7 +153,7 @@ class SvdModel:
                 pipeline.vae.to(dtype=torch.float32)
             image_latents = pipeline._encode_vae_image(image, self._device, 1, do_classifier_free_guidance=False)
         finally:
-            # Also when memory ran out, for the decodes that come.
+            # Also after an out-of-memory error, for later decodes.
             if needs_upcasting:
                 pipeline.vae.to(dtype=torch.float16)
         # (6), (7) Only this method uses the pipeline's own scheduler: the noise is scaled by its largest sigma.
@@ -186,7 +186,7 @@ class SvdModel:
             image_embedding = torch.cat([torch.zeros_like(image_embedding), image_embedding])
             image_latents = torch.cat([torch.zeros_like(image_latents), image_latents])
         else:
-            # Made here like all else: what was received is another kind of tensor to the compiler.
+            # Created here like all other tensors: the compiler treats received tensors as another kind.
             image_embedding = image_embedding.clone()
         dtype = image_embedding.dtype
         # (5) Stable Video Diffusion was conditioned on fps - 1.
@@ -215,7 +215,7 @@ class SvdModel:
         )
 
     def _scheduler(self, steps: int) -> Any:
-        """Make a scheduler that counts by itself; all of one number of steps share their tables, which never change.
+        """Create a scheduler with its own counter; those with the same number of steps share their constant tables.
 
         Setting timesteps reads every sigma back from the device, so it is done once.
         """
@@ -231,7 +231,7 @@ class SvdModel:
         """Decode final latents, `decode_chunk_size` frames at a time.
 
         Raises:
-            SampleError: the frames are not numbers.
+            SampleError: the frames are not finite.
         """
         assert Part.DECODER in self._parts
         in_chunks = parameters.model_copy(update={"decode_chunk_size": decode_chunk_size})

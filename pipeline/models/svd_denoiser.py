@@ -1,7 +1,7 @@
-"""The denoising loop of StableVideoDiffusionPipeline for one sample, a step at a time. Knows no weights and no files.
+"""The denoising loop of StableVideoDiffusionPipeline for one sample, one step per call.
 
-Nothing in a step reads a value back from the device: a GPU never waits for the host. diffusers' scheduler keeps its
-sigmas on the host for that, and counts steps itself once it was told the first.
+A step reads no values back from the device, so a GPU never waits for the host. For this, diffusers' scheduler keeps its
+sigmas on the host, and counts steps itself after the first.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class SvdDenoiser:
     guidance_scale: Tensor
     #: Whether guidance is on.
     guided: bool
-    #: Called when a step is done: the memory that it took is measured.
+    #: Called at the end of a step, which ends the measurement of its memory.
     measured: Callable[[], None] = lambda: None
 
     @torch.inference_mode()
@@ -38,7 +38,7 @@ class SvdDenoiser:
         """Do step `index`: latents (1, F, 4, H/8, W/8) in, the same shape and dtype out."""
         scheduler = self.scheduler
         if scheduler.step_index != index:
-            # The first step of this range of steps: the scheduler counts on from here.
+            # The first step of this range: the scheduler continues counting from here.
             scheduler.set_begin_index(index)
             scheduler._step_index = None
         timestep = scheduler.timesteps[index]

@@ -1,6 +1,6 @@
-"""Finding a StableVideoDiffusionPipeline and loading only some of its components. Knows nothing of videos.
+"""Finds a StableVideoDiffusionPipeline and loads only the requested components.
 
-Weights are read from safetensors only, never from pickles, and nothing here causes network traffic.
+Weights are read only from safetensors, never from pickles. Never uses the network.
 """
 
 import logging
@@ -23,29 +23,29 @@ from svdq.pipeline.models.safetensors_header import StoredTensor
 
 @dataclass(frozen=True, kw_only=True)
 class SvdFolder:
-    """A diffusers folder that holds a StableVideoDiffusionPipeline with all its components."""
+    """A diffusers folder that contains a StableVideoDiffusionPipeline with all its components."""
 
-    #: The folder itself, or the hub cache's snapshot of it.
+    #: The folder itself, or its snapshot in the hub's cache.
     path: Path
-    #: The name it was asked for by, for messages.
+    #: The requested name, for messages.
     name: str
 
     @classmethod
     def find(cls, name: str, dtype: torch.dtype) -> Self:
-        """Find the folder of a model on this machine and check what it holds.
+        """Find the folder of a model on this machine and check its content.
 
         Raises:
-            InputError: there is no such model here, or it is not a whole StableVideoDiffusionPipeline.
+            InputError: the model does not exist here, or is not a complete StableVideoDiffusionPipeline.
         """
         path = find_folder(name)
         check_folder(path, name, half=acceptable(dtype))
         return cls(path=path, name=name)
 
     def config(self, component: str) -> dict[str, Any]:
-        """Read a model component's configuration without loading its weights.
+        """Read a component's configuration without loading its weights.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: the configuration cannot be read.
         """
         return read_json(self.path / component / "config.json", self.name)
 
@@ -54,13 +54,13 @@ class SvdFolder:
     ) -> Any:
         """Load a StableVideoDiffusionPipeline whose other components are None, on its device.
 
-        Weights are mapped from their files. For a GPU they go there one by one; on a CPU, weights that have the dtype
-        already stay mapped, so that all ranks of a host share their pages.
+        Weights are mapped from their files and copied to a GPU one by one. On a CPU, weights that already have the
+        dtype stay mapped, so that all ranks of a host share their pages.
 
         Args:
-            parts: what the components are needed for.
-            dtype: of their weights.
-            device: where they go.
+            parts: the parts of the model that are needed.
+            dtype: dtype of the weights.
+            device: target device.
             unet_on_host: leave the UNet on the host, for the caller to move.
 
         Raises:
@@ -95,21 +95,21 @@ class SvdFolder:
         """Load one component that has weights.
 
         Raises:
-            InputError: its weights do not fit its config.
+            InputError: its weights do not match its config.
         """
         try:
             return self._load(component, dtype, device)
         except (ValueError, RuntimeError) as error:
-            # Of a weight in another shape the libraries tell in a report on the log, or in a page of advice.
+            # The libraries report a weight of another shape only in a log report or a page of advice.
             if misfit := self._misfit(component, dtype):
                 raise InputError(f"{misfit}; get the model again, or one whose files belong to its config.") from error
             raise
 
     def _misfit(self, component: str, dtype: torch.dtype) -> str:
-        """Say which weight has another shape than the config gives it, "" when none has."""
+        """Describe a weight whose shape does not match the config; "" if there is none."""
         try:
             skeleton = self._without_weights(component)
-        except Exception:  # noqa: BLE001 - it is the config then, and the caller has an error of it already
+        except Exception:  # noqa: BLE001 - the config is invalid, and the caller raises an error about it
             return ""
         found = self._stored(component, dtype)
         for weight, tensor in skeleton.state_dict().items():
@@ -119,7 +119,7 @@ class SvdFolder:
         return ""
 
     def _without_weights(self, component: str) -> Any:
-        """Make one component as its config has it, on the meta device, which holds no memory."""
+        """Create one component from its config on the meta device, without memory for weights."""
         import diffusers
         import transformers
 
@@ -130,23 +130,23 @@ class SvdFolder:
             return getattr(diffusers, COMPONENTS[component]).from_config(self.config(component))
 
     def _stored(self, component: str, dtype: torch.dtype) -> dict[str, StoredTensor]:
-        """Read what the headers say of the weights that are loaded for a dtype."""
+        """Read the headers of the weights that are loaded for a dtype."""
         return stored(self.path, component, half=self._is_half(component, dtype))
 
     def _is_half(self, component: str, dtype: torch.dtype) -> bool:
-        """Whether it is a component's half precision weights that are loaded for a dtype."""
+        """Return whether half precision weights of a component are loaded for a dtype."""
         there = variants(self.path, component)
         return next(kind for kind in acceptable(dtype) if kind in there)
 
     def _bytes(self, component: str, dtype: torch.dtype) -> int:
-        """Count the bytes of a component's weights in a dtype."""
+        """Return the bytes of a component's weights in a dtype."""
         return dtype.itemsize * sum(math.prod(tensor.shape) for tensor in self._stored(component, dtype).values())
 
     def _load(self, component: str, dtype: torch.dtype, device: torch.device) -> Any:
         """Load one component that has weights.
 
         Raises:
-            InputError: the files lack a weight; diffusers would make one up.
+            InputError: the files lack a weight, for which diffusers would use random values.
         """
         import diffusers
         import transformers
@@ -156,7 +156,7 @@ class SvdFolder:
         if device.type != "cpu":
             arguments["device_map"] = {"": device}
         library: Any = transformers if component == "image_encoder" else diffusers
-        # Both libraries renamed the argument and warn of the old name.
+        # Both libraries renamed the argument and warn about the old name.
         renamed = hasattr(diffusers.utils, "_resolve_dtype")
         if library is transformers:
             renamed = int(transformers.__version__.partition(".")[0]) >= 5
@@ -173,19 +173,19 @@ class SvdFolder:
 
 
 def acceptable(dtype: torch.dtype) -> tuple[bool, ...]:
-    """Give the weights that do for a dtype, the best first: True for half precision ones, False for the full ones."""
+    """Return the weights that suit a dtype, the best first: True for half precision, False for full."""
     name = str(dtype).removeprefix("torch.")
     return WEIGHTS[next(short for short, long in DTYPES.items() if long == name)]
 
 
 def be_quiet() -> None:
-    """Keep the libraries' progress bars and advice (such as to install torchvision) out of a worker's log."""
+    """Suppress the libraries' progress bars and advice (such as to install torchvision) in a worker's log."""
     import diffusers.utils.logging
     import transformers.utils.logging
 
     for library in (diffusers.utils.logging, transformers.utils.logging):
         library.set_verbosity_error()
         library.disable_progress_bar()
-    # Where torchao is installed, diffusers imports it: it tells of each of its parts for GPUs that does not fit.
+    # diffusers imports torchao if it is installed, which warns about each of its GPU parts that does not match.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""An untrained model of Stable Video Diffusion's real classes, small enough for tests. It shows noise and says so.
+"""Writes an untrained model with Stable Video Diffusion's classes, small enough for tests. Its videos show noise.
 
-Everything has SVD's structure and settings (8x downsampling, CLIP at 224 px, the scheduler's every number); only the
-widths are small and the weights are random. Knows nothing of the pipeline that uses it.
+Structure and settings are SVD's (8x downsampling, CLIP at 224 px, all numbers of the scheduler); only the widths are
+small, and the weights are random.
 """
 
 import json
@@ -21,11 +21,11 @@ _MARKER_TEXT = """# An untrained model
 random: what it makes is noise. Use it to test a pipeline, and to compare one with diffusers.
 """
 
-#: Width of CLIP's projection, which is what the UNet's cross attention reads.
+#: Width of CLIP's projection, the input of the UNet's cross attention.
 _EMBEDDING_DIM = 32
 
-#: Fresh layers shrink what passes through them; these factors of last layers, found by trial, bring latents and pixels
-#: back to the spread of a trained model's, so that frames are lively and their bits mean something.
+#: Fresh layers shrink their input; these empirical factors of last layers restore the spread of a trained model's
+#: latents and pixels, so that frames vary and comparisons of their bits are meaningful.
 _LIVELY = {"unet": 3.0, "quant_conv": 6.0, "decoder": 4.0}
 
 #: The scheduler's settings as published with stable-video-diffusion-img2vid-xt.
@@ -46,26 +46,26 @@ SCHEDULER_CONFIG: dict[str, Any] = {
 
 
 def write_tiny_model(folder: Path) -> None:
-    """Write the model into `folder`, a diffusers directory of under 15 MB; the same bytes every time.
+    """Write the model into `folder`, a diffusers directory of less than 15 MB; the same bytes every time.
 
-    A folder that this function has written before is written again.
+    A folder that this function has written before is overwritten.
 
     Raises:
-        InputError: the folder holds something else, or cannot be written.
+        InputError: the folder has other content, or cannot be written.
     """
     write_model(folder, embedding_dim=_EMBEDDING_DIM, make_unet=_tiny_unet)
 
 
 def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any]) -> None:
-    """Write an untrained model with a UNet of any size; the rest of it is tiny.
+    """Write an untrained model with a UNet of any size; its other components are tiny.
 
     Args:
-        folder: where to; empty, new or written by this function before.
+        folder: target; empty, new or written by this function before.
         embedding_dim: width of CLIP's projection, the UNet's cross_attention_dim.
-        make_unet: gives the UNet, with random weights.
+        make_unet: creates the UNet, with random weights.
 
     Raises:
-        InputError: the folder holds something else, or cannot be written.
+        InputError: the folder has other content, or cannot be written.
     """
     _claim(folder)
     be_quiet()
@@ -114,7 +114,7 @@ def _tiny_unet() -> Any:
     unet: Any = UNetSpatioTemporalConditionModel(
         sample_size=16,
         block_out_channels=(32, 64),
-        # Attention at half the resolution only, where it costs a quarter.
+        # Attention only at half the resolution, where it costs a quarter.
         down_block_types=("DownBlockSpatioTemporal", "CrossAttnDownBlockSpatioTemporal"),
         up_block_types=("CrossAttnUpBlockSpatioTemporal", "UpBlockSpatioTemporal"),
         layers_per_block=1,
@@ -130,19 +130,19 @@ def _tiny_unet() -> Any:
 
 
 def _claim(folder: Path) -> None:
-    """Make the folder, unless it holds something that is not ours."""
+    """Create the folder, unless it has content that is not ours."""
     try:
         if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
             raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
         folder.mkdir(parents=True, exist_ok=True)
-        # The marker comes first, so that a folder that was left half written may be written again.
+        # The marker is written first, so that a partial folder can be overwritten.
         (folder / UNTRAINED).write_text(_MARKER_TEXT, encoding="utf-8")
     except OSError as error:
         raise InputError(f"The tiny model cannot be written to {folder} ({error.strerror}).") from error
 
 
 def _name_image_processor(model_index: Path) -> None:
-    """Name CLIPImageProcessor in the index, as SVD does, whatever backend transformers has picked on this machine."""
+    """Name CLIPImageProcessor in the index, as SVD does, whatever backend transformers uses on this machine."""
     index = json.loads(model_index.read_text(encoding="utf-8"))
     index["feature_extractor"] = ["transformers", "CLIPImageProcessor"]
     model_index.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a profile says in plain sentences: where the time goes, which ranks idle and why, what would help most. Pure."""
+"""Turns a profile into advice: where the time goes, which ranks idle and why, and what would help most. Pure code."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from svdq.pipeline.planning.occupancy import Cause, RankTime
 from svdq.pipeline.planning.plan import changes
 from svdq.pipeline.planning.recordings import Profile
 
-#: What wins less than this is not worth a change.
+#: Smallest gain that is worth a change.
 WORTH = 0.05
-#: What wins less than this is not spoken of.
+#: Smallest gain that is mentioned.
 _ANYTHING = 1.01
-#: Ranks that idle less than this are busy.
+#: Ranks that idle less than this count as busy.
 _IDLE = 0.05
 
 _BECAUSE = {
@@ -30,17 +30,17 @@ _BECAUSE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """A change and what it would bring."""
+    """A change and its gain."""
 
-    #: What is wrong or would help, and what to do; whole sentences.
+    #: The problem or improvement, and what to do, in whole sentences.
     text: str
-    #: How many times as many videos an hour.
+    #: Factor by which the number of videos per hour grows.
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What there is to say of a profile."""
+    """The advice about a profile."""
 
     #: Where the time goes.
     time: str
@@ -52,10 +52,10 @@ class Advice:
 
 
 def advise(profile: Profile) -> Advice:
-    """Say what a profile comes to.
+    """Derive advice from a profile.
 
-    What is wasted comes first, the largest part of it as the best change; only where next to nothing is wasted do
-    cheaper steps and more GPUs help.
+    Waste comes first, with the largest one as the best change. Cheaper steps and more GPUs help only if almost nothing
+    is wasted.
     """
     wasted = sorted(
         (remedy for remedy in _wastes(profile) if remedy.factor >= 1 + WORTH), key=lambda remedy: -remedy.factor
@@ -84,7 +84,7 @@ def _where(profile: Profile) -> str:
 
 
 def _idling(profile: Profile) -> Iterator[str]:
-    """Say of each rank that idles noticeably why it mostly does; of ranks with the same reason together."""
+    """Describe why each rank that idles noticeably mostly does so; ranks with the same reason share a sentence."""
     by_reason: dict[str, list[tuple[int, RankTime]]] = {}
     for number, rank in enumerate(profile.ranks):
         if rank.waits and 1 - rank.busy - rank.warm_up >= _IDLE:
@@ -105,14 +105,14 @@ def _reason(profile: Profile, rank: int, cause: Cause) -> str:
     bound = limit(profile.video, num_ranks)
     if cause in {Cause.UNKNOWN, Cause.BEFORE, Cause.AFTER, Cause.DRAINING, Cause.FILLING}:
         if bound is Limit.DECODE and rank < num_ranks - 1:
-            return "the last rank is at its decode all the time"
+            return "the last rank decodes all the time"
         if bound is Limit.ENCODE and rank > 0:
-            return "rank 0 is at its encode all the time"
+            return "rank 0 encodes all the time"
     return _BECAUSE[cause]
 
 
 def _wastes(profile: Profile) -> Iterator[Remedy]:
-    """Find what is lost, each with what it would bring to have it back."""
+    """Yield remedies for what is wasted, each with its gain."""
     video, ranks, num_ranks = profile.video, profile.ranks, len(profile.ranks)
     jobs = ranks[0].waited(Cause.JOBS)
     yield Remedy(
@@ -168,14 +168,14 @@ def _wastes_of_costs(video: VideoCosts, num_ranks: int) -> Iterator[Remedy]:
         even = replace(video.costs, step_s=tuple(min(step_s, typical_s) for step_s in video.costs.step_s))
         slowest = max(video.costs.step_s) / typical_s
         yield Remedy(
-            text=f"Look at the GPU of rank {', '.join(map(str, slow))}: its steps take up to {slowest:.2f} times as "
+            text=f"Check the GPU of rank {', '.join(map(str, slow))}: its steps take up to {slowest:.2f} times as "
             "long as those of the others (heat, a power limit, another process, an older card).",
             factor=pace_s / replace(video, costs=even).way(num_ranks).pace_s,
         )
 
 
 def _purchases(profile: Profile) -> list[Remedy]:
-    """Say what cheaper work and another GPU would bring, the most helpful first."""
+    """List what cheaper work and another GPU would gain, the most helpful first."""
     num_ranks = len(profile.ranks)
     return [
         Remedy(

@@ -1,4 +1,4 @@
-"""Draws a plan: videos an hour against GPUs, and how a night's videos come. Needs matplotlib; knows no terminal."""
+"""Plots a plan: videos per hour against GPUs, and the completion of a night's videos. Needs matplotlib."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.planning.capacity import Model
 from svdq.pipeline.planning.plan import Plan
 
-#: Points of a completion curve.
+#: Number of points of a completion curve.
 _NUM_POINTS = 600
-#: A little more than what there is to see.
+#: Margin of the axes.
 _MARGIN = 1.05
 
 
 def draw_plan(model: Model, plan: Plan, path: Path) -> None:
-    """Write the picture of a plan as PNG.
+    """Write the chart of a plan as PNG.
 
     Raises:
         InputError: matplotlib is not installed.

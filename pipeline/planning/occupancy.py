@@ -1,8 +1,8 @@
-"""What each rank did all through a recorded run: its work, and what it waited for when it did none. Pure.
+"""Derives the work and the waits of each rank from the spans of a recorded run. Pure code.
 
-A trace has spans of work only. What a rank waited for follows from where the videos were meanwhile: one that was done
-on the rank before and not begun here was on its way; several that were done here and not begun on the rank after mean
-that it could not take them; none anywhere before means that there was no job.
+A trace has spans of work only. The cause of a wait follows from where the videos were meanwhile: one that was done on
+the previous rank and not started here was on its way; several that were done here and not started on the next rank mean
+that it had no room; none on earlier ranks means that there was no job.
 """
 
 import itertools
@@ -14,31 +14,31 @@ from statistics import median
 
 from svdq.pipeline.trace import Span
 
-#: Videos that a link holds: one received ahead of need, one on its way, and the one that has to wait.
+#: Capacity of a link in videos: one received ahead of need, one on its way, and one that waits.
 _LINK_IS_FULL = 3
-#: Videos that wait to be written, and the one that is written, before the last rank has to wait.
+#: Number of videos waiting to be written, and the one being written, at which the last rank has to wait.
 _WRITER_IS_FULL = 3
 _WORK = ("encode", "steps ", "decode")
 _WARM_UP = "warm-up"
 
 
 class Cause(StrEnum):
-    """Why a rank did nothing."""
+    """Why a rank was idle."""
 
     #: Its first video had not reached it, or its last had left.
     FILLING = "filling"
     DRAINING = "draining"
-    #: Rank 0 had no job, and so had nobody.
+    #: Rank 0 had no job, so no rank had one.
     JOBS = "jobs"
     #: A hand-over to it was on its way.
     TRANSFER = "transfer"
-    #: The rank before it was still at work on the next video.
+    #: The previous rank was still working on the next video.
     BEFORE = "rank before"
-    #: The rank after it had no room for what was done here.
+    #: The next rank had no room for what was done here.
     AFTER = "rank after"
     #: Videos waited to be written.
     WRITING = "writing"
-    #: The recording does not tell.
+    #: The recording does not show the cause.
     UNKNOWN = "unknown"
 
 
@@ -50,7 +50,7 @@ class RankTime:
     steps: float = 0.0
     decode: float = 0.0
     warm_up: float = 0.0
-    #: Of the time, for each cause that there was.
+    #: Share of the time for each cause.
     waits: Mapping[Cause, float] = field(default_factory=dict)
 
     @property
@@ -59,26 +59,26 @@ class RankTime:
         return self.encode + self.steps + self.decode
 
     def waited(self, *causes: Cause) -> float:
-        """Share of the time that it waited for these."""
+        """Return the share of the time spent waiting for these causes."""
         return sum(self.waits.get(cause, 0.0) for cause in causes)
 
 
 def occupancy(spans: Sequence[Sequence[Span]]) -> tuple[RankTime, ...]:
-    """Say what each rank did between the first work on a video and the end of the last.
+    """Compute what each rank did between the start of the first video and the end of the last.
 
     Args:
-        spans: of each rank, in any order; there is work in them.
+        spans: spans of each rank, in any order, with at least one of work.
     """
     start_s = min(span.start_s for of in spans for span in of if span.name.startswith(_WORK))
     end_s = max(span.end_s for of in spans for span in of)
-    # A group warms up before it has anything to do; that is none of the run's time.
+    # A group warms up before it has anything to do, so the warm-up is not part of the run.
     begun = [[replace(span, start_s=max(span.start_s, start_s)) for span in of if span.end_s > start_s] for of in spans]
     road = _Road(begun)
     return tuple(_rank_time(road, rank, start_s, end_s) for rank in range(len(spans)))
 
 
 def handing_over(spans: Sequence[Sequence[Span]]) -> tuple[float, float]:
-    """Measure hand-overs: seconds until one arrives where it is awaited, and between two videos where one is there."""
+    """Measure hand-overs: seconds until an awaited one arrives, and seconds between two videos when one is there."""
     road = _Road(spans)
     arriving, turning = [], []
     for rank in range(1, len(spans)):
@@ -94,16 +94,16 @@ def handing_over(spans: Sequence[Sequence[Span]]) -> tuple[float, float]:
 
 
 class _Road:
-    """Where the videos of a run were at any time."""
+    """The position of all videos of a run over time."""
 
     def __init__(self, spans: Sequence[Sequence[Span]]) -> None:
-        #: Of each rank, in order of time: its work.
+        #: Work of each rank, in order of time.
         self.work = [
             sorted((s for s in of if s.name.startswith((*_WORK, _WARM_UP))), key=lambda s: s.start_s) for of in spans
         ]
         self._first = [_by_job(of, last=False) for of in self.work]
         self._last = [_by_job(of, last=True) for of in self.work]
-        #: Of each rank: when a video could begin there, and when one began; each ascending. What lies between waits.
+        #: For each rank, when videos could start there and when they started; both ascending. In between they wait.
         self._ready: list[list[float]] = []
         self._begun: list[list[float]] = []
         for rank in range(len(spans)):
@@ -117,21 +117,21 @@ class _Road:
         self._moments = sorted({m for of in spans for s in of for m in (s.start_s, s.end_s)})
 
     def visits(self, rank: int) -> list[tuple[str, float, float]]:
-        """List the jobs that a rank worked on, with when they were begun and done there, in order."""
+        """Return the jobs that a rank worked on, with their start and end there, in order."""
         return [(job, begun_s, self._last[rank][job]) for job, begun_s in self._first[rank].items()]
 
     def arrived(self, job: str, rank: int) -> float | None:
-        """Say when the ranks before were done with a job; None when none of them had it."""
+        """Return when the previous ranks finished a job; None if none of them had it."""
         return next((self._last[r][job] for r in range(rank - 1, -1, -1) if job in self._last[r]), None)
 
     def moments(self, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
-        """Cut a stretch of time wherever anything begins or ends."""
+        """Split a period wherever any work starts or ends."""
         inner = self._moments[bisect_right(self._moments, start_s) : bisect_right(self._moments, end_s)]
         cuts = [start_s, *(m for m in inner if m < end_s), end_s]
         return itertools.pairwise(cuts)
 
     def cause(self, rank: int, at_s: float) -> Cause:
-        """Say why a rank does nothing at a moment between its first work and its last."""
+        """Return why a rank is idle at a time between its first work and its last."""
         if rank + 1 < len(self.work):
             if self._waiting_for(rank + 1, at_s) >= _LINK_IS_FULL:
                 return Cause.AFTER
@@ -188,7 +188,7 @@ def _rank_time(road: _Road, rank: int, start_s: float, end_s: float) -> RankTime
 
 
 def _by_job(work: Sequence[Span], *, last: bool) -> dict[str, float]:
-    """Say when each job was begun, or done, here."""
+    """Return when each job started, or ended, here."""
     times: dict[str, float] = {}
     for span in work:
         if span.job_id:

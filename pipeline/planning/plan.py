@@ -1,4 +1,4 @@
-"""The answer to a buyer's question: how many GPUs, when it is done, what it costs, what else would help. Pure."""
+"""Answers a planning question: how many GPUs, how long, at what cost, and what else would help. Pure code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,32 +6,32 @@ from dataclasses import dataclass, replace
 from svdq.pipeline.bench.measure import break_even
 from svdq.pipeline.planning.capacity import Limit, Model, VideoCosts, Way, largest_useful, limit
 
-#: Numbers of videos of the table of small and large runs.
+#: Numbers of videos in the table of small and large runs.
 RUN_SIZES = (1, 2, 5, 10, 50)
-#: GPUs beyond which nobody is told "as much as so many GPUs".
+#: Largest number of GPUs used in "as much as N GPUs".
 _MOST_GPUS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be done, and with what."""
+    """The work to be done, and the available resources."""
 
-    #: N.
+    #: Number of videos N.
     videos: int
-    #: Seconds that there are; None when there is no hurry.
+    #: Seconds available; None without a deadline.
     deadline_s: float | None = None
-    #: GPUs that there are or are thought of; None: as many as were measured together, else as the deadline needs, else
-    #: the largest useful group.
+    #: Number of GPUs; None: as many as were measured together, else as the deadline needs, else the largest useful
+    #: group.
     gpus: int | None = None
-    #: Price of a GPU hour, in any currency.
+    #: Price of a GPU hour in any currency.
     gpu_hour_price: float | None = None
-    #: Power of a GPU at work, with its share of the machine.
+    #: Power of a busy GPU, with its share of the machine.
     watts: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one way makes of the question; names of fields are those of the JSON."""
+    """The result of one way; names of fields are those of the JSON."""
 
     way: str
     gpus: int
@@ -43,7 +43,7 @@ class Row:
     videos_an_hour: float
     #: Whether it is done in time; None without a deadline.
     in_time: bool | None
-    #: Money a video and all in all, kWh a video; None where a price or a power is not known.
+    #: Total cost, cost per video and kWh per video; None without a price or power.
     cost_a_video: float | None
     cost: float | None
     kwh_a_video: float | None
@@ -51,16 +51,16 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Something that could be changed in place of, or besides, buying."""
+    """A possible change instead of, or besides, buying GPUs."""
 
-    #: What, as the beginning of a sentence.
+    #: The change, as the start of a sentence.
     what: str
     #: Seconds between two videos with it, and until all are done.
     pace_s: float
     time_s: float
-    #: How many times as many videos an hour.
+    #: Factor by which the number of videos per hour grows.
     factor: float
-    #: The smallest number of GPUs as they are, in one group, that does as much; None when none does.
+    #: The smallest number of the present GPUs in one group with the same effect; None if there is none.
     as_gpus: int | None
 
 
@@ -69,37 +69,37 @@ class Plan:
     """The answer."""
 
     question: Question
-    #: The GPUs that the answer is about, and their way: one pipeline, or several groups where it has too many ranks.
+    #: Number of GPUs, and how they are used: one pipeline, or several groups if it would have too many ranks.
     gpus: int
     way: str
-    #: One GPU, the pipeline, replicas, and what the deadline needs, without repetition.
+    #: One GPU, the pipeline, replicas, and what the deadline needs, without duplicates.
     rows: tuple[Row, ...]
     #: (N, seconds on one GPU, seconds by the way) for runs of different sizes.
     runs: tuple[tuple[int, float, float], ...]
-    #: The number of videos from which the way beats one GPU; None when it never does.
+    #: The number of videos from which the way is faster than one GPU; None if it never is.
     break_even: float | None
-    #: The fewest GPUs that make the deadline: in one group, as replicas, in the best groups. None: no number does, or
+    #: The fewest GPUs that meet the deadline: in one group, as replicas, in the best groups. None: no number does, or
     #: there is no deadline.
     fewest_one_group: int | None
     fewest_replicas: int | None
     fewest: Row | None
-    #: What limits a group of the way, and the largest useful number of ranks with what makes more useless. None where
-    #: only a pace is known.
+    #: The limit of a group of the way, and the largest useful number of ranks with its reason. None if only a pace is
+    #: known.
     limit: Limit | None
     largest_useful: int | None
     largest_useful_because: Limit | None
-    #: What unequal speeds cost: the share of the pace that would be gained were all as fast as the fastest.
+    #: The cost of unequal speeds: the gain in pace if all GPUs were as fast as the fastest.
     lost_to_slower: float | None
-    #: What else would help, as `changes` gives it.
+    #: What else would help, from `changes`.
     changes: tuple[Change, ...]
 
 
 def make_plan(model: Model, question: Question) -> Plan:
-    """Answer a question.
+    """Answer a planning question.
 
     Args:
         model: what groups can do.
-        question: what is to be done.
+        question: the work to be done.
     """
     one = model.way(1)
     fewest = _fewest(model, question)
@@ -128,10 +128,10 @@ def make_plan(model: Model, question: Question) -> Plan:
 
 
 def changes(video: VideoCosts, before: Way, num_videos: int) -> tuple[Change, ...]:
-    """Compare another GPU with cheaper steps and a faster decode, the most helpful first, and with a smaller size.
+    """Compare another GPU with cheaper steps and a faster decode, best first, and then with a smaller size.
 
-    Half the pixels come last, since they make another video. They are taken to halve everything: attention grows faster
-    than the number of pixels, so they gain at least that.
+    Half the pixels come last, since they make a different video. They are assumed to halve all costs; the gain is at
+    least that, since attention grows faster than the number of pixels.
     """
     size = (before.ranks, before.groups)
     more = video.way(before.ranks + 1) if before.groups == 1 else _best(video, before.gpus + 1, num_videos)
@@ -175,7 +175,7 @@ def _row(way: Way, question: Question) -> Row:
 
 
 def _fewest(model: Model, question: Question) -> Way | None:
-    """Find the groups with the fewest GPUs that make the deadline; of equal ones those that are done first."""
+    """Return the groups with the fewest GPUs that meet the deadline; among equals, the fastest."""
     if question.deadline_s is None:
         return None
     ways = []
@@ -194,7 +194,7 @@ def _fewest_in_one(model: Model, question: Question) -> int | None:
 
 
 def _best(model: Model, gpus: int, num_videos: int) -> Way:
-    """Find the equal groups of so many GPUs in all that are done first; of equal ones the fewest groups."""
+    """Return the equal groups of `gpus` GPUs in total that finish first; among equals, the fewest groups."""
     ways = [model.way(ranks, gpus // ranks) for ranks in model.group_sizes if gpus % ranks == 0]
     return min(ways, key=lambda way: (way.time_s(num_videos), way.groups))
 
@@ -206,7 +206,7 @@ def _lost_to_slower(video: VideoCosts, gpus: int) -> float:
 
 
 def _as_gpus(video: VideoCosts, gpus: int, pace_s: float) -> int | None:
-    """Find the smallest group that is as fast, by halving: a larger group is never slower."""
+    """Return the smallest group that is as fast, by bisection: a larger group is never slower."""
     if video.way(_MOST_GPUS).pace_s > pace_s * (1 + 1e-9):
         return None
     low, high = gpus, _MOST_GPUS

@@ -1,4 +1,4 @@
-"""Reads what `svdq bench --json` and `--trace` wrote: costs of a video, and what each rank did. Knows no terminal."""
+"""Reads files of `svdq bench --json` and `--trace`: the costs of a video, and what each rank did."""
 
 import json
 from collections import defaultdict
@@ -14,25 +14,25 @@ from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.occupancy import Cause, RankTime, handing_over, occupancy
 from svdq.pipeline.trace import Span, num_steps
 
-#: Fair times within this of each other are the same: those of a JSON went through divisions.
+#: Ideal times this close count as equal: values in a JSON file went through divisions.
 _EVEN_WITHIN = 0.01
-#: Ranks whose step differs by less are as fast as the others: a mean over a run also counts its settling shares.
+#: Ranks whose step times differ by less count as equal: a mean over a run includes its settling shares.
 _LIKE_THE_OTHERS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A measured group: what its videos cost, how fast it was, and what each rank did all the time."""
+    """A measured group: the costs of its videos, its pace, and what each rank did."""
 
-    #: What was read, for a person.
+    #: Description of the source, for display.
     source: str
-    #: What a video costs, a step's time for each of the K ranks.
+    #: The costs of a video, with a step time for each of the K ranks.
     video: VideoCosts
-    #: Seconds between two finished videos; None when fewer than two were.
+    #: Seconds between two finished videos; None with fewer than two.
     pace_s: float | None
     #: By rank.
     ranks: tuple[RankTime, ...]
-    #: Videos of the run; None where it goes on, or was made to measure.
+    #: Number of videos of the run; None if it is still running or was a measurement.
     videos: int | None = None
 
 
@@ -40,15 +40,15 @@ def read_profile(path: Path) -> Profile:
     """Read a recording.
 
     Args:
-        path: what `svdq bench --json`, `svdq bench --trace` or `svdq worker --trace` wrote.
+        path: a file of `svdq bench --json`, `svdq bench --trace` or `svdq worker --trace`.
 
     Raises:
-        InputError: it is none, or has too little in it.
+        InputError: the file is not a recording, or has too little data.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"no JSON: {error}"
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
         raise InputError(
             f"{path} cannot be read ({reason}); give a file of svdq bench --json or of --trace."
         ) from error
@@ -65,10 +65,10 @@ def read_profile(path: Path) -> Profile:
 
 
 def from_spans(spans: Sequence[Sequence[Span]], source: str) -> Profile:
-    """Make the profile of a run from the spans of its ranks.
+    """Build the profile of a run from the spans of its ranks.
 
     Raises:
-        InputError: no video was finished in it.
+        InputError: no video was finished in the run.
     """
     finished_s = sorted(span.end_s for span in spans[-1] if span.name == "decode") if spans else []
     if not finished_s:
@@ -102,7 +102,7 @@ def from_spans(spans: Sequence[Sequence[Span]], source: str) -> Profile:
 
 
 def _spans(events: Sequence[dict[str, Any]]) -> list[list[Span]]:
-    """Take the spans of each rank out of trace events."""
+    """Extract the spans of each rank from trace events."""
     work = [event for event in events if event["ph"] == "X"]
     spans: list[list[Span]] = [[] for _ in range(max((event["pid"] for event in work), default=-1) + 1)]
     for event in work:
@@ -120,7 +120,7 @@ def _spans(events: Sequence[dict[str, Any]]) -> list[list[Span]]:
 
 
 def _from_runs(runs: Sequence[dict[str, Any]], source: str) -> Profile:
-    """Take the largest group of a bench; what hand-overs cost comes from all its groups."""
+    """Use the largest group of a bench; the costs of hand-overs come from all its groups."""
     pipelines = [run for run in runs if run["through"] != "replicas"]
     if not pipelines:
         raise InputError(f"{source} has no run through a pipeline in it; run svdq bench with --json.")
@@ -132,7 +132,7 @@ def _from_runs(runs: Sequence[dict[str, Any]], source: str) -> Profile:
         source=f"{source}, {run['ranks']} ranks",
         video=VideoCosts(steps=run["steps"], costs=costs, overhead_s=max(0.0, median(overheads_s or [0.0]))),
         pace_s=pace_s,
-        # By what a video costs each rank. Its busy share also counts how much sooner a finite run ends for it.
+        # From the costs of a video on each rank. The busy share also includes that a finite run ends earlier for it.
         ranks=tuple(
             _rank_of_run(
                 steps * step_s / pace_s,
@@ -146,14 +146,14 @@ def _from_runs(runs: Sequence[dict[str, Any]], source: str) -> Profile:
 
 def _rank_of_run(steps: float, encode: float, decode: float) -> RankTime:
     encode, decode = min(encode, 1.0), min(decode, 1.0)
-    # The mean over a run that began with other shares may be a little more than there is time for.
+    # The mean over a run that began with other shares may slightly exceed the available time.
     steps = max(0.0, min(steps, 1 - encode - decode))
     idle = max(0.0, 1 - steps - encode - decode)
     return RankTime(encode=encode, steps=steps, decode=decode, waits={Cause.UNKNOWN: idle})
 
 
 def _costs_of(run: dict[str, Any]) -> Costs:
-    """Give the costs of a run, of which the median step is known, and of unequal ranks how many steps each took."""
+    """Return the costs of a run from its median step and, for unequal ranks, from their numbers of steps."""
     ranks = run["ranks"]
     even = Costs(
         step_s=(run["step_ms"] / 1000,) * ranks, encode_s=run["encode_ms"] / 1000, decode_s=run["decode_ms"] / 1000
@@ -161,7 +161,7 @@ def _costs_of(run: dict[str, Any]) -> Costs:
     fair_s = run["efficiency"] * run["per_sample_mean_s"]
     if abs(fair_time_s(run["steps"], even) / fair_s - 1) < _EVEN_WITHIN:
         return even
-    # Fair shares make all ranks equally busy, so a rank with fewer steps is slower by as much.
+    # Fair shares make all ranks equally busy, so a rank with fewer steps is proportionally slower.
     step_s = [
         (fair_s - fixed_s) / steps if steps >= 1 and fair_s > fixed_s else run["step_ms"] / 1000
         for fixed_s, steps in zip(even.fixed_s, run["steps_per_rank"], strict=True)

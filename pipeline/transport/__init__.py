@@ -1,1 +1,1 @@
-"""Messages between neighbouring ranks: their form, the connections, how ranks meet, and who knows whose port."""
+"""Messages between neighbouring ranks: format, connections, rendezvous and addresses."""

@@ -1,4 +1,4 @@
-"""Where the ranks of a group find each other's addresses. Does not know how they connect."""
+"""Address books, in which the ranks of a group publish and find their addresses."""
 
 import ipaddress
 import os
@@ -8,37 +8,37 @@ from typing import Final, Protocol
 
 from svdq.pipeline.transport.sockets import facing
 
-#: Seconds between two looks for an entry of another host.
+#: Seconds between two lookups of an entry of another host.
 _RETRY_S: Final = 1.0
 
 
 class AddressBook(Protocol):
-    """Where ranks publish how they are reached; only the ranks of the group may be able to read and write it."""
+    """Stores the addresses of ranks; only the ranks of the group may be able to read and write it."""
 
     def publish(self, name: str, entry: str) -> None:
-        """Write an entry, replacing what was there."""
+        """Write an entry, replacing an existing one."""
         ...
 
     def look_up(self, name: str) -> str | None:
-        """Read an entry; None while there is none."""
+        """Return an entry; None if there is none yet."""
         ...
 
 
 class FolderBook:
-    """Keeps entries as files in a folder that only this user can enter."""
+    """Stores entries as files in a folder that only this user can enter."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def publish(self, name: str, entry: str) -> None:
-        """Write an entry, replacing what was there."""
+        """Write an entry, replacing an existing one."""
         temporary = self._folder / f".{name}-{os.getpid()}"
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             file.write(entry)
         temporary.replace(self._folder / name)
 
     def look_up(self, name: str) -> str | None:
-        """Read an entry; None while there is none."""
+        """Return an entry; None if there is none yet."""
         try:
             return (self._folder / name).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -46,19 +46,19 @@ class FolderBook:
 
 
 def address_among_hosts(book: AddressBook, rank: int, elsewhere: int, host: str, port: int) -> str:
-    """Find the address of this host that other hosts of the group reach.
+    """Return the address of this host that other hosts of the group can reach.
 
     Args:
         book: the same for all ranks.
-        rank: this one.
+        rank: this rank.
         elsewhere: a rank on another host.
-        host: of which all ranks know the name, such as MASTER_ADDR; it may be this one.
-        port: any of its.
+        host: a host whose name all ranks know, such as MASTER_ADDR; it may be this one.
+        port: any port of it.
     """
     address = facing(host, port)
     book.publish(f"rank{rank}-faces", address)
     if ipaddress.ip_address(address).is_loopback:
-        # A host's own name often resolves to its loopback (Debian's /etc/hosts): find the address that faces another.
+        # A host's own name often resolves to loopback (Debian's /etc/hosts): use the address that faces another host.
         while (other := book.look_up(f"rank{elsewhere}-faces")) is None:
             book.publish(f"rank{rank}-faces", address)
             time.sleep(_RETRY_S)

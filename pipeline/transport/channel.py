@@ -1,11 +1,11 @@
-"""One-way channels between neighbouring ranks: how a message gets from process to process. Knows no models or jobs.
+"""One-way channels between neighbouring ranks, over sockets.
 
 Headers and tensors go through a socket, from and to GPUs by way of pinned memory of the host.
 docs/internals/architecture.md explains why neither NCCL nor gloo is used.
 
-A neighbour that dies closes its socket, and the kernel's keep-alive probes notice a host that is gone, within seconds
-and at no cost: an idle channel has no time-out and wakes nobody. Only the receiving end notices that, since nobody is
-probed while something is on its way to them; every host has one, for the channels of a group are a ring.
+If a neighbour dies, its socket closes; the kernel's keep-alive probes detect a lost host within seconds. An idle
+channel has no timeout and wakes no process. Only the receiving end detects the loss, since the kernel sends no probes
+while data is in transit; every host has a receiving end, since the channels of a group form a ring.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from svdq.pipeline.transport.message import Layout, Message, allocate, byte_view
 
 #: Length of the header that follows, in bytes.
 _LENGTH: Final = struct.Struct("!I")
-#: Buffers that one system call takes (IOV_MAX is 1024 on Linux and macOS).
+#: Largest number of buffers per system call (IOV_MAX is 1024 on Linux and macOS).
 _MAX_BUFFERS = 256
 
 
 class ChannelClosedError(ConnectionError):
-    """The neighbour is gone without having said CLOSE."""
+    """The neighbour closed the connection without a CLOSE message."""
 
 
 class Channel:
@@ -36,20 +36,20 @@ class Channel:
 
         Args:
             connection: to the neighbour.
-            device: where received tensors are wanted.
+            device: target device of received tensors.
         """
         self._connection = connection
         self.device = device
 
     @property
     def is_direct(self) -> bool:
-        """Whether tensors are bytes that the kernel can take at once; else a GPU is waited for."""
+        """Whether tensors are in host memory, so that sending them does not wait for a GPU."""
         return self.device.type == "cpu"
 
     def begin(self, message: Message) -> list[memoryview]:
-        """Begin to send a message: give the kernel what it takes at once, and return what is left.
+        """Start sending a message: pass the kernel what it accepts at once, and return the rest.
 
-        Spares waking a thread for what fits into the socket's buffer.
+        This avoids waking a thread for what fits into the socket's buffer.
         """
         header = encode_header(message)
         buffers = [memoryview(_LENGTH.pack(len(header)) + header), *byte_views(on_host(message.tensors))]
@@ -58,7 +58,7 @@ class Channel:
         return buffers
 
     def finish(self, buffers: list[memoryview]) -> None:
-        """Send what `begin` left, and wait until all is on its way.
+        """Send the rest from `begin`, and wait until the kernel has all of it.
 
         Raises:
             OSError: the neighbour is gone.
@@ -75,7 +75,7 @@ class Channel:
         return []
 
     def receive_header(self) -> tuple[Message, Layout]:
-        """Wait for the next message, for days if need be, and return all of it but its tensors, and what these are.
+        """Wait, possibly for days, for the next message; return it without its tensors, and their layout.
 
         Raises:
             ChannelClosedError: the neighbour is gone.
@@ -98,7 +98,7 @@ class Channel:
         return tensors
 
     def close(self) -> None:
-        """Close the socket; what was sent still arrives."""
+        """Close the socket; sent data still arrives."""
         self._connection.close()
 
     def _receive_exactly(self, rest: memoryview) -> None:

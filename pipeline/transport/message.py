@@ -1,7 +1,6 @@
-"""What ranks say to each other: a small JSON header, and for a sample a payload with its tensors side by side.
+"""Messages between ranks: a small JSON header and, for a sample, a payload with its tensors in sequence.
 
-Nothing executable travels: no pickle. A checkpoint is the same header and tensors in a safetensors file. Knows nothing
-of sockets.
+Messages contain no pickle or other executable data. A checkpoint is the same header and tensors in a safetensors file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +19,13 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32,
 
 
 class Kind(Enum):
-    """What a message is."""
+    """The kind of a message."""
 
-    #: A video on its way.
+    #: A sample.
     SAMPLE = "sample"
-    #: A shape of video that will come: be ready for it.
+    #: A shape of video to warm up for.
     WARM = "warm"
-    #: No more messages will come.
+    #: The last message.
     CLOSE = "close"
     #: From the last rank to rank 0: how a video ended.
     REPORT = "report"
@@ -37,11 +36,11 @@ class Message:
     """A message of any kind."""
 
     kind: Kind
-    #: JSON of what is said; empty for a close.
+    #: The content as JSON; empty for a close.
     body: Mapping[str, Any] = field(default_factory=dict)
-    #: For a sample its tensors.
+    #: The tensors of a sample.
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    #: Of a sample that was received: what the two above say.
+    #: A received sample, built from body and tensors.
     sample: Sample | None = None
 
 
@@ -50,7 +49,7 @@ Layout = Sequence[tuple[str, str, Sequence[int]]]
 
 
 def sample_body(sample: Sample) -> dict[str, Any]:
-    """Write everything of a sample but its tensors as JSON."""
+    """Convert everything of a sample but its tensors to JSON."""
     return {
         "job_id": sample.job_id,
         "parameters": sample.parameters.model_dump(mode="json"),
@@ -69,10 +68,10 @@ def sample_body(sample: Sample) -> dict[str, Any]:
 
 
 def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sample:
-    """Read a sample from its JSON and tensors; the opposite of `sample_body`.
+    """Build a sample from its JSON and tensors; the inverse of `sample_body`.
 
     Raises:
-        ValueError: the JSON is not a sample's (pydantic's ValidationError is one).
+        ValueError: the JSON is not a valid sample (pydantic's ValidationError is one).
     """
     try:
         return Sample(
@@ -96,22 +95,22 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
 
 
 def encode_header(message: Message) -> bytes:
-    """Write all of a message but the content of its tensors as JSON."""
+    """Encode all of a message but the content of its tensors as JSON."""
     layout = [
         (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in message.tensors.items()
     ]
-    # pydantic's JSON, because after a sleep json's takes several times as long: much more code to fetch anew.
+    # pydantic's JSON encoder: after a sleep, the json module takes several times as long to get back into the cache.
     return to_json({"kind": message.kind.value, "body": message.body, "layout": layout})
 
 
 def decode_header(header: bytes | bytearray) -> tuple[Message, Layout]:
-    """Read a message without its tensors, and what tensors follow; the opposite of `encode_header`."""
+    """Decode a message without its tensors, and their layout; the inverse of `encode_header`."""
     document = from_json(header)
     return Message(kind=Kind(document["kind"]), body=document["body"]), document["layout"]
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Copy tensors of a GPU to the host: into pinned memory, which the GPU writes by itself, with one wait for all."""
+    """Copy GPU tensors to pinned host memory, asynchronously with one wait for all."""
     devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
     if not devices:
         return tensors
@@ -125,19 +124,19 @@ def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def byte_views(tensors: Mapping[str, Tensor]) -> list[memoryview]:
-    """View the bytes of tensors on the host, in order; a tensor that is not contiguous is copied first."""
+    """Return the bytes of host tensors as views, in order; a tensor that is not contiguous is copied first."""
     return [_bytes_of(tensor) for tensor in tensors.values() if tensor.numel()]
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     tensor = tensor.detach().contiguous()
-    if tensor.dtype is torch.bfloat16:  # which numpy does not have
+    if tensor.dtype is torch.bfloat16:  # not supported by numpy
         tensor = tensor.view(torch.int16)
     return tensor.numpy().data.cast("B")
 
 
 def allocate(layout: Layout, device: torch.device, *, pin_memory: bool = False) -> dict[str, Tensor]:
-    """Make room for the tensors of a message; pinned memory of the host is what a GPU reads by itself."""
+    """Allocate the tensors of a message; pinned host memory allows asynchronous copies to a GPU."""
     return {
         name: torch.empty(shape, dtype=_DTYPES[dtype], device=device, pin_memory=pin_memory)
         for name, dtype, shape in layout

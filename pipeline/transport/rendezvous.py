@@ -1,11 +1,11 @@
-"""Connects the ranks of a group into a ring, each rank to the next one. Does not know models or jobs.
+"""Connects the ranks of a group into a ring, each rank to the next one.
 
-Each rank publishes in an address book where it listens. The book outlives ranks, so an entry may be of a rank that is
-gone. An entry therefore carries a secret for one connection: the caller shows it, and the listener answers with another
-one. Until both match, the entry is read and called again.
+Each rank publishes its address in an address book. The book outlives ranks, so an entry may be from a rank that is
+gone. An entry therefore contains a secret for one connection: the caller sends it, and the listener answers with
+another one. Until both match, the caller reads the entry again and retries.
 
-The ring is closed one link after the other, beginning at rank 0. A hello of rank 0 goes round with it, to which each
-rank adds what rank 0 is to know of it. When it comes back, all ranks are connected and no rank listens any more.
+The ring is closed one link after the other, starting at rank 0. A hello from rank 0 travels along it, to which each
+rank adds information for rank 0. When it returns, all ranks are connected and no rank listens any more.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ from svdq.pipeline.transport.sockets import closing_on_error, configure, connect
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of the secret that a caller shows, and of the answer.
+#: Bytes of the caller's secret, and of the answer.
 _SECRET_BYTES: Final = 32
-#: Length of the hello that follows the secret, and how long it may be, in bytes.
+#: Bytes of the length of the hello that follows the secret, and largest length of a hello.
 _LENGTH: Final = struct.Struct("!I")
 _MAX_HELLO_BYTES: Final = 1 << 20
-#: Seconds that a connection, the answer to a hello, and a caller's hello may take.
+#: Timeout in seconds for a connection, the answer to a hello, and a caller's hello.
 _CONNECT_S, _ANSWER_S, _HELLO_S = 5.0, 30.0, 30.0
-#: Callers that have not shown the secret yet; when more come, the oldest has to go.
+#: Largest number of callers that have not sent the secret yet; the oldest is dropped for a new one.
 _MAX_CALLERS: Final = 32
-#: Seconds between two publications of the same entry, for books that forget.
+#: Seconds between two publications of the same entry, for books whose entries expire.
 _PUBLISH_S: Final = 10.0
-#: Seconds between two calls, at first and at most.
+#: Seconds between two attempts, initial and largest.
 _RETRY_S, _MAX_RETRY_S = 0.1, 1.0
-#: Seconds of failed calls before the first warning, and between two warnings.
+#: Seconds of failed attempts before the first warning, and between two warnings.
 _WARN_S, _WARN_AGAIN_S = 30.0, 300.0
 
 
@@ -57,9 +57,9 @@ class Ring:
 
 @dataclass(frozen=True, kw_only=True)
 class _Hello:
-    """What goes round the ring."""
+    """The message that travels along the ring."""
 
-    #: Drawn by rank 0 in each life of the group.
+    #: Random; chosen by rank 0 at each start of the group.
     word: str
     rank_info: tuple[str, ...]
 
@@ -78,7 +78,7 @@ def close_ring(book: AddressBook, rank: int, num_ranks: int, address: str, rank_
 
     Args:
         book: the same for all ranks.
-        rank: this one.
+        rank: this rank.
         num_ranks: K, at least two.
         address: where this rank listens: the path of a Unix socket, or an IP address of this host.
         rank_info: what rank 0 is to know of this rank.
@@ -108,7 +108,7 @@ def _name(rank: int) -> str:
 
 
 class _Listener:
-    """Waits for the rank before; publishes where, and a secret that only ranks of this group can read."""
+    """Waits for the previous rank; publishes its address and a secret that only ranks of this group can read."""
 
     def __init__(self, book: AddressBook, name: str, address: str) -> None:
         self._book, self._name = book, name
@@ -127,12 +127,12 @@ class _Listener:
             Path(self._address).unlink(missing_ok=True)
 
     def accept(self) -> tuple[socket.socket, _Hello]:
-        """Wait for the rank before and return its connection and hello; callers that are silent delay nobody."""
+        """Wait for the previous rank and return its connection and hello; silent callers cause no delay."""
         self._socket.setblocking(False)
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
             selector.register(self._socket, selectors.EVENT_READ)
-            #: In the order in which they called.
+            #: In the order of their calls.
             callers: list[_Caller] = []
 
             def drop(caller: "_Caller") -> None:
@@ -177,7 +177,7 @@ class _Listener:
 
 
 class _Caller:
-    """A connection that has not said its hello yet."""
+    """A connection whose hello has not arrived yet."""
 
     def __init__(self, connection: socket.socket, secret: bytes) -> None:
         connection.setblocking(False)
@@ -187,11 +187,11 @@ class _Caller:
         self._received = b""
 
     def read(self) -> _Hello | None:
-        """Read what has come; None while the hello is not complete.
+        """Read the data that has arrived; return None while the hello is incomplete.
 
         Raises:
-            OSError: it does not know the secret, or is gone.
-            ValueError: what follows the secret is not a hello.
+            OSError: the secret is wrong, or the caller is gone.
+            ValueError: the data after the secret is not a hello.
         """
         with contextlib.suppress(BlockingIOError):
             received = self.connection.recv(65536)
@@ -201,7 +201,7 @@ class _Caller:
         if len(self._received) < _SECRET_BYTES:
             return None
         if not hmac.compare_digest(self._received[:_SECRET_BYTES], self._secret):
-            raise ConnectionError("it does not know the secret")
+            raise ConnectionError("it sent a wrong secret")
         start = _SECRET_BYTES + _LENGTH.size
         if len(self._received) < start:
             return None
@@ -212,7 +212,7 @@ class _Caller:
 
 
 def _connect(book: AddressBook, name: str, hello: _Hello) -> socket.socket:
-    """Connect to the listener that has published itself as `name`; waits until it has."""
+    """Connect to the listener published as `name`; waits until it is published."""
     warn_at = time.monotonic() + _WARN_S
     retry_s = _RETRY_S
     while True:

@@ -1,4 +1,4 @@
-"""The sockets between ranks: Unix sockets on one host, TCP among hosts. Does not know what is sent."""
+"""The sockets between ranks: Unix sockets on one host, TCP between hosts."""
 
 import contextlib
 import os
@@ -10,16 +10,16 @@ from typing import Final
 
 from svdq.pipeline.errors import InputError
 
-#: Seconds of silence before the kernel probes the other host, seconds between probes, and how many it sends.
+#: Seconds of silence before the kernel probes the other host, seconds between probes, and number of probes.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_INTERVAL_S, _KEEP_ALIVE_COUNT = 5, 3, 3
-#: Bytes that a Unix socket takes before its neighbor reads: a sample of 1024x576 with 25 frames is 2 MB.
+#: Buffer of a Unix socket in bytes: a sample of 1024x576 with 25 frames has 2 MB.
 _SEND_BUFFER_BYTES: Final = 4 << 20
-#: Bytes in the path of a Unix socket: 107 on Linux, 103 on macOS.
+#: Largest length of a Unix socket's path in bytes: 107 on Linux, 103 on macOS.
 _MAX_SOCKET_PATH: Final = 103
 
 
 def is_path(address: str) -> bool:
-    """Whether an address is the path of a Unix socket; else it is an IP address."""
+    """Return whether an address is the path of a Unix socket, not an IP address."""
     return address.startswith("/")
 
 
@@ -33,7 +33,7 @@ def listen(address: str) -> tuple[socket.socket, int]:
         listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
         return listener, int(listener.getsockname()[1])
     path = Path(address)
-    path.unlink(missing_ok=True)  # of an earlier life
+    path.unlink(missing_ok=True)  # from an earlier start
     listener = socket.socket(socket.AF_UNIX)
     with closing_on_error(listener), _short(path) as name:
         listener.bind(name)
@@ -57,14 +57,14 @@ def connect(address: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def facing(host: str, port: int) -> str:
-    """Find the address of this host from which it would call another one; the loopback when that is itself.
+    """Return the local address used to reach another host; loopback if that is this host.
 
     Raises:
-        OSError: there is no such host, or no way to it.
+        OSError: the host does not exist, or is not reachable.
     """
     family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(where)  # asks for the route and sends nothing
+        probe.connect(where)  # selects the route without sending anything
         return str(probe.getsockname()[0])
 
 
@@ -80,10 +80,10 @@ def closing_on_error(connection: socket.socket) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Give a name for the path of a socket that fits into its address, whatever the length of the path.
+    """Yield a short name for the path of a socket, so that a path of any length fits into its address.
 
     Raises:
-        InputError: it does not fit, and this system has no other name for it.
+        InputError: the path is too long, and this system has no other name for it.
     """
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
         yield str(path)
@@ -98,11 +98,11 @@ def _short(path: Path) -> Iterator[str]:
 
 
 def configure(connection: socket.socket) -> socket.socket:
-    """Make a connection wait for messages without end, and notice a host that is gone; return it."""
-    # From now on the wait for a message has no end.
+    """Configure a connection to wait for messages without a timeout and to detect a lost host; return it."""
+    # Waiting for a message has no timeout from now on.
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:
-        # The kernel grants what it may. What fits is gone at once, else a thread has to be woken for the rest.
+        # The kernel may grant less. What fits is sent at once; otherwise a thread is woken for the rest.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         return connection
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,8 +1,8 @@
-"""Links between neighbouring ranks: messages in order, asynchronous, bounded. Knows no models or jobs.
+"""Links between neighbouring ranks: messages in order, asynchronous, bounded.
 
 A link is a channel with a thread at each end, so that a rank computes one sample while it receives the next and sends
-the one before. What is bounded is samples: one may be on its way out and one received ahead of need; a second one
-waits, and so pushes back up to rank 0.
+the previous one. The number of samples is bounded: one may be on its way out and one received ahead of need; a second
+one waits, which pushes back up to rank 0.
 """
 
 import queue
@@ -16,7 +16,7 @@ from svdq.pipeline.sample import Tensors
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.message import Kind, Message, sample_from
 
-#: Called once, from a link's thread, when the neighbour is gone; takes a sentence.
+#: Called once with a sentence, from a link's thread, when the neighbour is gone.
 OnLost = Callable[[str], None]
 
 
@@ -29,42 +29,42 @@ class _NoStream:
 
 
 def _own_stream(device: torch.device) -> "torch.cuda.StreamContext | _NoStream":
-    """Give a link's thread a CUDA stream of its own, so that transfers overlap the computation."""
+    """Give a link's thread its own CUDA stream, so that transfers overlap the computation."""
     if device.type != "cuda":
         return _NoStream()
-    # A thread begins on the first GPU, and would open a context there.
+    # A thread starts on the first GPU, and would open a context there.
     torch.cuda.set_device(device)
     return torch.cuda.stream(torch.cuda.Stream(device))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rest:
-    """What is left to send of a message."""
+    """The unsent rest of a message."""
 
     message: Message
     #: None: all of it.
     buffers: list[memoryview] | None
-    #: On a GPU: when the message's tensors are computed. They are kept here until they are sent.
+    #: On a GPU: when the message's tensors are computed. This keeps them alive until they are sent.
     ready: torch.cuda.Event | None
 
 
 class Sender:
-    """The near end of a link."""
+    """The sending end of a link."""
 
     def __init__(self, channel: Channel, neighbour: int, on_lost: OnLost) -> None:
         self._channel = channel
         self._neighbour = neighbour
         self._on_lost = on_lost
         self._outbox: queue.SimpleQueue[_Rest] = queue.SimpleQueue()
-        #: Held while a message is on its way. A plain lock: the thread that finishes a message releases it.
+        #: Held while a message is on its way. A plain lock, since the thread that finishes a message releases it.
         self._turn = threading.Lock()
         self._released = False
-        #: Set when CLOSE is sent, or nobody is to wait for that any more.
+        #: Set when CLOSE is sent, or when `close` must not wait for that any more.
         self._closed = threading.Event()
         threading.Thread(target=self._run, name=f"send-to-{neighbour}", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Send a message; waits while the one before it is still on its way."""
+        """Send a message; waits while the previous one is on its way."""
         self._turn.acquire()
         if self._released:
             return
@@ -72,7 +72,7 @@ class Sender:
             self._outbox.put(_Rest(message=message, buffers=None, ready=self._now()))
             return
         try:
-            # What the socket's buffer takes is gone at once; only for the rest is the thread woken.
+            # What fits into the socket's buffer is sent at once; the thread is woken only for the rest.
             buffers = self._channel.begin(message)
         except OSError as error:
             self._lost(error)
@@ -83,14 +83,14 @@ class Sender:
             self._turn.release()
 
     def release(self) -> None:
-        """Let a `send` or `close` that waits return; for a rank that stops in the middle of its work."""
+        """Unblock `send` and `close`; for a rank that stops in the middle of its work."""
         self._released = True
         self._closed.set()
         if self._turn.locked():
             self._turn.release()
 
     def close(self) -> None:
-        """Say that no more will come, and wait until that is said."""
+        """Send CLOSE, and wait until it is sent."""
         self.send(Message(kind=Kind.CLOSE))
         self._closed.wait()
 
@@ -116,7 +116,7 @@ class Sender:
         return rest.message.kind is not Kind.CLOSE
 
     def _now(self) -> torch.cuda.Event | None:
-        """Give what tells, on a GPU, when all that was put on this thread's stream so far is done."""
+        """Return a CUDA event that marks the end of this thread's stream so far."""
         if self._channel.device.type != "cuda":
             return None
         now = torch.cuda.Event()
@@ -124,18 +124,18 @@ class Sender:
         return now
 
     def _lost(self, error: Exception) -> None:
-        self._on_lost(f"Rank {self._neighbour} cannot be sent to any more: {error}.")
+        self._on_lost(f"Cannot send to rank {self._neighbour} any more: {error}.")
 
 
 class Receiver:
-    """The far end of a link."""
+    """The receiving end of a link."""
 
     def __init__(self, channel: Channel, neighbour: int, on_lost: OnLost) -> None:
         self._channel = channel
         self._neighbour = neighbour
         self._on_lost = on_lost
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        #: Held from the receive of a sample until it is taken.
+        #: Held from the arrival of a sample until it is taken.
         self._room = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"receive-from-{neighbour}", daemon=True)
         self._thread.start()
@@ -147,12 +147,12 @@ class Receiver:
             self._room.release()
             if self._channel.device.type == "cuda":
                 for tensor in message.tensors.values():
-                    # Made on the receiving thread's stream: its memory must not be taken again while we compute on it.
+                    # Allocated on the receiving thread's stream: the memory must not be reused while we compute on it.
                     tensor.record_stream(torch.cuda.current_stream(self._channel.device))
         return message
 
     def release(self) -> None:
-        """Let a `receive` that waits return CLOSE; for a rank that stops in the middle of its work."""
+        """Unblock `receive`, which returns CLOSE; for a rank that stops in the middle of its work."""
         self._inbox.put(Message(kind=Kind.CLOSE))
 
     def _run(self) -> None:
@@ -161,8 +161,8 @@ class Receiver:
                 while self._receive_next():
                     pass
             self._channel.close()
-        except (OSError, RuntimeError, ValueError) as error:  # ValueError: what it sent is no sample
-            self._on_lost(f"Rank {self._neighbour} cannot be heard any more: {error}.")
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: an invalid sample
+            self._on_lost(f"Cannot receive from rank {self._neighbour} any more: {error}.")
 
     def _receive_next(self) -> bool:
         message, layout = self._channel.receive_header()
@@ -171,7 +171,7 @@ class Receiver:
             if layout:
                 self._room.acquire()
                 tensors = self._channel.receive_tensors(layout)
-            # Read here, beside the sample that is being computed, and not between the two.
+            # Decoded here, in parallel with the current computation.
             message = replace(message, tensors=tensors, sample=sample_from(message.body, tensors))
         self._inbox.put(message)
         return message.kind is not Kind.CLOSE

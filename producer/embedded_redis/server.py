@@ -1,12 +1,10 @@
-"""The embedded Redis server of one home: started on demand, shared by every process, never two of them.
+"""The embedded Redis server of one home: started on demand, shared by all processes, and never started twice.
 
 `<home>/redis/` (mode 700) holds its append-only data, log and unix socket, and two lock files:
 
-- `start.lock` is held by whoever starts or stops the server, so that only one does;
-- `alive.lock` is inherited, locked, by the server itself. The kernel frees it when the server ends in any way, so a
-  server is known to live even when its socket was swept from the temporary folder, and known dead after kill -9.
-
-Knows nothing of jobs or queues.
+- `start.lock` is held by the process that starts or stops the server, so that only one does;
+- `alive.lock` is inherited, locked, by the server itself. The kernel releases it when the server ends in any way, so a
+  server counts as running even if its socket was removed from the temporary folder, and as ended after kill -9.
 """
 
 import contextlib
@@ -29,24 +27,24 @@ from svdq.producer.disk_reserve import reserve_bytes
 from svdq.producer.embedded_redis.binary import find_binaries
 from svdq.producer.embedded_redis.socket_path import choose_socket, private_folder, socket_path
 
-#: Seconds to load the data and answer, or to write it out and end.
+#: Timeouts in seconds for loading the data, and for writing it and exiting.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.005
 
 LOG = "redis.log"
 PID = "redis.pid"
-#: A file whose room the server gets when the disk is full, so that it starts and records how jobs end.
+#: A file that is removed when the disk is full, so that the server can start and record how jobs end.
 RESERVE = "reserve"
-#: Bytes of free disk below which a server is said to have ended for want of room.
+#: Free bytes of a disk below which it is reported as full.
 FULL_BYTES = 2**20
 
 
 def ensure_server(home: Path) -> str:
-    """Return the unix:// URL of the running server of `home`, starting it when there is none.
+    """Return the unix:// URL of the running server of `home`, starting it if necessary.
 
     Raises:
-        UnavailableError: no server program can be had, or it does not start.
+        UnavailableError: there is no server program, or it does not start.
     """
     with _plain_errors(home):
         folder = private_folder(home.resolve() / "redis")
@@ -105,7 +103,7 @@ def _running(folder: Path) -> Path | None:
 
 
 def _start(folder: Path) -> Path:
-    """Start a server with the first program that can; the caller holds the start lock."""
+    """Start a server with the first program that works; the caller holds the start lock."""
     _end_unreachable(folder)
     if shutil.disk_usage(folder).free < reserve_bytes(folder) // 2:
         (folder / RESERVE).unlink(missing_ok=True)
@@ -129,7 +127,7 @@ def _start(folder: Path) -> Path:
 
 
 def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
-    """Start `binary` as a daemon and wait until it answers; return why it did not, or ""."""
+    """Start `binary` as a daemon and wait until it answers; return the reason of a failure, or ""."""
     options = {
         "port": "0",
         "unixsocket": str(socket),
@@ -138,7 +136,7 @@ def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
         "logfile": str(folder / LOG),
         "pidfile": str(folder / PID),
         "daemonize": "yes",
-        # Every job that `svdq submit` has reported survives a power cut; at some 2,000 jobs/s that is cheap.
+        # Submitted jobs survive a power cut; at about 2,000 jobs/s this is cheap.
         "appendonly": "yes",
         "appendfsync": "always",
         "save": "",
@@ -149,7 +147,7 @@ def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
     with (folder / "alive.lock").open("a") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            # `daemonize` leaves our session and our stdio behind; the lock travels along as an open file.
+            # `daemonize` detaches from our session and stdio; the lock is inherited as an open file.
             launch = subprocess.run(
                 arguments,
                 cwd=folder,
@@ -160,7 +158,7 @@ def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
                 start_new_session=True,
                 pass_fds=[alive.fileno()],
                 umask=0o077,
-                # A worker that starts it anew has signals blocked, which the server must hear.
+                # A worker that restarts the server has blocked signals that the server must receive.
                 preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []),
                 check=False,
             )
@@ -174,7 +172,7 @@ def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
 
 
 def _keep_reserve(folder: Path) -> None:
-    """Set room aside while the disk has plenty."""
+    """Create the reserve file while the disk has enough space."""
     reserve = folder / RESERVE
     if reserve.exists() or not hasattr(os, "posix_fallocate"):  # macOS has no such call
         return
@@ -185,7 +183,7 @@ def _keep_reserve(folder: Path) -> None:
 
 
 def _end_unreachable(folder: Path) -> bool:
-    """End a server that lives but whose socket is gone; return whether there was one.
+    """Stop a server whose socket is gone; return whether there was one.
 
     Raises:
         UnavailableError: it lives on another machine that shares the folder, or in another container.
@@ -210,7 +208,7 @@ def _end_unreachable(folder: Path) -> bool:
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    """Whether a process of this machine has a file open: a number in a file alone may be anybody's by now."""
+    """Return whether a process has a file open: a recorded process id may have been reused."""
     wanted = path.stat()
     try:
         with os.scandir(f"/proc/{pid}/fd") as descriptors:
@@ -218,13 +216,13 @@ def _has_open(pid: int, path: Path) -> bool:
                 with contextlib.suppress(OSError):  # it was closed meanwhile
                     if os.path.samestat(os.stat(descriptor.path), wanted):
                         return True
-    except OSError:  # there is no such process, it is another user's, or this is no Linux
+    except OSError:  # no such process, another user's process, or not Linux
         return False
     return False
 
 
 def _alive(folder: Path) -> bool:
-    """Whether a server of this folder lives, reachable or not; the caller holds the start lock."""
+    """Return whether a server of this folder runs, reachable or not; the caller holds the start lock."""
     with (folder / "alive.lock").open("a") as alive:
         try:
             fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)

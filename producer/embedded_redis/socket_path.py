@@ -1,7 +1,4 @@
-"""Where the embedded server's unix socket lies: in the folder of its data, or in a short one when that is too long.
-
-Knows nothing of servers.
-"""
+"""Chooses the path of the embedded server's unix socket: in its data folder, or a short one if that is too long."""
 
 import contextlib
 import hashlib
@@ -21,16 +18,16 @@ SOCKET_RECORD = "socket-folder"
 
 
 def socket_path(folder: Path) -> Path:
-    """Where the socket of a started server is: in the folder, or where the record says."""
+    """Return the path of a started server's socket: in the folder, or the recorded one."""
     with contextlib.suppress(FileNotFoundError):
         recorded = Path((folder / SOCKET_RECORD).read_text().strip())
-        if recorded.name == _short_name(folder):  # else the home was copied from elsewhere
+        if recorded.name == _short_name(folder):  # otherwise the home is a copy
             return recorded / SOCKET
     return folder / SOCKET
 
 
 def choose_socket(folder: Path) -> Path:
-    """Return a path for the socket that is short enough, and record it when it is not in the folder."""
+    """Return a short enough path for the socket, and record it if it is not in the folder."""
     record = folder / SOCKET_RECORD
     if len(os.fsencode(folder / SOCKET)) <= MAX_SOCKET_PATH:
         record.unlink(missing_ok=True)
@@ -47,7 +44,7 @@ def _short_name(folder: Path) -> str:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that only we can enter; one in a shared place could have been put there by someone else."""
+    """Create a folder that only we can enter; refuse one that another user created in a shared place."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

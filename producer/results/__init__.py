@@ -1,1 +1,1 @@
-"""What came of it: finished videos found, fetched, opened, shown and removed; the report of a run."""
+"""Finished videos: find, fetch, show and remove them; the report of a run."""

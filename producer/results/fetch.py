@@ -1,7 +1,7 @@
-"""Bringing finished videos from a storage into a folder of the user's. Knows no terminal.
+"""Copies finished videos from a storage into a local folder.
 
-A video's files get their names when all of them have arrived, the JSON beside them last. It tells one rendering from
-another, so a video whose JSON is there unchanged, beside files of the right sizes, is not fetched again.
+A video's files get their names only when all of them have arrived, the JSON last. A video is not fetched again if its
+JSON is unchanged in the folder and the files beside it have the right sizes.
 """
 
 import os
@@ -19,38 +19,38 @@ from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
 from svdq.producer.storage.temporary import sweep, temporary_name
 
-#: Start of the names of folders in which videos arrive.
+#: Prefix of the folders in which videos arrive.
 ARRIVING_PREFIX = ".svdq-"
-#: Characters of the ids that svdq makes; shorter ones are beginnings.
+#: Length of the ids that svdq creates; shorter ids are prefixes.
 ID_LENGTH = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What became of one video."""
+    """The outcome of fetching one video."""
 
     #: Id of its job.
     job_id: str
     #: Where its files are: a folder for png frames.
     paths: tuple[Path, ...]
-    #: Bytes that were copied; 0 when it was there already.
+    #: Number of bytes copied; 0 if the video existed already.
     copied: int
 
 
 def results_of(
     settings: Settings, storage: Storage, job_ids: Sequence[str], on_bad: Callable[[str], None] = lambda reason: None
 ) -> list[Result]:
-    """Find the videos of jobs, by the beginnings of their ids, in the order asked for.
+    """Find the videos of jobs by prefixes of their ids, in the order given.
 
     Args:
-        settings: to ask Redis about jobs without a video.
-        storage: where the videos are.
+        settings: to look up jobs without a video in Redis.
+        storage: with the videos.
         job_ids: the jobs.
-        on_bad: called with a sentence for each sidecar of theirs that cannot be read.
+        on_bad: called with a sentence for each of their sidecars that cannot be read.
 
     Raises:
-        InputError: a job has no video there; says how the job stands.
-        UnavailableError: the storage cannot be reached, or Redis, when it has to be asked.
+        InputError: a job has no video in the storage; the message has the job's status.
+        UnavailableError: the storage, or Redis if it is needed, cannot be reached.
     """
     job_ids = _complete(storage, job_ids)
     found = {result.job_id: result for result in find_results(storage, job_ids=frozenset(job_ids), on_bad=on_bad)}
@@ -61,7 +61,7 @@ def results_of(
 
 
 def _complete(storage: Storage, beginnings: Sequence[str]) -> list[str]:
-    """Complete ids by those in the storage; one that is not there stays as it is."""
+    """Complete prefixes of ids from the storage; a prefix without a match stays as it is."""
     if all(len(text) >= ID_LENGTH for text in beginnings):
         return list(beginnings)
     sidecars = (entry.key for entry in storage.entries(OUTPUTS) if entry.key.endswith(".json"))
@@ -73,11 +73,11 @@ def _complete(storage: Storage, beginnings: Sequence[str]) -> list[str]:
 
 
 def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iterator[Fetched]:
-    """Bring videos into a folder, one after the other; what is under outputs/ in the storage is there under `folder`.
+    """Copy videos into a folder one by one; `folder` corresponds to outputs/ of the storage.
 
     Raises:
         InputError: the folder cannot be written.
-        UnavailableError: the storage cannot be reached, or a file did not arrive whole.
+        UnavailableError: the storage cannot be reached, or a file did not arrive complete.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,8 +103,8 @@ def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
             target.parent.mkdir(parents=True, exist_ok=True)
             storage.copy_out(entry.key, target)
             if target.stat().st_size != entry.size:
-                raise UnavailableError(f"{storage.location(entry.key)!r} did not arrive whole; fetch it again.")
-        # Where a sidecar stands, the files beside it are those that it tells of.
+                raise UnavailableError(f"{storage.location(entry.key)!r} did not arrive complete; fetch it again.")
+        # The sidecar goes last, so its presence means that the files beside it are complete.
         sidecar.unlink(missing_ok=True)
         for top in result.outputs:
             _put_in_place(_place(arriving, top), _place(folder, top), arriving / "old")
@@ -139,14 +139,14 @@ def _put_in_place(arrived: Path, target: Path, aside: Path) -> None:
 
 
 def _why_missing(settings: Settings, storage: Storage, job_id: str) -> str:
-    """Say why a job has no video."""
+    """Explain why a job has no video."""
     with session(settings) as connection:
         [job_id] = complete_ids(connection, [job_id])
         job = view(connection, job_id)
     if job.status == "finished":
         return (
             f"Job {job_id!r} is finished, but its files are not in the storage {storage.shown!r}: they were removed, "
-            "or it was rendered into another one; set SVDQ_STORAGE or --storage to that."
+            "or are in another storage; set SVDQ_STORAGE or --storage to that storage."
         )
     reason = f": {job.error}" if job.error else f"; wait for it with `svdq wait {job_id}`."
     return f"Job {job_id!r} has no video, it is {job.status}{reason}"

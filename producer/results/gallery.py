@@ -1,6 +1,6 @@
-"""The contact sheet: one static page of finished videos and failed jobs that opens from disk. Knows no Redis.
+"""Writes the gallery: one static HTML page of finished videos and failed jobs that opens from disk.
 
-Whatever is shown may come from a file's name or from a changed sidecar: all of it is escaped.
+File names and sidecars are untrusted input, so all text is escaped.
 """
 
 import base64
@@ -24,37 +24,37 @@ from svdq.producer.results.results import Result
 from svdq.producer.status.status import JobView
 from svdq.producer.storage.storage import Storage
 
-#: Types of the files that a page can play, by extension, the one that plays best first.
+#: Media types of the files that a page can play, by extension; the type that plays best comes first.
 TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
-#: Pixels of the longer side of still pictures inside the page.
+#: Length of the longer side of stills in the page, in pixels.
 STILL_SIDE = 480
-#: Pixels of pictures that stills are made of; larger ones are not shown.
+#: Largest picture for which a still is made, in pixels.
 MAX_PIXELS = 100_000_000
-#: Bytes of videos that `--embed` takes at most: browsers give up on larger pages.
+#: Largest total size of embedded videos in bytes: browsers fail on larger pages.
 MAX_EMBEDDED = 500 * 2**20
-#: Stands for the cards while the page around them is filled in.
+#: Placeholder for the cards while the rest of the page is rendered.
 _MARK = "<!-- cards -->"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """How a page refers to the files of a storage."""
+    """Creates the links from a page to the files of a storage."""
 
     storage: Storage
     #: Where the page will be.
     page: Path
-    #: Whether the files' content stands in the page itself.
+    #: Whether the page embeds the files' content.
     embed: bool
 
     def to(self, key: str) -> str:
-        """Refer to a file, relative to the page; percent-encoded."""
+        """Return the percent-encoded link to a file, relative to the page."""
         folder = self.storage.folder
         if folder is None:
             return quote(self.storage.location(key), safe="/:")
         return quote(os.path.relpath(folder / key, self.page.absolute().parent))
 
     def media(self, key: str, media_type: str) -> str:
-        """Refer to a file or put it in the page."""
+        """Return the link to a file, or its content as a data URL."""
         return _data_url(self.storage.read(key), media_type) if self.embed else self.to(key)
 
 
@@ -67,18 +67,18 @@ def write_gallery(
     title: str,
     embed: bool = False,
 ) -> None:
-    """Write the page, newest videos first, after the failures.
+    """Write the page: failures first, then videos, newest first.
 
     Args:
         page: the file; links to videos are relative to it.
-        storage: where the results are; a local folder unless they are embedded.
+        storage: where the results are; a local folder unless the videos are embedded.
         results: finished videos.
         failures: failed jobs.
         title: of the page.
-        embed: put the videos into the page.
+        embed: embed the videos in the page.
 
     Raises:
-        InputError: the page cannot be written, or would be too large or without its videos.
+        InputError: the page cannot be written, would be too large, or could not link to its videos.
         UnavailableError: the storage cannot be reached.
     """
     if not embed and storage.folder is None:
@@ -89,8 +89,8 @@ def write_gallery(
     size = sum(result.size for result in results)
     if embed and size > MAX_EMBEDDED:
         raise InputError(
-            f"With --embed the page would hold {size / 2**20:,.0f} MiB of videos, more than browsers open "
-            f"({MAX_EMBEDDED / 2**20:.0f} MiB); take fewer with --since or --limit, or leave --embed out."
+            f"With --embed the page would have {size / 2**20:,.0f} MiB of videos, more than browsers open "
+            f"({MAX_EMBEDDED / 2**20:.0f} MiB); select fewer with --since or --limit, or leave --embed out."
         )
     links = Links(storage=storage, page=page, embed=embed)
     summary = f"{count(len(results), 'video')}, {count(len(failures), 'failure')}."
@@ -133,7 +133,7 @@ def _cards(links: Links, results: Sequence[Result], failures: Sequence[JobView])
 def _card(
     links: Links, job_id: str, parameters: Mapping[str, Any], *, state: str, remarks: str, frame: str = ""
 ) -> str:
-    """Make the card of one job; `remarks` and `frame` are HTML."""
+    """Render the card of one job; `remarks` and `frame` are HTML."""
     name = str(parameters.get("name", "?"))
     rows = [("job", job_id), *((key, value) for key, value in parameters.items() if key != "name")]
     return pages.fill(
@@ -150,10 +150,10 @@ def _card(
 
 
 def _frame(links: Links, result: Result) -> str:
-    """Make the moving picture of a card; "" where it cannot be shown."""
+    """Render the video of a card; "" if it cannot be shown."""
     by_type = {key.rpartition(".")[2]: key for key in result.outputs}
     kind = next((kind for kind in TYPES if kind in by_type), None)
-    # A folder of frames does not move: its first frame stands for it.
+    # A folder of frames cannot be played: show its first frame.
     key = by_type[kind] if kind else result.files[0].key
     if kind == "mp4":
         media = (
@@ -175,7 +175,7 @@ def _file_links(links: Links, result: Result) -> list[str]:
     if links.embed:
         return []
     words = {key: key.rpartition(".")[2] for key in result.outputs}
-    # The id in a name is hexadecimal, so a name without an extension has its last dot before it, or none.
+    # The id in a name is hexadecimal, so in a name without an extension any dot comes before the id.
     return [
         f'<a href="{text(links.to(key))}">{text(word if word in TYPES else "frames")}</a>'
         for key, word in words.items()
@@ -183,7 +183,7 @@ def _file_links(links: Links, result: Result) -> list[str]:
 
 
 def _photo(links: Links, name: str, image: str) -> str:
-    """Show the photo that a video was made of, where it is still there."""
+    """Render the photo of a video, if it still exists."""
     if not INPUT_KEY.fullmatch(image) or not links.storage.exists(image):
         return ""
     alt = f"Source photo of {text(name)}"
@@ -195,7 +195,7 @@ def _photo(links: Links, name: str, image: str) -> str:
 
 
 def _still(storage: Storage, key: str) -> str:
-    """Make a small JPEG of the first frame of a picture, as a data URL; "" when it cannot be read."""
+    """Return a small JPEG of the first frame of a picture as a data URL; "" if it cannot be read."""
     try:
         data = storage.read(key)
         with pillow_without_limits(), open_photo(data) as image:
@@ -208,7 +208,7 @@ def _still(storage: Storage, key: str) -> str:
         still.save(jpeg, "JPEG", quality=75)
     except UnavailableError:
         raise
-    except Exception:  # noqa: BLE001 - Pillow's decoders raise many things; a card without a picture is one still
+    except Exception:  # noqa: BLE001 - Pillow's decoders raise many types; the card then has no picture
         return ""
     return _data_url(jpeg.getvalue(), "image/jpeg")
 
@@ -229,5 +229,5 @@ def _words(value: object) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """Say how many there are of something."""
+    """Format a number of things with the right plural."""
     return f"1 {thing}" if number == 1 else f"{number:,} {thing}s"

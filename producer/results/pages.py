@@ -1,4 +1,4 @@
-"""Static HTML pages: filled in from `templates/`, in one file, with nothing from elsewhere. Knows no jobs."""
+"""Renders static HTML pages from `templates/`, in one file without external resources."""
 
 import base64
 import hashlib
@@ -18,12 +18,12 @@ STYLE, SCRIPT = "page.css", "gallery.js"
 
 
 def fill(template: str, **values: str) -> str:
-    """Fill in a template; values are HTML already, so that names from elsewhere must have gone through `text`."""
+    """Fill in a template. Values are HTML: pass untrusted text through `text` first."""
     return Template(_read(template)).substitute(values)
 
 
 def fill_page(template: str, **values: str) -> str:
-    """Fill in the template of a whole page, which allows its own style and script and no others."""
+    """Fill in the template of a whole page, whose security policy allows only its own style and script."""
     return fill(
         template,
         version=text(version("svdq")),
@@ -34,37 +34,37 @@ def fill_page(template: str, **values: str) -> str:
 
 
 def script() -> dict[str, str]:
-    """Give what a page with the gallery's script is filled in with."""
+    """Return the template values for a page with the gallery's script."""
     return {"script": _read(SCRIPT), "script_hash": _hash(_read(SCRIPT))}
 
 
 def text(value: object) -> str:
-    """Make text or an attribute's value of whatever it is."""
+    """Escape a value for HTML text or an attribute."""
     return html.escape(str(value))
 
 
 def check_target(path: Path, suffixes: Sequence[str] = (".html",)) -> None:
-    """Check before any work that a file can be written there.
+    """Check that a file can be written, before any work is done.
 
     Args:
         path: the file.
-        suffixes: the ends that its name may have, so that nobody's video is replaced; () for any.
+        suffixes: allowed suffixes of the file, so that no video is overwritten; () for any.
 
     Raises:
-        InputError: its name has none of these ends, there is no such folder, or nothing can be written to it.
+        InputError: the suffix is not allowed, the folder does not exist, or the file cannot be written.
     """
     if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{str(path)!r} cannot be written to: give a file whose name ends in {' or '.join(suffixes)}.")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise InputError(f"There is no folder {str(folder)!r} to write {path.name!r} to; make it first.")
-    # A device or a folder is not to be replaced.
+    # A device or a folder must not be replaced.
     if (path.exists() and not path.is_file()) or not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"The file {str(path)!r} cannot be written; check the rights of its folder, or give another.")
 
 
 def write(path: Path, parts: Iterable[str]) -> None:
-    """Write a file, whole or not at all.
+    """Write a file atomically.
 
     Raises:
         InputError: the file cannot be written.
@@ -86,5 +86,5 @@ def _read(name: str) -> str:
 
 
 def _hash(source: str) -> str:
-    """Name a script or style for a content security policy."""
+    """Return the hash of a script or style for a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"

@@ -1,6 +1,6 @@
-"""How a video was made, read back from the file itself or from the JSON beside it.
+"""Reads how a video was made from the file itself or from the JSON beside it.
 
-The same JSON document stands in an mp4's comment tag, a gif's comment, a webp's EXIF image description, a `comment`
+All formats have the same JSON document: an mp4's comment tag, a gif's comment, a webp's EXIF description, a `comment`
 text of every png frame, and the sidecar: `{"svdq": version, "job": {…}, "job_id": …, "model": {…}, …}`.
 """
 
@@ -12,16 +12,16 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 
-#: EXIF tag ImageDescription, which is where webp has room for it.
+#: EXIF tag ImageDescription, which webp files have.
 EXIF_IMAGE_DESCRIPTION = 0x010E
-#: Bytes; a sidecar has a few thousand.
+#: Largest size of a document in bytes; a sidecar has a few thousand.
 MAX_SIDECAR_BYTES = 1 << 20
-#: Lists and objects inside each other; a sidecar has three.
+#: Largest nesting of lists and objects; a sidecar has three levels.
 MAX_DEPTH = 20
 
-#: What stands in an mp4 at bytes 4 to 8.
+#: Bytes 4 to 8 of an mp4.
 MP4_MARK = b"ftyp"
-#: The name of the comment tag in iTunes' metadata, which is where ffmpeg writes it.
+#: The comment tag of iTunes metadata, which ffmpeg writes.
 MP4_COMMENT = "\xa9cmt"
 
 
@@ -29,7 +29,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
     """Read how a video was made from an mp4, gif, webp or png, a folder of png frames, or a sidecar.
 
     Raises:
-        InputError: there is no such file, or svdq did not make it.
+        InputError: the file does not exist, or was not made by svdq.
     """
     try:
         document = parse_document(_read_comment(_first_frame(path) if path.is_dir() else path) or "")
@@ -38,16 +38,16 @@ def read_provenance(path: Path) -> dict[str, Any]:
     except InputError:
         raise
     except Exception as error:
-        # Parsers of foreign files raise much more than they document; whatever it is, the file is not ours.
+        # Parsers of foreign files raise more types than they document; any error means that the file is not ours.
         raise _not_ours(path) from error
     return document
 
 
 def parse_document(text: str | bytes) -> dict[str, Any]:
-    """Parse what svdq has written about a video; anyone may have changed it.
+    """Parse the JSON document of a video, which anyone may have changed.
 
     Raises:
-        ValueError: it is something else; says what is wrong with it.
+        ValueError: the document is invalid; the message says why.
     """
     try:
         document = json.loads(text.decode() if isinstance(text, bytes) else text)
@@ -69,13 +69,13 @@ def parse_document(text: str | bytes) -> dict[str, Any]:
 
 
 def _is_shallow(value: object, depth: int) -> bool:
-    """Whether no more than `depth` lists and objects are inside each other."""
+    """Return whether lists and objects are nested at most `depth` levels."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth >= 0 and all(_is_shallow(part, depth - 1) for part in parts)
 
 
 def notice_of(document: Mapping[str, Any]) -> str:
-    """Give what is to be said wherever a video is shown, such as "preview (no diffusion model)", or ""."""
+    """Return the notice to show with a video, such as "preview (no diffusion model)", or ""."""
     model = document.get("model")
     notice = model.get("notice") if isinstance(model, dict) else None
     return str(notice or "")
@@ -116,10 +116,10 @@ def _read_image(path: Path) -> str | None:
     from PIL import Image
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the metadata of whatever was given
+        warnings.simplefilter("ignore")  # about metadata of untrusted files
         with Image.open(path, formats=("GIF", "WEBP", "PNG")) as image:
             comment = image.info.get("comment")
             if comment is None and (description := image.getexif().get(EXIF_IMAGE_DESCRIPTION)):
-                # EXIF has no Unicode text: the tag holds UTF-8, and Pillow reads it as Latin-1.
+                # EXIF has no Unicode type: the tag holds UTF-8, which Pillow decodes as Latin-1.
                 comment = description.encode("latin-1", "replace")
     return comment.decode("utf-8", "replace") if isinstance(comment, bytes) else comment

@@ -1,7 +1,7 @@
-"""Removing what is old and of no more use: videos, photos that nothing refers to, checkpoints that nobody goes on with.
+"""Removes old files that are no longer needed: videos, unreferenced photos and unused checkpoints.
 
-What belongs to a job that is still to be done is never touched. Redis knows those jobs; whoever shares a storage among
-several Redis servers must not prune it, since each knows only its own.
+Files of unfinished jobs are never removed. Only Redis has the list of those jobs, so a storage that several Redis
+servers share must not be pruned: each of them has only its own jobs.
 """
 
 from collections import Counter, defaultdict
@@ -22,27 +22,27 @@ from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpo
 
 INPUTS = "inputs"
 CHECKPOINTS = "checkpoints"
-#: Photos are kept for this long after they were submitted last, however young `--older-than` lets things be.
+#: Photos are kept at least this long after their last submission, even if `--older-than` is shorter.
 KEEP_INPUTS = 2 * INPUT_AGE
-#: Files without the JSON beside them belong to a video in the making, of this Redis or another, for this long.
+#: Files without a sidecar are kept this long: they may belong to a video in progress, of this Redis or another.
 KEEP_UNFINISHED = timedelta(days=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """Something to be removed: all files of a video, a photo, or the checkpoints of a job."""
+    """Files to remove together: all files of a video, a photo, or the checkpoints of a job."""
 
     #: video, photo or checkpoint
     kind: str
-    #: The job whose video or checkpoints they are; "" for a photo.
+    #: The job of the video or checkpoints; "" for a photo.
     job_id: str
-    #: Where it is.
+    #: The storage of the files.
     storage: Storage
-    #: What to remove, in this order: files or folders.
+    #: Files or folders to remove, in this order.
     keys: tuple[str, ...]
-    #: One of its files as it was when it was found to be of no use.
+    #: One of its files as it was when it was found to be unused.
     witness: Entry
-    #: Bytes, and number of files.
+    #: Size in bytes, and number of files.
     size: int
     num_files: int
 
@@ -55,18 +55,18 @@ def find_removals(
     now: datetime,
     on_bad: Callable[[str], None] = lambda reason: None,
 ) -> list[Removal]:
-    """Find what is older than that and of no more use; removes nothing.
+    """Find old files that are no longer needed; removes nothing.
 
     Args:
         connection: to the Redis whose jobs use the storage.
         storage: with photos, videos and perhaps checkpoints.
         home: SVDQ_HOME, where checkpoints are unless they are in the storage.
-        older_than: age of the newest file of a video, or of a photo's last submission.
-        now: with a zone.
-        on_bad: called with a sentence for each sidecar or job that cannot be read; what belongs to it is kept.
+        older_than: minimum age of the newest file of a video, or of a photo's last submission.
+        now: current time, with a time zone.
+        on_bad: called with a sentence for each sidecar or job that cannot be read; its files are kept.
 
     Raises:
-        InputError: svdq has never written to the storage, so it may be a wrong folder.
+        InputError: svdq has never written to the storage, so it may be the wrong folder.
         UnavailableError: the storage cannot be reached.
     """
     cutoff = now - older_than
@@ -92,13 +92,13 @@ def find_removals(
     if any(removal.storage is storage for removal in removals) and not storage.is_marked:
         raise InputError(
             f"svdq has never written to {storage.shown!r}: there is no file {MARKER} in it. Check SVDQ_STORAGE; if it "
-            "is the storage of an earlier version, make an empty file of that name there."
+            "is the storage of an earlier version, create an empty file of that name there."
         )
     return removals
 
 
 def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Removal]:
-    """Remove what was found, but for what has come into use since; return what was removed.
+    """Remove what was found unless it is in use again; return what was removed.
 
     Raises:
         UnavailableError: the storage cannot be reached.
@@ -106,7 +106,7 @@ def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Rem
     photos = [removal for removal in removals if removal.kind == "photo"]
     removed = [removal for removal in removals if removal.kind != "photo" and _remove(connection, removal)]
     if photos:
-        # Looked up again: a video that was to go may have stayed, since its job was queued again.
+        # Checked again: a video may have been kept because its job was queued again.
         storage = photos[0].storage
         used = _images_of(storage, list(storage.entries(OUTPUTS))) | read_jobs(connection, lambda reason: None).images
         removed += [photo for photo in photos if photo.witness.key not in used and _remove(connection, photo)]
@@ -126,18 +126,18 @@ def _remove(connection: redis.Redis, removal: Removal) -> bool:
 
 
 def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutoff: datetime) -> Iterator[Removal]:
-    """Find the videos all files of which are old."""
+    """Find the videos whose files are all old."""
     num_files = Counter(
         str(folder) for entry in entries for folder in PurePosixPath(entry.key).parents if str(folder) != "."
     )
     for result in results:
         files = [result.sidecar, *result.files]
         if max(entry.modified_at for entry in files) < cutoff:
-            # The sidecar first: where it is, the files are whole.
+            # The sidecar is removed first: its presence means that the files are complete.
             keys = [result.sidecar.key]
             for output in result.outputs:
                 frames = [entry.key for entry in result.files if entry.key.startswith(f"{output}/")]
-                # A folder of frames goes as a whole, unless the user has put something into it.
+                # A folder of frames is removed as a whole, unless the user has added files.
                 keys += frames if len(frames) < num_files[output] else [output]
             yield _removal("video", result.job_id, storage, tuple(keys), files)
 
@@ -145,7 +145,7 @@ def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutof
 def _unfinished_videos(
     storage: Storage, entries: list[Entry], ended: dict[str, str], cutoff: datetime
 ) -> Iterator[Removal]:
-    """Find the old files without a sidecar of jobs that ended before they wrote one, by the jobs' own records."""
+    """Find old files without a sidecar, of jobs that ended before they wrote one, by the jobs' records."""
     keys = {entry.key for entry in entries}
     by_job: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -160,7 +160,7 @@ def _unfinished_videos(
 
 
 def _checkpoints(storage: Storage, cutoff: datetime) -> Iterator[Removal]:
-    """Find the checkpoints of each job that are old: checkpoints/<job>/<step>.safetensors."""
+    """Find the old checkpoints of each job: checkpoints/<job>/<step>.safetensors."""
     by_job: dict[str, list[Entry]] = defaultdict(list)
     for entry in storage.entries(CHECKPOINTS):
         _, job_id, *rest = entry.key.split("/")
@@ -186,6 +186,6 @@ def _removal(kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], en
 
 
 def _images_of(storage: Storage, entries: list[Entry]) -> set[str]:
-    """Find the photos that sidecars name, also those that other versions have written or that cannot be read."""
+    """Return the photos that sidecars refer to, including sidecars of other versions and unreadable ones."""
     keys = [entry.key for entry in entries if entry.key.endswith(".json") and entry.size <= MAX_SIDECAR_BYTES]
     return {image for _, data in storage.read_many(keys) for image in images_in(data)}

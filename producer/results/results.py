@@ -1,4 +1,4 @@
-"""The finished videos of a storage, found by the JSON beside them, which stays when Redis has forgotten a job."""
+"""Finds the finished videos of a storage by their sidecars, which outlive the jobs in Redis."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -13,12 +13,12 @@ from svdq.producer.timeparse import as_utc
 
 #: Folder of the storage for videos.
 OUTPUTS = "outputs"
-#: What RQ allows as the id of a job.
+#: Ids of jobs that RQ allows.
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]+")
-#: The end of the name of a video beside its sidecar; "" is a folder of frames.
+#: Suffix of a video beside its sidecar; "" is a folder of frames.
 _EXTENSION = re.compile(r"(?:\.(?!json$)[a-z0-9]{1,5})?")
 _FRAME = re.compile(r"frame_\d+\.png")
-#: Times outside of these cannot be computed with in every time zone.
+#: Times outside of this range overflow in some time zones.
 _EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
@@ -28,26 +28,26 @@ class Result:
 
     #: Id of its job.
     job_id: str
-    #: The JSON beside its files.
+    #: Its sidecar.
     sidecar: Entry
-    #: Its files that are there; of a folder of frames every frame, and nothing else that is in the folder.
+    #: Its existing files; for a folder of frames, every frame but no other file.
     files: tuple[Entry, ...]
     #: Storage keys of the videos in the order of their formats; a folder for png frames.
     outputs: tuple[str, ...]
-    #: When the last of them was finished; has a zone.
+    #: When the last file was finished, with a time zone.
     finished_at: datetime
-    #: What the sidecar says, and its bytes.
+    #: The parsed sidecar, and its bytes.
     document: dict[str, Any] = field(repr=False)
     data: bytes = field(repr=False)
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """Its name for display."""
         return str(self.document["job"].get("name", "?"))
 
     @property
     def notice(self) -> str:
-        """What is to be said wherever it is shown."""
+        """The notice to show with it."""
         return notice_of(self.document)
 
     @property
@@ -57,12 +57,12 @@ class Result:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of its files are there: they were not removed, and are not being made again."""
+        """Whether all of its files exist: none was removed or is being rendered again."""
         return all(any(_is_of(entry.key, key) for entry in self.files) for key in self.outputs)
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """Total size of its files in bytes."""
         return sum(entry.size for entry in self.files)
 
 
@@ -74,14 +74,14 @@ def find_results(
     folder: str = OUTPUTS,
     on_bad: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Result]:
-    """Find finished videos whose files are all there, in any order.
+    """Find finished videos whose files all exist, in any order.
 
     Args:
-        storage: where they are.
-        since: only those that were finished then or later; older sidecars are not even read.
-        job_ids: only those of these jobs; None means all.
-        folder: key of the folder to look in, however deep.
-        on_bad: called with a sentence for each JSON file that is not a sidecar; it is left out.
+        storage: with the videos.
+        since: earliest end; older sidecars are not read.
+        job_ids: ids of jobs; None means all.
+        folder: key of the folder to search, with its subfolders.
+        on_bad: called with a sentence for each JSON file that is not a sidecar; the file is left out.
 
     Raises:
         UnavailableError: the storage cannot be reached.
@@ -99,13 +99,13 @@ def find_results(
 def read_results(
     storage: Storage, entries: Iterable[Entry], is_wanted: Callable[[Entry], bool], on_bad: Callable[[str], None]
 ) -> Iterator[Result]:
-    """Read sidecars, and find the files that belong to each by what it says.
+    """Read sidecars, and find the files of each.
 
     Args:
-        storage: where they are.
+        storage: with the videos.
         entries: all files of a folder.
-        is_wanted: whether to read a sidecar.
-        on_bad: called with a sentence for each JSON file that is not a sidecar; it is left out.
+        is_wanted: returns whether to read a sidecar.
+        on_bad: called with a sentence for each JSON file that is not a sidecar; the file is left out.
     """
     files: dict[str, Entry] = {}
     frames: dict[str, list[Entry]] = {}
@@ -133,10 +133,10 @@ def _bad(storage: Storage, key: str, reason: str) -> str:
 
 
 def _read(sidecar: Entry, data: bytes, files: dict[str, Entry], frames: dict[str, list[Entry]]) -> Result:
-    """Read a sidecar, which anyone may have put there or changed.
+    """Read a sidecar, which is untrusted input.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the file is not a valid sidecar.
     """
     document = parse_document(data)
     job_id, outputs = document.get("job_id"), document.get("outputs")
@@ -147,7 +147,7 @@ def _read(sidecar: Entry, data: bytes, files: dict[str, Entry], frames: dict[str
         raise ValueError("it names no files")
     if not str(document["job"].get("name", "?")).isprintable():
         raise ValueError("its name cannot be printed")
-    # Where the storage was when they were made may be another place now; beside the sidecar they are in any case.
+    # The storage may have moved since the files were made; they are always beside the sidecar.
     folder, _, name = stem.rpartition("/")
     names = [location.rstrip("/").rpartition("/")[2] for location in outputs]
     if not all(other.startswith(name) and _EXTENSION.fullmatch(other.removeprefix(name)) for other in names):
@@ -170,7 +170,7 @@ def _is_of(key: str, output: str) -> bool:
 
 
 def _finished_at(document: dict[str, Any], sidecar: Entry) -> datetime:
-    """When a video was finished; sidecars of earlier versions do not say it, and count from their file's time."""
+    """Return when a video was finished; old sidecars lack the time, so the file's time counts."""
     if "finished_at" not in document:
         return sidecar.modified_at
     try:

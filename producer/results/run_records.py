@@ -1,6 +1,6 @@
-"""Collects what a run report is counted over: ended jobs from Redis, finished videos from the JSON beside them.
+"""Collects the records of a run report: ended jobs from Redis, finished videos from the sidecars beside them.
 
-Redis knows why jobs failed, and forgets; a sidecar knows what its video cost, and stays. Knows no terminal.
+Redis has the reasons of failures but expires; a sidecar has the costs of its video and is kept.
 """
 
 import contextlib
@@ -23,29 +23,29 @@ from svdq.producer.timeparse import as_utc
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, read_many
 
 _ENDS: dict[str, End] = {"finished": "finished", "failed": "failed", "stopped": "stopped", "canceled": "canceled"}
-#: Seconds between the end of a job without a recorded one and its score in RQ's registry.
+#: Largest difference in seconds between the end of a job without a recorded end and its score in RQ's registry.
 _TTLS_S = {
     "finished": keys.RESULT_TTL_S,
     "failed": keys.FAILURE_TTL_S,
     "stopped": keys.FAILURE_TTL_S,
     "canceled": 0,
 }
-#: Parts of a video's seconds that keep a rank busy; writing files goes on beside the next video.
+#: Phases that keep a rank busy; files are written in parallel with the next video.
 _COMPUTE = ("encode", "denoise", "decode")
-#: What a sidecar may say at most: a year, and more ranks than anybody has.
+#: Largest values accepted from a sidecar: a year, and more ranks than any group has.
 MAX_SECONDS, MAX_RANKS = 366 * 24 * 60 * 60.0, 10_000
 
 
 def records_from_redis(
     connection: redis.Redis, since: datetime, until: datetime, on_bad: Callable[[str], None] = lambda reason: None
 ) -> Iterator[RunRecord]:
-    """Find the jobs of all queues that ended in a stretch of time.
+    """Find the jobs of all queues that ended in a period.
 
     Args:
         connection: to Redis.
-        since: from when on.
-        until: up to when.
-        on_bad: called with a sentence for each job that cannot be read; it is left out.
+        since: start of the period.
+        until: end of the period.
+        on_bad: called with a sentence for each job that cannot be read; the job is left out.
     """
     for queue in queues(connection):
         for registry in (queue.finished_job_registry, queue.failed_job_registry, queue.canceled_job_registry):
@@ -55,12 +55,12 @@ def records_from_redis(
 def records_from_storage(
     storage: Storage, since: datetime, on_bad: Callable[[str], None] = lambda reason: None
 ) -> Iterator[RunRecord]:
-    """Find the videos that were finished since then, and what they cost.
+    """Find the videos that were finished since a time, with their costs.
 
     Args:
         storage: with the videos.
-        since: from when on.
-        on_bad: called with a sentence for each JSON file that is not a sidecar; it is left out.
+        since: start of the period.
+        on_bad: called with a sentence for each JSON file that is not a sidecar; the file is left out.
 
     Raises:
         UnavailableError: the storage cannot be reached.
@@ -76,7 +76,7 @@ def records_from_storage(
 
 
 def jobs_left(connection: redis.Redis) -> dict[str, int]:
-    """Count the jobs of all queues that are still to be done, by state."""
+    """Count the unfinished jobs of all queues by state."""
     total: Counter[str] = Counter()
     for queue in view_queues(connection):
         total.update({state: queue.counts.get(state, 0) for state in LEFT})
@@ -86,9 +86,9 @@ def jobs_left(connection: redis.Redis) -> dict[str, int]:
 def _ended_in(
     connection: redis.Redis, registry: BaseRegistry, since: datetime, until: datetime, on_bad: Callable[[str], None]
 ) -> Iterator[RunRecord]:
-    """Find the jobs of a registry that ended in a stretch of time.
+    """Find the jobs of a registry that ended in a period.
 
-    RQ sorts ended jobs by when they expire, which each job decides for itself, so all of them are read.
+    RQ sorts ended jobs by expiry, which differs per job, so all of them are read.
     """
     found: Any = connection.zrange(registry.key, 0, -1, withscores=True)
     ids = [job_id for job_id, _ in found]
@@ -116,7 +116,7 @@ def _ended_in(
 
 
 def _effort_of(result: Result) -> Effort | None:
-    """Read what a video cost; None where its sidecar does not say it, as those of earlier versions."""
+    """Read the costs of a video; None if its sidecar lacks them, as in earlier versions."""
     try:
         seconds, group = result.document["seconds"], result.document["group"]
         took_s = sum(float(value) for value in seconds.values())

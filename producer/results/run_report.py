@@ -1,7 +1,7 @@
-"""What a night's work came to: how many videos, how fast, what failed and why, what is left. Pure: no Redis, no files.
+"""Summarizes a run: number of videos, pace, failures with reasons, and what is left. Pure code.
 
-Numbers are counted over records of jobs that have ended, whoever collected them; `run_records` does from Redis and from
-the JSON beside the videos.
+The figures are computed from records of ended jobs. `run_records` collects them from Redis and from the sidecars beside
+the videos.
 """
 
 from collections import Counter
@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from svdq.producer.timeparse import duration, rfc3339
 
-#: States of jobs that are still to be done, in the order in which they are told.
+#: States of unfinished jobs, in the order of the report.
 LEFT = ("queued", "started", "scheduled", "deferred")
-#: Names of failed jobs that are told for each reason.
+#: Largest number of failed jobs named for each reason.
 MAX_NAMES = 5
 
 End = Literal["finished", "failed", "stopped", "canceled"]
@@ -22,14 +22,14 @@ End = Literal["finished", "failed", "stopped", "canceled"]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What a video cost its group."""
+    """The costs of a video for its group."""
 
-    #: The group of ranks that made it, and how many ranks it has.
+    #: Name of the group that rendered it, and its number of ranks.
     group: str
     num_ranks: int
     #: Seconds of encoding, denoising and decoding, over all ranks.
     compute_s: float
-    #: When the first of them began, as far as the seconds tell.
+    #: When the encode began, estimated from the seconds.
     begun_at: datetime
 
 
@@ -40,32 +40,32 @@ class RunRecord:
     #: Id and name of the job.
     id: str
     name: str
-    #: RQ's status: stopped means that the user canceled it while a group had it.
+    #: RQ's status: stopped means that the user canceled the job in flight.
     status: End
-    #: When; has a zone.
+    #: When it ended, with a time zone.
     ended_at: datetime
     #: Why it failed, as a sentence.
     error: str = ""
-    #: What it cost; None where nobody wrote it down.
+    #: What it cost; None if this was not recorded.
     effort: Effort | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """The numbers of a run, or of any stretch of time."""
+    """The figures of a run or of any period."""
 
-    #: The stretch of time that was looked at.
+    #: Start and end of the period.
     since: datetime
     until: datetime
-    #: Why the run ended, as a sentence; "" for a stretch of time.
+    #: Why the run ended, as a sentence; "" for a period.
     ending: str
-    #: The jobs that ended in it, in the order of their ends, each once.
+    #: The jobs that ended in the period, in the order of their ends, each once.
     jobs: tuple[RunRecord, ...]
-    #: Jobs that are still to be done, by state.
+    #: Unfinished jobs by state.
     left: Mapping[str, int]
-    #: Finished videos an hour, from the beginning of the first to the end of the last; None without any.
+    #: Finished videos per hour, from the start of the first to the end of the last; None without any.
     videos_per_hour: float | None
-    #: Share of the ranks' time that went into finished videos, 0 to 1; None where it is not known.
+    #: Share of the ranks' time spent on finished videos, 0 to 1; None if unknown.
     busy_share: float | None
 
     def count(self, *statuses: End) -> int:
@@ -74,13 +74,13 @@ class RunReport:
 
     @property
     def reasons(self) -> list[tuple[str, list[RunRecord]]]:
-        """The failed jobs by reason, the most frequent reason first."""
+        """Return the failed jobs by reason, the most frequent reason first."""
         failed = [job for job in self.jobs if job.status == "failed"]
         counted = Counter(job.error for job in failed)
         return [(reason, [job for job in failed if job.error == reason]) for reason, _ in counted.most_common()]
 
     def as_json(self) -> dict[str, Any]:
-        """One JSON object."""
+        """Return one JSON object."""
         return {
             "since": rfc3339(self.since),
             "until": rfc3339(self.until),
@@ -100,7 +100,7 @@ class RunReport:
         }
 
     def lines(self) -> list[str]:
-        """Tell it on a terminal or in a mail."""
+        """Return the report as lines of text."""
         told = [
             f"{self.count('finished')} finished, {self.count('failed')} failed, "
             f"{self.count('stopped')} stopped, {self.count('canceled')} canceled, {self.stretch}."
@@ -118,7 +118,7 @@ class RunReport:
 
     @property
     def stretch(self) -> str:
-        """The stretch of time in words, in local time."""
+        """The period in words, in local time."""
         since, until = self.since.astimezone(), self.until.astimezone()
         end = until.strftime("%H:%M" if since.date() == until.date() else "%Y-%m-%d %H:%M")
         return f"from {since:%Y-%m-%d %H:%M} to {end} ({duration((until - since).total_seconds())})"
@@ -133,15 +133,15 @@ def summarise(
     ending: str = "",
     num_ranks: int | None = None,
 ) -> RunReport:
-    """Count what ended in a stretch of time.
+    """Summarize what ended in a period.
 
     Args:
-        records: of jobs that ended, in any order; of several of one job the newest counts.
-        left: jobs that are still to be done, by state.
-        since: from when on.
-        until: up to when.
+        records: of ended jobs, in any order; the newest record of a job counts.
+        left: number of unfinished jobs by state.
+        since: start of the period.
+        until: end of the period.
         ending: why the run ended, as a sentence.
-        num_ranks: the ranks of a run that took all of this time; None: each group counts from the beginning of its
+        num_ranks: number of ranks that ran for the whole period; None counts each group from the start of its
             first video to the end of its last.
     """
     jobs = _each_once(record for record in records if since <= record.ended_at <= until)
@@ -167,7 +167,7 @@ def summarise(
 
 
 def _each_once(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Keep the newest record of each job, with what others know of the same end."""
+    """Keep the newest record of each job, completed from older records of the same end."""
     newest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.ended_at):
         before = newest.pop(record.id, None)
@@ -178,7 +178,7 @@ def _each_once(records: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def _ranks_s(efforts: Sequence[tuple[Effort, datetime]]) -> float:
-    """Add up the seconds that groups had: from the beginning of a group's first video to the end of its last."""
+    """Sum the rank-seconds of groups: from the start of a group's first video to the end of its last."""
     total_s = 0.0
     for group in {effort.group for effort, _ in efforts}:
         ours = [(effort, ended_at) for effort, ended_at in efforts if effort.group == group]

@@ -1,1 +1,1 @@
-"""What is going on: jobs, queues, ranks, and when all will be done. Reads only."""
+"""Read-only views of jobs, queues and ranks, and estimates of when jobs will be done."""

@@ -1,7 +1,7 @@
-"""Estimates when jobs will be done, from what groups measured of each shape of video; else says why it cannot.
+"""Estimates when jobs will be done from the costs that groups measured, or says why it cannot.
 
 A group of K ranks with step times t_r finishes a video of T steps every T / sum(1 / t_r) + (E + D) / K seconds. Pure
-arithmetic, no Redis and no clock.
+code, without Redis or a clock.
 """
 
 import math
@@ -27,31 +27,31 @@ UNMEASURED = "No worker has finished a video yet."
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """The jobs that wait in the queues."""
+    """The jobs waiting in the queues."""
 
-    #: How many there are.
+    #: Number of jobs.
     num_jobs: int = 0
-    #: The parameters of an even sample of them; of all where there are few.
+    #: The parameters of an evenly spaced sample of them; of all if there are few.
     sample: Sequence[Parameters] = ()
-    #: The number of jobs that are taken before each of those asked about, by job id.
+    #: The number of jobs taken before each requested job, by job id.
     num_ahead: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """When a job, or everything, will be done."""
+    """When a job, or all jobs, will be done."""
 
-    #: Jobs that are taken before it; None when it does not wait in a queue.
+    #: Number of jobs taken before it; None if it is not in a queue.
     num_ahead: int | None = None
-    #: Seconds until it is done; None when nothing is to be done, and when that is unknown.
+    #: Seconds until it is done; None if there is nothing to do or the time is unknown.
     eta_s: float | None = None
-    #: Why that is unknown, as a sentence, or "".
+    #: Why the time is unknown, as a sentence, or "".
     reason: str = ""
     #: What it waits for although a group has it.
     condition: Condition | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Make a flat JSON object, to be joined with that of the job."""
+        """Return a flat JSON object, to be merged with that of the job."""
         return {
             "num_ahead": self.num_ahead,
             "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
@@ -110,7 +110,7 @@ def estimate_all(
     tail_s = _alone_s(waiting.sample[-1], takers) if waiting.sample else None
     if interval_s is None or tail_s is None:
         return Estimate(reason=why_none)
-    # What is in flight takes its share of the ranks first; then videos leave one by one, and the last one is alone.
+    # Jobs in flight use the ranks first; then videos finish one by one, and the last one runs alone.
     num_ranks = sum(len(group.ranks) for group in takers)
     begun_s = sum(end.eta_s or 0.0 for end in ends) / num_ranks
     total_s = begun_s + (waiting.num_jobs - 1) * interval_s + tail_s
@@ -118,7 +118,7 @@ def estimate_all(
 
 
 def videos_per_s(groups: Sequence[GroupStatus]) -> float:
-    """Add up the measured paces of the groups that are there."""
+    """Sum the measured paces of all groups."""
     live = (group.intake for group in groups if group.is_whole)
     return sum(1 / intake.pace_s for intake in live if intake and intake.pace_s)
 
@@ -159,13 +159,13 @@ def _of_started(view: JobView, groups: Sequence[GroupStatus], no_group: str) -> 
     costs = _costs_of(view.parameters, group)
     if costs is not None:
         return Estimate(eta_s=steps_left * fmean(costs.step_s) + costs.decode_s)
-    # The first video of all: the seconds of its last step are known, and those of the decode are not.
+    # In the first video ever, the time of the last step is known, and that of the decode is not.
     step_s = next((rank.step_s for rank in group.ranks if rank.job_id == view.id and rank.step_s is not None), None)
     return Estimate(reason=UNMEASURED) if step_s is None else Estimate(eta_s=steps_left * step_s)
 
 
 def _alone_s(parameters: Parameters, groups: Sequence[GroupStatus]) -> float | None:
-    """Estimate the seconds that one video takes from its encode to its end, on the fastest group."""
+    """Estimate the seconds from encode to end of one video on the fastest group."""
     found = []
     for group in groups:
         costs = _costs_of(parameters, group)
@@ -175,7 +175,7 @@ def _alone_s(parameters: Parameters, groups: Sequence[GroupStatus]) -> float | N
 
 
 def _mean_interval_s(sample: Sequence[Parameters], groups: Sequence[GroupStatus]) -> float | None:
-    """Estimate the mean seconds between two finished videos, with all groups at work."""
+    """Estimate the mean seconds between two finished videos while all groups run."""
     rate = 0.0
     for group in groups:
         intervals = [_interval_s(parameters, costs) for parameters in sample if (costs := _costs_of(parameters, group))]
@@ -191,7 +191,7 @@ def _interval_s(parameters: Parameters, costs: ShapeCosts) -> float:
 
 
 def _costs_of(parameters: Parameters, group: GroupStatus) -> ShapeCosts | None:
-    """Find what a group measured of a shape, else scale what it measured of the most similar one."""
+    """Return a group's measured costs of a shape, or scale those of the most similar shape."""
     measured = group.intake.costs if group.intake else ()
     if not measured:
         return None
@@ -200,7 +200,7 @@ def _costs_of(parameters: Parameters, group: GroupStatus) -> ShapeCosts | None:
     guided = isinstance(guidance, int | float) and guidance > 1
 
     def scale(costs: ShapeCosts) -> float:
-        """How many times as large a video of the shape is; one without frames has those that its model chooses."""
+        """Return the relative size of the shape; without a frame count, that of the measured shape is used."""
         pixels = _positive(width, costs.width) * _positive(height, costs.height) * _positive(frames, costs.frames)
         return pixels / (costs.width * costs.height * costs.frames)
 

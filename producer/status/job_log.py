@@ -1,6 +1,6 @@
-"""What workers have logged about a job: kept with the job itself, so that it is there as long as the job is.
+"""The log entries of workers about a job, stored with the job so that they expire with it.
 
-Capped: of a job that fails again and again the newest lines are kept. Knows no terminal.
+The size is limited: the newest lines are kept.
 """
 
 from datetime import UTC, datetime
@@ -11,10 +11,10 @@ from rq.job import Job as RqJob
 
 from svdq.producer import keys
 
-#: Characters of one entry that are kept: a long traceback loses its middle.
+#: Largest number of characters in an entry; a long traceback loses its middle.
 MAX_TEXT = 4000
 
-#: Appends lines, and cuts off whole old ones where there are too many bytes; a job that is gone stays gone.
+#: Appends lines, and removes the oldest lines above the size limit; does not recreate a removed job.
 #: KEYS: the job. ARGV: field, lines, bytes.
 _APPEND = """
 if redis.call('exists', KEYS[1]) == 0 then
@@ -31,43 +31,43 @@ redis.call('hset', KEYS[1], ARGV[1], log)
 
 
 class LogEntry(BaseModel):
-    """One thing that a worker logged."""
+    """One log entry of a worker."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     #: When.
     at: datetime
-    #: The rank that did, and where.
+    #: The rank, and its host.
     rank: int
     host: str
-    #: Python's word for how bad it is: INFO, WARNING, ERROR.
+    #: Python's level: INFO, WARNING, ERROR.
     level: str
-    #: What; of several lines where there is a traceback.
+    #: The message; several lines if there is a traceback.
     text: str
 
     @classmethod
     def now(cls, *, rank: int, host: str, level: str, text: str, at: float) -> "LogEntry":
-        """Make an entry of something that was logged `at` seconds after the epoch."""
+        """Create an entry for a message logged `at` seconds after the epoch."""
         if len(text) > MAX_TEXT:
             text = f"{text[: MAX_TEXT // 2]}\n…\n{text[-MAX_TEXT // 2 :]}"
         return cls(at=datetime.fromtimestamp(at, UTC), rank=rank, host=host, level=level, text=text)
 
 
 def append(pipeline: redis.Redis, job_id: str, entries: list[LogEntry]) -> None:
-    """Add entries to a job's log; one command."""
+    """Append entries to a job's log, with one command."""
     lines = "".join(f"{entry.model_dump_json()}\n" for entry in entries)
     pipeline.eval(_APPEND, 1, RqJob.key_for(job_id), keys.LOG_FIELD, lines, keys.LOG_BYTES)
 
 
 def read(connection: redis.Redis, job_id: str) -> list[LogEntry]:
-    """Read a job's log, oldest first; empty when nothing was logged or there is no such job."""
+    """Read a job's log, oldest first; empty if there are no entries or no such job."""
     text = connection.hget(RqJob.key_for(job_id), keys.LOG_FIELD)
     entries = []
     for line in (text or b"").splitlines():
         try:
             entry = LogEntry.model_validate_json(line)
         except ValidationError:
-            continue  # of another version
-        if 1970 <= entry.at.year <= 9000:  # others cannot be shown in every time zone
+            continue  # written by another version
+        if 1970 <= entry.at.year <= 9000:  # other times overflow in some time zones
             entries.append(entry)
     return entries

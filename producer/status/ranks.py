@@ -1,7 +1,7 @@
-"""The records that ranks write about themselves into Redis: who they are, what they do, what they wait for.
+"""The status records that ranks write to Redis: identity, current work, and what they wait for.
 
-A rank writes its record about once a second while it works and every five seconds while it does not; the record
-expires soon after the rank has ended.
+A rank writes its record about once a second while busy and every five seconds while idle; the record expires soon after
+the rank has ended.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from svdq.producer.timeparse import MAX_SECONDS, iso_of
 #: Seconds of silence, by the clock of Redis, after which nothing is promised of a rank; an idle one writes every five.
 SILENT_S = 7.0
 
-#: Upper bounds, in seconds, of the classes by which ranks count how long work took; one more class has no bound.
+#: Upper bounds of the histogram buckets in seconds; one more bucket has no bound.
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 
 #: Writes the record of a rank, and forgets ranks whose records have expired, all by the clock of Redis.
@@ -36,12 +36,12 @@ MAX_RANKS = 4096
 Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
-#: What a rank is at: nothing; a step; the decode; or held up by the storage with work in its hands.
+#: Activity of a rank: idle, a step, the decode, or waiting for the storage with work in progress.
 Activity = Literal["idle", "denoising", "decoding", "waiting"]
 
 
 class _Record(BaseModel):
-    """Frozen; a field of another version of svdq is left out."""
+    """Frozen record; unknown fields from other versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -49,24 +49,24 @@ class _Record(BaseModel):
 class Condition(_Record):
     """Something that is wrong and retried until it works, such as a full storage."""
 
-    #: What it keeps from happening, as a sentence without its full stop: "Videos wait to be written".
+    #: Its effect, as a sentence without its full stop: "Videos wait to be written".
     effect: str
-    #: Why, as a sentence: what the last attempt came to.
+    #: The error of the last attempt, as a sentence.
     reason: str
-    #: Seconds since the epoch of the first attempt that failed.
+    #: Time of the first failed attempt in seconds since the epoch.
     since: Moment
-    #: Attempts that have failed.
+    #: Number of failed attempts.
     attempts: int
-    #: The jobs that wait for it, the first in line first.
+    #: The jobs that wait for it, in order.
     job_ids: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """One JSON object."""
+        """Return one JSON object."""
         return self.model_dump(mode="json") | {"since": iso_of(self.since)}
 
 
 class ShapeCosts(_Record):
-    """What videos of one shape cost on a group, as it has measured."""
+    """The costs of videos of one shape, as measured by a group."""
 
     #: The shape, as in `pipeline.costs.Shape`.
     frames: int = Field(ge=1)
@@ -81,74 +81,74 @@ class ShapeCosts(_Record):
 
 
 class Timings(_Record):
-    """How long one kind of work took on a rank, as a histogram that only grows while its process lives."""
+    """Durations of one kind of work on a rank, as a histogram that grows as long as its process runs."""
 
-    #: How often it took as long as each class of `BOUNDS_S` says, and longer than all of them.
+    #: Number of durations in each bucket of `BOUNDS_S`, and above all of them.
     counts: tuple[int, ...]
-    #: Seconds of all together.
+    #: Sum of all durations in seconds.
     sum_s: float
 
 
 class IntakeStatus(_Record):
-    """What rank 0 knows of its whole group."""
+    """What rank 0 reports about its group."""
 
     #: Name of the group's RQ worker, as in `workers.WorkerView`.
     worker: str
-    #: Jobs that the group has, the longest in flight first.
+    #: Jobs in flight in the group, the longest in flight first.
     in_flight: tuple[str, ...] = ()
-    #: Jobs that have ended since rank 0 was started.
+    #: Number of jobs that have ended since rank 0 started.
     finished: int = 0
     failed: int = 0
-    #: Seconds between two finished videos while the group is busy; None until it is known.
+    #: Seconds between two finished videos while the group is busy; None until known.
     pace_s: Seconds | None = None
-    #: Costs of the shapes that were measured, the latest last.
+    #: Costs of the measured shapes, the latest last.
     costs: tuple[ShapeCosts, ...] = ()
-    #: Whether the group takes no more jobs because it is to end.
+    #: Whether the group takes no more jobs because it is stopping.
     draining: bool = False
-    #: Jobs of dead groups that it has given back to their queues.
+    #: Number of jobs of dead groups that it has requeued.
     taken_back: int = 0
 
 
 class RankStatus(_Record):
-    """One rank, as it was when it last spoke."""
+    """The latest status of one rank."""
 
-    #: What all ranks of a group have in common and no other group has; the same after a restart of the group.
+    #: Unique name of its group; does not change when the group restarts.
     group: str
-    #: 0 takes jobs in, the last one writes videos.
+    #: 0 takes jobs, the last rank writes videos.
     rank: int = Field(ge=0, le=MAX_RANKS)
-    #: K.
+    #: Number of ranks K.
     num_ranks: int = Field(ge=1, le=MAX_RANKS)
-    #: Where its process is.
+    #: Host and id of its process.
     host: str
     pid: int
-    #: cpu, or cuda and the GPU's number.
+    #: cpu, or cuda and the number of the GPU.
     device: str
-    #: The GPU's own name, or "".
+    #: Name of the GPU model, or "".
     device_name: str = ""
-    #: What is to be said of the model wherever its work is shown, or "".
+    #: Notice to show with videos of the model, or "".
     notice: str = ""
-    #: Name of the model, and the seconds that opening this rank's part of it took.
+    #: Name of the model, and seconds to load this rank's part of it.
     model: str
     load_s: float = 0.0
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
     at: Moment
-    #: What it is at.
+    #: Current activity.
     activity: Activity = "idle"
-    #: The job it computes, that job's denoising steps, and how many of them are done; None while it computes nothing.
+    #: The current job, the number of its denoising steps, and how many of them are done; None while idle.
     job_id: str | None = None
     steps: int | None = None
     step: int | None = None
-    #: The steps that are this rank's of the job that it computes or computed last: from one up to, not including, the
-    #: other; the same twice for a rank that only encodes or decodes.
+    #: The rank's steps of the current or last job: first and end (exclusive); equal for a rank that only encodes or
+    #: decodes.
     step_range: tuple[int, int] | None = None
-    #: Seconds that its last step took.
+    #: Duration of the last step in seconds.
     step_s: float | None = None
-    #: Part of the last seconds in which it computed, 0 to 1.
+    #: Share of the last seconds spent computing, 0 to 1.
     busy_share: float = 0.0
-    #: Resident bytes of the process.
+    #: Resident memory of the process in bytes.
     rss_bytes: int = 0
-    #: Bytes of GPU memory that PyTorch holds for the process, and all that the GPU has; None on a processor.
+    #: GPU memory that PyTorch has reserved, and total GPU memory, in bytes; None on a CPU.
     gpu_bytes: int | None = None
     gpu_total_bytes: int | None = None
     #: What it waits for.
@@ -157,15 +157,15 @@ class RankStatus(_Record):
     restart_count: int = 0
     #: How long work took since then: `step`, `encode`, `decode` and `write`, where there was any.
     timings: Mapping[str, Timings] = {}
-    #: Videos that it took up again from a checkpoint; checkpoints written, and their bytes.
+    #: Number of videos resumed from a checkpoint; number and bytes of checkpoints written.
     resumed: int = 0
     checkpoints: int = 0
     checkpoint_bytes: int = 0
-    #: On rank 0.
+    #: Only on rank 0.
     intake: IntakeStatus | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """One JSON object."""
+        """Return one JSON object."""
         times = {"started_at": iso_of(self.started_at), "at": iso_of(self.at)}
         return (
             self.model_dump(mode="json")
@@ -187,35 +187,35 @@ class RankStatus(_Record):
         pipeline.eval(_SAVE, 2, self.key, keys.RANKS, self._member, self.model_dump_json(), keys.RANK_TTL_S)
 
     def remove(self, pipeline: redis.Redis) -> None:
-        """Remove the record: the rank ends."""
+        """Remove the record when the rank ends."""
         pipeline.delete(self.key)
         pipeline.zrem(keys.RANKS, self._member)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupStatus:
-    """The ranks of one group that have spoken lately."""
+    """The ranks of one group with recent records."""
 
-    #: What they have in common.
+    #: Name of the group.
     name: str
-    #: By rank; some may be missing while the group starts.
+    #: Records by rank; some may be missing while the group starts.
     ranks: tuple[RankStatus, ...]
-    #: Seconds since the rank that has been silent for longest wrote its record, by the clock of Redis.
+    #: Age in seconds of the oldest record, by Redis' clock.
     silent_s: float = 0.0
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of its ranks have written their records lately."""
+        """Whether all ranks have recent records."""
         return len(self.ranks) >= self.ranks[0].num_ranks and self.silent_s < SILENT_S
 
     @property
     def intake(self) -> IntakeStatus | None:
-        """What rank 0 knows of the group; None while rank 0 is not there."""
+        """What rank 0 reports about the group; None without rank 0."""
         return self.ranks[0].intake
 
     def has(self, job_id: str, worker: str | None) -> bool:
-        """Whether the group has a job in flight, by its own record or, if that is older, by the job's RQ worker."""
-        # Rank 0 writes its record once a second, and may have taken the job since.
+        """Return whether a job is in flight in the group, by its record or, if older, by the job's RQ worker."""
+        # Rank 0 writes its record once a second, and may have taken the job since then.
         return self.intake is not None and (job_id in self.intake.in_flight or worker == self.intake.worker)
 
     @property
@@ -225,7 +225,7 @@ class GroupStatus:
 
 
 def read_groups(connection: redis.Redis) -> list[GroupStatus]:
-    """Read the groups that are there, by name; two round trips, however many jobs there are."""
+    """Read all groups, sorted by name; two round trips, independent of the number of jobs."""
     members: Any = connection.zrange(keys.RANKS, 0, -1)
     if not members:
         return []
@@ -240,7 +240,7 @@ def read_groups(connection: redis.Redis) -> list[GroupStatus]:
             try:
                 rank = RankStatus.model_validate_json(text)
             except ValidationError:
-                continue  # a worker of another version, or somebody's mistake: nothing else may fail for it
+                continue  # a record of another version, or an invalid one, must not affect the others
             ranks.setdefault(rank.group, []).append((rank, keys.RANK_TTL_S - ttl_ms / 1000))
     return [
         GroupStatus(

@@ -1,7 +1,7 @@
-"""Counts and lists jobs by RQ's status without reading them.
+"""Counts and lists jobs by RQ status without reading them.
 
-One round trip each, whose length is that of what is asked for, however many finished jobs are kept. Reads only: RQ's
-clean-up is never run here, for it may call functions that whoever writes to Redis has chosen.
+Each function takes one round trip, whose cost does not depend on the number of kept jobs. Never runs RQ's clean-up,
+which may call functions chosen by whoever can write to Redis.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from rq.registry import BaseRegistry
 
 from svdq.producer.queue import SvdqQueue, queues
 
-#: All statuses of jobs, in the order in which they are shown.
+#: All statuses of jobs, in display order.
 STATUSES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 
 #: RQ keeps stopped jobs in the registry of failed ones; this finds those that are stopped, or all others, the newest
@@ -71,7 +71,7 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
 
 
 def num_failed(connection: redis.Redis, since_score: float) -> int:
-    """Count the failed jobs of all queues from an expiry on; stopped ones are none."""
+    """Count the failed jobs of all queues with at least this expiry, without stopped jobs."""
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             pipeline.zcount(queue.failed_job_registry.key, since_score, "+inf")
@@ -81,14 +81,14 @@ def num_failed(connection: redis.Redis, since_score: float) -> int:
 
 
 def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[str] = ()) -> list[str]:
-    """Return the ids of the newest jobs of every status and queue, at most `limit` of each, each once, in no order.
+    """Return the ids of the newest jobs of every status and queue, up to `limit` of each, unique but in no order.
 
     Registries are sorted by expiry, which for ended jobs follows their end.
 
     Args:
         connection: to Redis.
-        limit: number of ids of one queue in one status.
-        statuses: only these; all when there are none.
+        limit: number of ids per queue and status.
+        statuses: statuses to include; all if empty.
     """
     ids: dict[str, None] = {}
     wanted = set(statuses or STATUSES)
@@ -121,14 +121,14 @@ def scan_ids(connection: redis.Redis) -> Iterator[bytes]:
 
 
 def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, int]:
-    """Count the jobs that are taken before others that wait.
+    """Count the jobs that are taken before given queued jobs.
 
     Args:
         connection: to Redis.
-        places: the name of the queue by the id of each job that waits.
+        places: the name of the queue by the id of each queued job.
 
     Returns:
-        The number by job id; without those that do not wait any more.
+        The number by job id, without jobs that have left their queue.
     """
     names = [queue.name for queue in queues(connection)]
     lists = [queue.key for queue in queues(connection)]
@@ -152,7 +152,7 @@ def _count_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float |
 
 
 def _between(queue: SvdqQueue) -> str:
-    """Where RQ keeps a job between taking it off the queue and registering it as started."""
+    """Return the list in which RQ keeps a job between taking it off the queue and registering it as started."""
     return IntermediateQueue.get_intermediate_queue_key(queue.key)
 
 

@@ -1,7 +1,7 @@
-"""Everything at one moment: queues, workers, groups with their ranks, jobs in flight, pace, and when all will be done.
+"""A snapshot of queues, workers, groups, ranks and jobs in flight, with the pace and estimates.
 
-What `svdq status` and `svdq top` show. It takes a fixed number of round trips, whose length follows what is in flight,
-however many jobs are kept.
+`svdq status` and `svdq top` show it. It takes a fixed number of round trips, whose cost depends on the jobs in flight
+and not on the number of kept jobs.
 """
 
 import math
@@ -33,57 +33,57 @@ from svdq.producer.status.workers import WorkerState, WorkerView, view_workers, 
 from svdq.producer.timeparse import iso_of
 from svdq.producer.untrusted_job import UntrustedJob, read_many
 
-#: Jobs of one queue in flight that are looked at, at most; groups of all sizes have fewer.
+#: Largest number of jobs in flight read per queue; groups have fewer.
 MAX_IN_FLIGHT = 200
-#: Seconds over which what has ended is counted.
+#: Period in seconds over which ended jobs are counted.
 LATELY_S = 3600
-#: Waiting jobs that are read for an estimate, each queue's share in so many stretches evenly over the queue.
+#: Largest number of queued jobs read for an estimate, taken evenly from each queue in this many slices.
 SAMPLED = 200
 STRETCHES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Everything at one moment."""
+    """The state of everything at one moment."""
 
     #: Seconds since the epoch.
     at: float
-    #: Most urgent first.
+    #: Queues, most urgent first.
     queues: tuple[QueueView, ...]
-    #: The worker groups that RQ knows, by name.
+    #: The worker groups in RQ, by name.
     workers: tuple[WorkerView, ...]
     #: Whether one of them takes jobs, or is about to.
     worker_state: WorkerState
     #: The groups whose ranks have written records lately, by name.
     groups: tuple[GroupStatus, ...]
-    #: Jobs in flight: group by group, the longest in flight first; then those of groups that have not spoken lately.
+    #: Jobs in flight: by group, the longest in flight first; then those of groups without recent records.
     jobs: tuple[JobView, ...]
-    #: Names of jobs by id: of those in flight, and of those that a rank's record still names.
+    #: Names of jobs by id: of jobs in flight, and of jobs in records of ranks.
     names: Mapping[str, str]
     #: When jobs in flight will be done, by job id.
     estimates: Mapping[str, Estimate]
-    #: Why jobs are not taken, a sentence each.
+    #: Why no jobs are taken, a sentence for each reason.
     pauses: tuple[str, ...]
-    #: Jobs that have ended in the last hour.
+    #: Number of jobs that ended in the last hour.
     finished_last_hour: int
     failed_last_hour: int
-    #: At the present pace of all groups; None until a group has finished a video.
+    #: Pace of all groups; None until a group has finished a video.
     videos_per_hour: float | None
-    #: When all that waits and all that is in flight will be done.
+    #: When all queued and started jobs will be done.
     estimate: Estimate
 
     @property
     def num_queued(self) -> int:
-        """Jobs that wait in a queue."""
+        """Number of queued jobs."""
         return sum(queue.counts["queued"] for queue in self.queues)
 
     def jobs_of(self, group: GroupStatus) -> list[JobView]:
-        """Pick the jobs that a group has in flight, the longest in flight first."""
+        """Return the jobs in flight in a group, the longest in flight first."""
         return [job for job in self.jobs if group.has(job.id, job.worker)]
 
     @property
     def strays(self) -> list[JobView]:
-        """The jobs in flight that no group which has spoken lately has."""
+        """The jobs in flight that belong to no group with recent records."""
         return [job for job in self.jobs if not any(group.has(job.id, job.worker) for group in self.groups)]
 
     @property
@@ -97,7 +97,7 @@ class Snapshot:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """One JSON object."""
+        """Return one JSON object."""
         return {
             "at": iso_of(self.at),
             "queues": [{"name": queue.name, **queue.counts} for queue in self.queues],
@@ -115,13 +115,13 @@ class Snapshot:
 
 
 def take(connection: redis.Redis) -> Snapshot:
-    """Look at everything."""
+    """Take a snapshot."""
     now = time.time()
     of_queues = view_queues(connection)
     groups = read_groups(connection)
     reasons = pauses(connection)
     known = _known(connection, groups)
-    # Some that a rank's record names have ended since.
+    # Some jobs in records of ranks have ended meanwhile.
     jobs = [view for view in known if view.status == JobStatus.STARTED.value]
     waiting = read_waiting(connection, of_queues)
     rate = videos_per_s(groups)
@@ -148,7 +148,7 @@ def take(connection: redis.Redis) -> Snapshot:
 def estimate(
     connection: redis.Redis, views: Sequence[JobView], groups: Sequence[GroupStatus] | None = None
 ) -> dict[str, Estimate]:
-    """Estimate when single jobs will be done."""
+    """Estimate when given jobs will be done."""
     groups = read_groups(connection) if groups is None else groups
     queued = {
         view.id: view.queue
@@ -163,12 +163,12 @@ def estimate(
 def read_waiting(
     connection: redis.Redis, of_queues: Sequence[QueueView], places: Mapping[str, str] | None = None
 ) -> Waiting:
-    """Read an even sample of the jobs that wait.
+    """Read an evenly spaced sample of the queued jobs.
 
     Args:
         connection: to Redis.
         of_queues: as `view_queues` counts them.
-        places: the name of the queue by the id of each job whose place is asked for.
+        places: the name of the queue by the id of each job whose position is requested.
     """
     num_jobs = {queue.name: queue.counts["queued"] for queue in of_queues}
     with connection.pipeline(transaction=False) as pipeline:
@@ -196,7 +196,7 @@ def _parameters_of(rq_job: rq.job.Job) -> dict[str, Any]:
 
 
 def _known(connection: redis.Redis, groups: Sequence[GroupStatus]) -> list[JobView]:
-    """Look at the jobs that groups tell of and those that RQ has as started, in the order of `Snapshot.jobs`."""
+    """Read the jobs in records of groups and those that RQ has as started, in the order of `Snapshot.jobs`."""
     in_flight = [job_id for group in groups if group.intake for job_id in group.intake.in_flight]
     computed = [rank.job_id for group in groups for rank in group.ranks if rank.job_id]
     started = sorted(newest_ids(connection, MAX_IN_FLIGHT, (JobStatus.STARTED.value,)))
@@ -205,7 +205,7 @@ def _known(connection: redis.Redis, groups: Sequence[GroupStatus]) -> list[JobVi
 
 
 def _finished_since(connection: redis.Redis, since: float) -> int:
-    """Count the jobs that have finished since then: registries are sorted by expiry."""
+    """Count the jobs that have finished since a time: registries are sorted by expiry."""
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             pipeline.zcount(queue.finished_job_registry.key, since + keys.RESULT_TTL_S, "+inf")

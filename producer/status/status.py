@@ -1,6 +1,6 @@
-"""What Redis says of jobs and queues. One bad record harms no other.
+"""Reads jobs and queues from Redis. One bad record does not affect the others.
 
-Reads only: RQ's clean-up is never run here, for it may call functions that whoever writes to Redis has chosen.
+Never runs RQ's clean-up, which may call functions chosen by whoever can write to Redis.
 """
 
 import re
@@ -19,73 +19,73 @@ from svdq.producer.status.registries import counts, newest_ids
 from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many, read_results
 
-#: Statuses in which a job stays until a user changes it.
+#: Final statuses: only a user changes the job again.
 ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
 
-#: The class in front of the sentence on a traceback's last line, such as `svdq.pipeline.errors.SampleError: `.
+#: The exception class before the sentence on a traceback's last line, such as `svdq.pipeline.errors.SampleError: `.
 _EXCEPTION_CLASS = re.compile(r"^(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)): ")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """One job as it is now."""
+    """The present state of one job."""
 
     #: Id of the job.
     id: str
-    #: RQ's status: one of `registries.STATUSES`, or "unknown" where its record does not say.
+    #: RQ's status: one of `registries.STATUSES`, or "unknown" if its record has none.
     status: str
-    #: Denoising steps done.
+    #: Number of denoising steps done.
     step: int = 0
-    #: Denoising steps in all.
+    #: Number of denoising steps in all.
     steps: int = 0
-    #: The rank that has it, while it is started.
+    #: The rank that computes it, while it is started.
     rank: int | None = None
     #: Paths or URLs of its files, once it is finished.
     outputs: tuple[str, ...] = ()
     #: Why it failed, as a sentence.
     error: str | None = None
-    #: What made its video where that is no trained model, such as "preview (no diffusion model)".
+    #: Notice if no trained model made the video, such as "preview (no diffusion model)".
     notice: str = ""
-    #: Name of the model that made it, once it is finished; "" when that is not known.
+    #: Name of the model that made it, once it is finished; "" if unknown.
     model: str = ""
-    #: Its parameters: as used where a worker has filled them in, else as submitted.
+    #: Its parameters: as used if a worker has recorded them, else as submitted.
     parameters: dict[str, Any] = field(default_factory=dict)
-    #: The path of its photo as it was submitted; "" where nobody wrote it down.
+    #: The path of its photo at submission; "" if it was not recorded.
     photo: str = ""
-    #: The queue it was put in, and when.
+    #: Its queue, and when it was submitted.
     queue: str = ""
     created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
-    #: When its worker began and ended it; None before, and where it was not begun.
+    #: When its worker started and ended it; None before that, and if it was never started.
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    #: Name of the RQ worker that has it, or had it last.
+    #: Name of the RQ worker that has or last had it.
     worker: str | None = None
-    #: When it is to be queued, while it is scheduled.
+    #: When it will be queued, while it is scheduled.
     scheduled_at: datetime | None = None
     #: Ids of the jobs that it waits for, while it is deferred.
     after: tuple[str, ...] = ()
-    #: Whether its record in Redis could be read; `error` says why not.
+    #: Whether its record in Redis could be read; if not, `error` says why.
     is_readable: bool = True
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Whether it is in a final status."""
         return self.status in ENDED or not self.is_readable
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """Its name for display."""
         return str(self.parameters.get("name", "?"))
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from its begin on a worker to its end; None before."""
+        """Seconds from its start on a worker to its end; None before the end."""
         if self.started_at is None or self.ended_at is None:
             return None
         return max(0.0, (self.ended_at - self.started_at).total_seconds())
 
     def as_json(self) -> dict[str, Any]:
-        """One flat JSON object: its own fields, then every parameter."""
+        """Return one flat JSON object: its own fields, then every parameter."""
         own = asdict(self) | {"outputs": list(self.outputs), "after": list(self.after)}
         for name in ("created_at", "started_at", "ended_at", "scheduled_at"):
             own[name] = rfc3339(own[name]) if own[name] else None
@@ -96,7 +96,7 @@ class JobView:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueView:
-    """One queue and how many jobs it has of each status."""
+    """One queue, and its number of jobs by status."""
 
     #: Name of the queue.
     name: str
@@ -105,10 +105,10 @@ class QueueView:
 
 
 def view(connection: redis.Redis, job_id: str) -> JobView:
-    """Look at one job.
+    """Read one job.
 
     Raises:
-        InputError: there is no such job.
+        InputError: the job does not exist.
     """
     views = view_many(connection, [job_id])
     if not views:
@@ -155,7 +155,7 @@ def list_jobs(
             pipeline.exists(key_of(job_id))
             pipeline.hget(key_of(job_id), "created_at")
         answers = pipeline.execute(raise_on_error=False)
-    # RQ writes times so that they sort as text; a record without one is shown last.
+    # RQ writes times so that they sort as text; a record without a time comes last.
     found = [
         (moment if isinstance(moment, bytes) else b"", job_id)
         for is_there, moment, job_id in zip(answers[::2], answers[1::2], job_ids, strict=True)
@@ -171,7 +171,7 @@ def view_queues(connection: redis.Redis) -> list[QueueView]:
 
 
 def last_sentence(exc_string: str | None) -> str:
-    """Return the message on a traceback's last line, without the class in front of it."""
+    """Return the message on a traceback's last line, without its exception class."""
     lines = [line.strip() for line in (exc_string or "").splitlines() if line.strip()]
     return (
         _EXCEPTION_CLASS.sub("", lines[-1]) if lines else "It failed and no reason was recorded; see the worker's log."
@@ -190,7 +190,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: "_Wait") -> JobView:
     if status == JobStatus.FAILED.value:
         error = last_sentence(result.exc_string if result else None)
     elif job is None:
-        error = "This is not a job of svdq's, or it was submitted by another version; submit its photo again."
+        error = "This is not a job of svdq, or another version submitted it; submit its photo again."
     elif status == JobStatus.STOPPED.value:
         error = "The user stopped it; `svdq retry` queues it again."
     return JobView(
@@ -218,7 +218,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: "_Wait") -> JobView:
 def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, Result | UnreadableJobError | None]:
     """Read the newest result of each job that has ended, by job id.
 
-    Only an ended job has one that counts: that of a job being tried again says why it did not work before.
+    Only an ended job has a valid result: that of a requeued job describes its previous attempt.
     """
     ended = [job for job in rq_jobs if job.get_status(refresh=False).value in ENDED]
     return {job.id: result for job, result in zip(ended, read_results(connection, ended), strict=True)}
@@ -226,14 +226,14 @@ def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str
 
 @dataclass(frozen=True, kw_only=True)
 class _Wait:
-    """What a job waits for that is in no queue."""
+    """What a job outside of the queues waits for."""
 
     until: datetime | None = None
     after: tuple[str, ...] = ()
 
 
 def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[_Wait]:
-    """Look up what each job waits for."""
+    """Read what each job waits for."""
     statuses = [job.get_status(refresh=False) for job in rq_jobs]
     with connection.pipeline(transaction=False) as pipeline:
         for job, status in zip(rq_jobs, statuses, strict=True):

@@ -1,4 +1,4 @@
-"""The worker groups that RQ knows; `ranks` has what they do. Reads only."""
+"""Reads the worker groups that are registered in RQ; `ranks` has their activity."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ WorkerState = Literal["running", "starting", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerView:
-    """One worker group, as RQ knows it."""
+    """One worker group as registered in RQ."""
 
     #: Unique name.
     name: str
     #: RQ's state: idle, busy, suspended, …
     state: str
-    #: Host and process of its rank 0.
+    #: Host and process id of its rank 0.
     hostname: str
     pid: int
     #: Queues it takes jobs from.
     queues: list[str]
-    #: Jobs it has ended.
+    #: Number of jobs that it has ended.
     finished: int
     failed: int
 
 
 def view_workers(connection: redis.Redis) -> list[WorkerView]:
-    """Return the worker groups that take jobs of ours, by name; two round trips. Unreadable records are left out."""
+    """Return the worker groups that take our jobs, by name; two round trips. Unreadable records are left out."""
     members: Any = connection.smembers(Worker.redis_workers_keys)
     names = sorted(name.decode(errors="backslashreplace") for name in members)
     with connection.pipeline(transaction=False) as pipeline:

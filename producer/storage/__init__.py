@@ -1,1 +1,1 @@
-"""Where photos, videos and checkpoints lie: a local folder, an object store or a file server."""
+"""Storage of photos, videos and checkpoints: a local folder, an object store or a file server."""

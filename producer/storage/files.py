@@ -1,4 +1,4 @@
-"""What a storage is made of: files addressed by keys, in a folder or behind a URL. Knows no jobs and no user."""
+"""Interface of storage backends: files addressed by keys, in a folder or behind a URL."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from typing import Protocol
 class Entry:
     """One file of a storage."""
 
-    #: Its key, such as `outputs/photo-1f.mp4`.
+    #: Key, such as `outputs/photo-1f.mp4`.
     key: str
-    #: Bytes.
+    #: Size in bytes.
     size: int
-    #: When it was written last; has a zone.
+    #: Time of the last write, with a time zone.
     modified_at: datetime
 
 
 class Files(Protocol):
     """Files by key. Keys are checked by the caller.
 
-    What stands under its key is whole: writers put it there in one step. A folder of files (the frames of a video) is
-    put there file by file where the storage knows no folders.
+    Writes are atomic, so a file under its key is complete. A folder of files (the frames of a video) is written file by
+    file on storages without folders.
 
     Raises:
-        FileNotFoundError: from `read`, `copy_out` and `entry`, when nothing stands under the key.
-        Exception: from every method, whatever the storage raises.
+        FileNotFoundError: from `read`, `copy_out` and `entry`, if the key does not exist.
+        Exception: from every method, errors of the storage.
     """
 
     def read(self, key: str) -> bytes:
@@ -35,7 +35,7 @@ class Files(Protocol):
         ...
 
     def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read small files, in any order; those that are not there are left out."""
+        """Read small files, in any order; missing files are left out."""
         ...
 
     def copy_out(self, key: str, path: Path) -> None:
@@ -43,37 +43,37 @@ class Files(Protocol):
         ...
 
     def exists(self, key: str) -> bool:
-        """Whether a file or a folder stands under a key."""
+        """Return whether a file or a folder with this key exists."""
         ...
 
     def entry(self, key: str) -> Entry:
-        """Look at one file."""
+        """Return the entry of one file."""
         ...
 
     def entries(self, key: str) -> Iterator[Entry]:
-        """Look at every file below a key, however deep; at none where nothing stands there."""
+        """Yield the entry of every file below a key, with subfolders; none if the key does not exist."""
         ...
 
     def names(self, key: str) -> list[str]:
-        """List the names of what stands under a key as in a folder; none where nothing does."""
+        """List the names in a folder; none if the key does not exist."""
         ...
 
     def write(self, key: str, data: bytes) -> None:
-        """Put bytes under a key, in place of what is there."""
+        """Write bytes, replacing an existing file."""
         ...
 
     def write_many(self, files: Mapping[str, bytes]) -> None:
-        """Put bytes under many keys, in place of what is there; faster than one by one."""
+        """Write many files, replacing existing ones; faster than one by one."""
         ...
 
     def publish(self, path: Path, key: str) -> None:
-        """Put a local file or folder under a key, in place of what is there; `path` is given up."""
+        """Move a local file or folder to a key, replacing what exists; `path` may be gone afterwards."""
         ...
 
     def renew(self, key: str) -> bool:
-        """Have the age of a file count from now on; False where that is not possible without writing it again."""
+        """Set the time of a file to now; return False if that requires writing it again."""
         ...
 
     def remove(self, key: str) -> None:
-        """Remove what stands under a key, file or folder, if anything does."""
+        """Remove a file or a folder if it exists."""
         ...

@@ -1,4 +1,4 @@
-"""The files of a storage in a local folder: written under another name, flushed, and renamed into place."""
+"""Storage in a local folder: files are written under a temporary name, flushed, and renamed."""
 
 import contextlib
 import os
@@ -12,9 +12,9 @@ from svdq.producer.disk_reserve import check_room
 from svdq.producer.storage.files import Entry
 from svdq.producer.storage.temporary import temporary_name
 
-#: Folder under the root for what is being written; a rename from here into place stays on one file system.
+#: Folder for files being written, below the root so that a rename stays on one file system.
 TEMPORARY = "tmp"
-#: Files from which on the file system is flushed instead of each of them.
+#: Number of files from which the whole file system is flushed instead of each file.
 FLUSHED_TOGETHER = 8
 
 
@@ -29,7 +29,7 @@ class FolderFiles:
         return (self.folder / key).read_bytes()
 
     def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read small files; those that are not there are left out."""
+        """Read small files; missing files are left out."""
         for key in keys:
             with contextlib.suppress(FileNotFoundError):
                 yield key, self.read(key)
@@ -39,16 +39,16 @@ class FolderFiles:
         shutil.copyfile(self.folder / key, path)
 
     def exists(self, key: str) -> bool:
-        """Whether a file or a folder stands under a key."""
+        """Return whether a file or a folder with this key exists."""
         return (self.folder / key).exists()
 
     def entry(self, key: str) -> Entry:
-        """Look at one file."""
+        """Return the entry of one file."""
         status = (self.folder / key).stat()
         return Entry(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
 
     def entries(self, key: str) -> Iterator[Entry]:
-        """Look at every file below a key, however deep."""
+        """Yield the entry of every file below a key, with subfolders."""
         for folder, _, names in os.walk(self.folder / key, onerror=_unless_missing):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -61,16 +61,16 @@ class FolderFiles:
         return []
 
     def write(self, key: str, data: bytes) -> None:
-        """Put bytes under a key, in place of what is there."""
+        """Write bytes, replacing an existing file."""
         temporary = self.temporary_path()
         try:
             temporary.write_bytes(data)
             _publish(temporary, self.folder / key, temporary)
         finally:
-            temporary.unlink(missing_ok=True)  # a full disk must not get any fuller
+            temporary.unlink(missing_ok=True)  # leave no partial file on a full disk
 
     def write_many(self, files: Mapping[str, bytes]) -> None:
-        """Put bytes under many keys; they are flushed together, which takes as long as a few one by one."""
+        """Write many files and flush them together, which takes as long as a few single files."""
         if len(files) < FLUSHED_TOGETHER:
             for key, data in files.items():
                 self.write(key, data)
@@ -92,7 +92,7 @@ class FolderFiles:
             shutil.rmtree(staging, ignore_errors=True)
 
     def publish(self, path: Path, key: str) -> None:
-        """Put a file or folder under a key; moved when it lies on the same file system."""
+        """Move a file or folder to a key; by a rename if it is on the same file system."""
         _publish(path, self.folder / key, self.temporary_path())
 
     def renew(self, key: str) -> bool:
@@ -104,7 +104,7 @@ class FolderFiles:
         return True
 
     def remove(self, key: str) -> None:
-        """Remove what stands under a key."""
+        """Remove a file or a folder."""
         path = self.folder / key
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir():
@@ -113,10 +113,10 @@ class FolderFiles:
                 path.unlink()
 
     def temporary_path(self) -> Path:
-        """Make up a fresh name. Not by mkstemp or mkdtemp: what they make is closed to others, and would stay so.
+        """Return an unused name. mkstemp and mkdtemp are not used: their files are closed to other users.
 
         Raises:
-            OSError: the folder cannot be made, or the disk is full.
+            OSError: the folder cannot be created, or the disk is full.
         """
         folder = self.folder / TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,13 +125,13 @@ class FolderFiles:
 
 
 def _unless_missing(error: OSError) -> None:
-    """Say that a folder cannot be read; one that is not there has nothing in it."""
+    """Raise an error unless a folder is missing, in which case it counts as empty."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
 def _publish(source: Path, target: Path, temporary: Path) -> None:
-    """Flush `source` to disk and rename it to `target`, by way of `temporary` when it is on another file system."""
+    """Flush `source` to disk and rename it to `target`, through `temporary` if it is on another file system."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source != temporary and source.stat().st_dev != target.parent.stat().st_dev:
         if source.is_dir():
@@ -142,7 +142,7 @@ def _publish(source: Path, target: Path, temporary: Path) -> None:
     for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
         _flush(path)
     if source.is_dir() and target.is_dir():
-        # A folder cannot be replaced in one step; the old one is set aside, whole, just before.
+        # A folder cannot be replaced atomically, so the old one is moved aside just before.
         aside = temporary.with_name(f"{temporary.name}.old")
         target.rename(aside)
         source.rename(target)
@@ -154,8 +154,8 @@ def _publish(source: Path, target: Path, temporary: Path) -> None:
 
 @contextlib.contextmanager
 def _flushing(folder: Path) -> Iterator[None]:
-    """Have the disk take the files that are made in a folder in the block."""
-    descriptor = os.open(folder, os.O_RDONLY)  # before anything is written, for it to be told of errors
+    """Flush the files that are created in a folder within a block."""
+    descriptor = os.open(folder, os.O_RDONLY)  # opened before any write, so that it receives write errors
     try:
         yield
         if not _flush_file_system(descriptor):
@@ -166,7 +166,7 @@ def _flushing(folder: Path) -> Iterator[None]:
 
 
 def _flush_file_system(descriptor: int) -> bool:
-    """Have the disk take all that was written to a file system, in one go; False where that cannot be done."""
+    """Flush a whole file system; return False where that is not supported."""
     if sys.platform != "linux":
         return False
     import ctypes
@@ -176,7 +176,7 @@ def _flush_file_system(descriptor: int) -> bool:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk take what was written to a file, or the names in a folder."""
+    """Flush a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""The files of a storage behind a URL, by fsspec: an object store (S3, Google, Azure) or a file server (SFTP).
+"""Storage behind a URL through fsspec: an object store (S3, Google, Azure) or a file server (SFTP).
 
-An object store shows an object only when all of it has arrived. On a file server files are written under another name
-and renamed. fsspec and its plugins are imported only here.
+An object store shows an object only when it is complete. On a file server, files are written under a temporary name and
+renamed. Only this module imports fsspec and its plugins.
 """
 
 import contextlib
@@ -21,35 +21,35 @@ from svdq.producer.storage.temporary import temporary_name
 from svdq.producer.threads import ordered_map
 from svdq.producer.timeparse import as_utc
 
-#: Protocols of object stores, which know no folders and show no half-written objects.
+#: Protocols of object stores, which have no folders and show no partial objects.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
-#: Our extra that brings the plugin for a protocol.
+#: The extra that installs the plugin of a protocol.
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
     **dict.fromkeys(("sftp", "ssh"), "sftp"),
 }
-#: Names under which fsspec's backends tell when a file was written last; `created` is all that some have.
+#: Keys of the last write in the metadata of fsspec's backends; some have only `created`.
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
-#: Files read or removed at once: enough to hide the way there and back.
+#: Number of files read or removed in parallel, to hide latency.
 AT_ONCE = 64
-#: Bytes that object stores take as the name of an object.
+#: Longest object name in bytes that object stores accept.
 MAX_KEY_BYTES = 1024
 
 
 class RemoteFiles:
-    """`Files` by fsspec.
+    """`Files` through fsspec.
 
     Raises:
-        InputError: there is no such protocol, or its plugin is not installed.
+        InputError: the protocol is unknown, or its plugin is not installed.
     """
 
     def __init__(self, url: str) -> None:
-        """Make it; a file server is connected to at once.
+        """Open the storage; a file server is connected immediately.
 
         Args:
-            url: such as s3://bucket/prefix, secrets included.
+            url: such as s3://bucket/prefix, including secrets.
         """
         self._url = url
         self._protocol = url.partition("://")[0]
@@ -63,7 +63,7 @@ class RemoteFiles:
         return bytes(self._fs.cat_file(self._path(key)))
 
     def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read small files, many at once where the backend can; those that are not there are left out."""
+        """Read small files, in parallel if the backend can; missing files are left out."""
 
         def read(key: str) -> tuple[str, bytes] | None:
             with contextlib.suppress(FileNotFoundError):
@@ -79,15 +79,15 @@ class RemoteFiles:
         self._fs.get_file(self._path(key), str(path))
 
     def exists(self, key: str) -> bool:
-        """Whether a file or a folder stands under a key."""
+        """Return whether a file or a folder with this key exists."""
         return bool(self._fresh().exists(self._path(key)))
 
     def entry(self, key: str) -> Entry:
-        """Look at one file."""
+        """Return the entry of one file."""
         return self._entry(self._fresh().info(self._path(key)))
 
     def entries(self, key: str) -> Iterator[Entry]:
-        """Look at every file below a key, however deep."""
+        """Yield the entry of every file below a key, with subfolders."""
         try:
             found = self._fresh().find(self._path(key), detail=True)
         except FileNotFoundError:
@@ -105,12 +105,12 @@ class RemoteFiles:
         return []
 
     def write(self, key: str, data: bytes) -> None:
-        """Put bytes under a key, in place of what is there."""
+        """Write bytes, replacing an existing file."""
         with self._arrival(key) as path:
             self._fs.pipe_file(path, data)
 
     def write_many(self, files: Mapping[str, bytes]) -> None:
-        """Put bytes under many keys, many at once where the backend can."""
+        """Write many files, in parallel if the backend can."""
         if self._protocol in OBJECT_STORES:
             self._fs.pipe({self._path(key): data for key, data in files.items()})
         else:
@@ -118,14 +118,14 @@ class RemoteFiles:
                 self.write(key, data)
 
     def publish(self, path: Path, key: str) -> None:
-        """Send a local file or folder."""
+        """Upload a local file or folder."""
         if path.is_dir():
             self.remove(key)
             sources = [file for file in path.rglob("*") if file.is_file()]
         else:
             sources = [path]
         with self._arrival(key) as target:
-            # By name, since fsspec's backends do not agree on what it is to put a folder.
+            # File by file, since fsspec's backends differ in how they upload a folder.
             targets = [f"{target}/{file.relative_to(path).as_posix()}" if file != path else target for file in sources]
             if self._protocol not in OBJECT_STORES:
                 for folder in {name.rpartition("/")[0] for name in targets}:
@@ -133,15 +133,15 @@ class RemoteFiles:
             self._fs.put([str(file) for file in sources], targets)
 
     def renew(self, key: str) -> bool:
-        """Refuse: to have another time, an object is written again."""
+        """Return False: an object's time changes only when it is written again."""
         return False
 
     def remove(self, key: str) -> None:
-        """Remove what is under a key."""
+        """Remove a file or a folder."""
         self._remove(self._path(key))
 
     def _remove(self, path: str) -> None:
-        """Remove a file or a folder. Not by fsspec's `rm`, which takes `[`, `*` and `?` in a name for a pattern."""
+        """Remove a file or a folder. fsspec's `rm` would treat `[`, `*` and `?` in a name as a pattern."""
         fs = self._fresh()
 
         def remove(path: str) -> None:
@@ -164,7 +164,7 @@ class RemoteFiles:
         return AT_ONCE if self._fs.async_impl else 1
 
     def reconnect(self) -> None:
-        """Connect anew with the next call: a connection that has failed may not come back by itself."""
+        """Reconnect at the next call: a failed connection may not recover."""
         with self._lock:
             self._connected = None
 
@@ -175,7 +175,7 @@ class RemoteFiles:
         return fs if fs is not None else self._connect()
 
     def _fresh(self) -> Any:
-        """Forget what fsspec remembers of folders: other processes write, too."""
+        """Clear fsspec's cache of folders: other processes write, too."""
         fs = self._fs
         fs.invalidate_cache()
         return fs
@@ -189,7 +189,7 @@ class RemoteFiles:
             extra = EXTRAS.get(self._protocol)
             package = f"pip install 'svdq[{extra}]'" if extra else str(error).rstrip(".")
             raise InputError(
-                f"A storage at {self._protocol}:// needs a package that is not here: {package}."
+                f"A storage at {self._protocol}:// needs a package that is not installed: {package}."
             ) from error
         except ValueError as error:
             if self._protocol in fsspec.available_protocols():
@@ -215,10 +215,10 @@ class RemoteFiles:
         return Entry(key=self._key(info["name"]), size=int(info["size"] or 0), modified_at=_modified_at(info))
 
     def _check_bucket(self) -> None:
-        """Tell a bucket in which nothing lies from one that is not there.
+        """Distinguish an empty bucket from a missing one.
 
         Raises:
-            FileNotFoundError: it is not there.
+            FileNotFoundError: the bucket does not exist.
         """
         if self._protocol in OBJECT_STORES - {"memory"}:
             bucket = self._root.partition("/")[0]
@@ -229,7 +229,7 @@ class RemoteFiles:
 
     @contextlib.contextmanager
     def _arrival(self, key: str) -> Iterator[str]:
-        """Give the path to write to, and see to it that what was written stands under its key, whole or not at all."""
+        """Yield the path to write to, and move the written file to its key atomically."""
         path = self._path(key)
         if self._protocol in OBJECT_STORES:
             yield path
@@ -248,12 +248,12 @@ class RemoteFiles:
 
 
 def _modified_at(info: dict[str, Any]) -> datetime:
-    """Find when a file was written last in what fsspec tells of it; each of its backends has another word for it."""
+    """Return the time of the last write from fsspec's metadata, whose keys differ by backend."""
     value = next((info[name] for name in _TIMES if info.get(name)), None)
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     if isinstance(value, int | float):
         value = datetime.fromtimestamp(value, UTC)
     if not isinstance(value, datetime):
-        raise ValueError("the storage does not tell when its files were written")
+        raise ValueError("the storage does not report when its files were written")
     return as_utc(value)

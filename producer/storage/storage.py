@@ -1,6 +1,6 @@
-"""Where photos, videos and checkpoints lie: one folder or one fsspec URL, addressed by keys such as `outputs/…/x.mp4`.
+"""Photos, videos and checkpoints in a folder or behind an fsspec URL, addressed by keys such as `outputs/…/x.mp4`.
 
-What stands under its key is whole, in a folder as in an object store. Knows no jobs and no Redis.
+Writes are atomic, so a file under its key is complete.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from svdq.producer.storage.folder_files import TEMPORARY, FolderFiles
 from svdq.producer.storage.remote_files import RemoteFiles
 from svdq.producer.storage.temporary import sweep, temporary_name
 
-#: Start of the names of staging folders on this machine, for a storage that is elsewhere.
+#: Prefix of staging folders on this machine, for a remote storage.
 STAGING_PREFIX = "svdq-staging-"
-#: File that svdq writes at the root of a storage, and in every folder of checkpoints. Without it nothing is pruned.
+#: File that svdq writes at the root of a storage and in every folder of checkpoints. Nothing is pruned without it.
 MARKER = ".svdq-storage"
 _MARKER_TEXT = b"svdq keeps photos, videos and checkpoints here. `svdq prune` removes them only where this file is.\n"
-#: Key of the file by which a worker finds whether a storage can be written.
+#: Key of the file that a worker writes to test whether a storage is writable.
 PROBE = "outputs/.svdq-probe"
-#: A photo that was submitted again counts as younger than this; `svdq prune` keeps twice as old ones.
+#: A resubmitted photo counts as younger than this; `svdq prune` keeps photos up to twice this age.
 INPUT_AGE = timedelta(days=1)
 
 _SEGMENT = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f\ud800-\udfff]+")
@@ -36,15 +36,15 @@ _OLD_CHECKPOINTS = re.compile(r"[0-9a-f]{20}")
 
 
 def is_checkpoint_folder(name: str, files: Collection[str]) -> bool:
-    """Whether svdq has made a folder under `checkpoints`, so that it may be removed.
+    """Return whether svdq created a folder below `checkpoints`, so that it may be removed.
 
-    Earlier versions wrote no marker; their folders have a job's id for a name and hold nothing but checkpoints.
+    Earlier versions wrote no marker; their folders are named after a job and contain only checkpoints.
     """
     return MARKER in files or bool(_OLD_CHECKPOINTS.fullmatch(name) and all(map(_CHECKPOINT.fullmatch, files)))
 
 
 def is_input(key: str, data: bytes) -> bool:
-    """Whether a photo has the content that its key is named after."""
+    """Return whether a photo's content matches the hash in its key."""
     return key.startswith(f"inputs/{hashlib.sha256(data).hexdigest()}.")
 
 
@@ -52,26 +52,26 @@ class Storage:
     """One storage; nothing is created before the first write.
 
     Raises:
-        InputError: from the constructor, when there is no such kind of storage or its plugin is not installed; from
-            every method that takes a key, when it is not one.
-        UnavailableError: from every method, when the storage cannot be reached or written.
+        InputError: from the constructor, if the kind of storage is unknown or its plugin is not installed; from
+            every method with a key, if the key is invalid.
+        UnavailableError: from every method, if the storage cannot be reached or written.
     """
 
     def __init__(self, url: str) -> None:
         self._url = without_secrets(url).rstrip("/")
         self._secrets: list[str] = []
         self._files: Files
-        #: One of the two is what `_files` is.
+        #: Exactly one of the two is the backend in `_files`.
         self._folder: FolderFiles | None = None
         self._remote: RemoteFiles | None = None
-        #: Whether the marker is known to be there, or was tried to be written.
+        #: Whether the marker exists or an attempt to write it was made.
         self._has_marked = False
         scheme, colon, rest = url.partition("://")
         if not colon or scheme in ("file", "local"):
             self._files = self._folder = FolderFiles(Path(rest if colon else url).expanduser().absolute())
             return
         with self._plain_errors():
-            # What must never be shown: the password, and the query, where tokens live.
+            # Never shown: the password, and the query, which may contain tokens.
             parts = urlsplit(url)
             self._secrets = [
                 secret for secret in (parts.password, unquote(parts.password or ""), parts.query) if secret
@@ -79,18 +79,18 @@ class Storage:
             self._files = self._remote = RemoteFiles(url)
 
     def put_input(self, data: bytes, extension: str) -> str:
-        """Store a photo under the hash of its content, once, and return its key."""
+        """Store a photo under the hash of its content unless it exists, and return its key."""
         key = f"inputs/{hashlib.sha256(data).hexdigest()}.{extension}"
         if not self.has_input(key, len(data)):
             self.write_bytes(key, data)
         return key
 
     def has_input(self, key: str, num_bytes: int | None = None) -> bool:
-        """Whether a photo is there undamaged, for a job that is about to be made: `svdq prune` keeps it for a day.
+        """Return whether an undamaged photo exists, and make `svdq prune` keep it for at least a day.
 
         Args:
-            key: named after the hash of the photo, which is checked in a local folder.
-            num_bytes: its size, which is checked everywhere.
+            key: contains the hash of the photo, which is verified in a local folder.
+            num_bytes: its size, which is verified on every storage.
         """
         self._check(key)
         with self._plain_errors():
@@ -103,12 +103,12 @@ class Storage:
                 return False
 
     def read_input(self, key: str) -> bytes:
-        """Read a photo; one whose content does not have the hash in its name is removed, so that it is stored anew.
+        """Read a photo; if its content does not match its hash, remove it so that it can be stored again.
 
         Raises:
-            InputError: it was damaged.
+            InputError: the photo is damaged.
         """
-        for _ in range(2):  # it may just be stored anew
+        for _ in range(2):  # another process may be storing it again
             data = self.read(key)
             if is_input(key, data):
                 return data
@@ -117,30 +117,30 @@ class Storage:
         raise InputError(f"The photo {key} was damaged in the storage; submit it again, then `svdq retry` the job.")
 
     def read(self, key: str) -> bytes:
-        """Read what stands under a key."""
+        """Read a file."""
         self._check(key)
         with self._plain_errors():
             return self._files.read(key)
 
     def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read small files, in any order; those that are not there are left out."""
+        """Read small files, in any order; missing files are left out."""
         with self._plain_errors():
             yield from self._files.read_many(keys)
 
     def copy_out(self, key: str, path: Path) -> None:
-        """Copy what stands under a key to a local path."""
+        """Copy a file to a local path."""
         self._check(key)
         with self._plain_errors():
             self._files.copy_out(key, path)
 
     def exists(self, key: str) -> bool:
-        """Whether something stands under a key."""
+        """Return whether a file or a folder with this key exists."""
         self._check(key)
         with self._plain_errors():
             return self._files.exists(key)
 
     def entry(self, key: str) -> Entry | None:
-        """Look at the file under a key; None when there is none."""
+        """Return the entry of a file, or None if it does not exist."""
         self._check(key)
         with self._plain_errors():
             try:
@@ -149,7 +149,7 @@ class Storage:
                 return None
 
     def entries(self, key: str) -> Iterator[Entry]:
-        """Look at every file below a key, however deep, in any order; those that no key can name are left out."""
+        """Yield the entry of every file below a key, at any depth and in any order; skip files without a valid key."""
         self._check(key)
         with self._plain_errors():
             for entry in self._files.entries(key):
@@ -157,9 +157,9 @@ class Storage:
                     yield entry
 
     def publish(self, local_path: Path, key: str) -> None:
-        """Put a finished file or folder under a key, in place of what is there.
+        """Move a finished file or folder to a key, replacing what exists.
 
-        `local_path` is given up: it is moved when it lies on the storage's own file system, as `staging` does.
+        `local_path` may be gone afterwards: a file on the storage's own file system, as from `staging`, is renamed.
         """
         self._check(key)
         with self._plain_errors():
@@ -167,18 +167,18 @@ class Storage:
             self._files.publish(local_path, key)
 
     def write_text(self, key: str, text: str) -> None:
-        """Put a text under a key, in place of what is there."""
+        """Write text, replacing an existing file."""
         self.write_bytes(key, text.encode())
 
     def write_bytes(self, key: str, data: bytes) -> None:
-        """Put bytes under a key, in place of what is there."""
+        """Write bytes, replacing an existing file."""
         self._check(key)
         with self._plain_errors():
             self._mark()
             self._files.write(key, data)
 
     def write_many(self, files: Mapping[str, bytes]) -> None:
-        """Put bytes under many keys, in place of what is there; faster than one by one."""
+        """Write many files, replacing existing ones; faster than one by one."""
         for key in files:
             self._check(key)
         with self._plain_errors():
@@ -187,28 +187,28 @@ class Storage:
             self._files.write_many(files)
 
     def names(self, key: str) -> list[str]:
-        """List the names of what stands under a key as in a folder; none when nothing does."""
+        """List the names in a folder; none if the key does not exist."""
         self._check(key)
         with self._plain_errors():
             return self._files.names(key)
 
     def remove(self, key: str) -> None:
-        """Remove what stands under a key, file or folder, if anything does."""
+        """Remove a file or a folder if it exists."""
         self._check(key)
         with self._plain_errors():
             self._files.remove(key)
 
     def check_writable(self) -> None:
-        """Write a small file to `outputs` and remove it, to tell one place that refuses from a whole storage that does.
+        """Write and remove a small file in `outputs`, to distinguish one bad file from an unavailable storage.
 
         Raises:
-            UnavailableError: nothing can be written to the storage at present.
+            UnavailableError: the storage is not writable at present.
         """
         self.write_bytes(PROBE, b"")
         self.remove(PROBE)
 
     def sweep(self) -> None:
-        """Remove what killed processes have left half written here; only files with svdq's own temporary names."""
+        """Remove the partial files of killed processes on this machine; only files with svdq's own temporary names."""
         if self._folder:
             if self.is_marked:
                 sweep((self._folder.folder / TEMPORARY).glob("*"))
@@ -217,27 +217,27 @@ class Storage:
 
     @property
     def is_marked(self) -> bool:
-        """Whether svdq has written here before; `MARKER` says so."""
+        """Return whether svdq has written here before, according to `MARKER`."""
         return self.exists(MARKER)
 
     @property
     def folder(self) -> Path | None:
-        """The local folder that this is, or None when it is elsewhere."""
+        """The local folder of the storage, or None if it is remote."""
         return self._folder.folder if self._folder else None
 
     @property
     def shown(self) -> str:
-        """What it is called in messages: a folder or a URL, without its secrets."""
+        """The storage for messages: a folder or a URL without secrets."""
         return str(self.folder or self._url)
 
     def location(self, key: str) -> str:
-        """Where a person finds what stands under a key: an absolute path or a URL (without its secrets)."""
+        """Return the place of a key for people: an absolute path or a URL without secrets."""
         self._check(key)
         return f"{self.shown}/{key}"
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """Make a fresh folder for files on their way to `publish`; it is removed at the end."""
+        """Create a temporary folder for files to `publish`; it is removed at the end."""
         with self._plain_errors():
             if self._folder:
                 self._mark()
@@ -252,7 +252,7 @@ class Storage:
             shutil.rmtree(path, ignore_errors=True)
 
     def _mark(self) -> None:
-        """Write the marker before the first file; where only subfolders may be written, go on without."""
+        """Write the marker before the first file; continue without it if only subfolders are writable."""
         if not self._has_marked:
             with contextlib.suppress(PermissionError):
                 if not self._files.exists(MARKER):
@@ -281,14 +281,14 @@ class Storage:
             if self._folder:
                 raise
             self._forget_connection(error)
-            # Each of fsspec's backends has exceptions of its own, and no base for them.
+            # fsspec's backends raise types of their own without a common base.
             reason = self._without_secrets(str(error)).rstrip(".") or type(error).__name__
             raise UnavailableError(
                 f"The storage {self.shown!r} cannot be used ({reason}); check SVDQ_STORAGE or --storage."
             ) from (None if self._secrets else error)
 
     def _forget_connection(self, error: Exception) -> None:
-        """Have the next call connect anew: a connection that has failed may not come back by itself."""
+        """Reconnect at the next call: a failed connection may not recover."""
         if self._remote and not isinstance(error, FileNotFoundError):
             self._remote.reconnect()
 

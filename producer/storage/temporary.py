@@ -1,4 +1,4 @@
-"""Names for temporary files that say which process made them, so that what a killed process leaves can be removed."""
+"""Names for temporary files that identify their process, so that files of killed processes can be removed."""
 
 import contextlib
 import hashlib
@@ -12,34 +12,34 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-#: Seconds after which a temporary file of a process that cannot be checked from here counts as left behind.
+#: Age in seconds from which a temporary file counts as abandoned if its process cannot be checked from here.
 ABANDONED_S = 24 * 60 * 60
 
 #: `<machine>@<process id>.<start of the process>-<random>`.
 _NAME = re.compile(r"(?P<machine>[0-9a-f]{12})@(?P<pid>\d{1,10})\.(?P<start>\d{1,20})-[0-9a-f]{16}(?:\.old)?")
-#: What versions before 0.2 made: `<host>@<process id>-<random>`.
+#: Names by versions before 0.2: `<host>@<process id>-<random>`.
 _OLD_NAME = re.compile(r"[^@/]+@\d{1,10}-[0-9a-f]{16}(?:\.old)?")
 
 
 def temporary_name(prefix: str = "") -> str:
-    """Make up a fresh name; `sweep` removes only files and folders with such names."""
+    """Return an unused name; `sweep` removes only files and folders with such names."""
     pid = os.getpid()
     return f"{prefix}{_machine()}@{pid}.{_start_of(pid)}-{secrets.token_hex(8)}"
 
 
 def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONED_S) -> None:
-    """Remove the files and folders of processes that are gone; leave everything without a name of `temporary_name`.
+    """Remove the files and folders of processes that have ended; ignore names that are not from `temporary_name`.
 
     Args:
         paths: files and folders with any names.
-        prefix: the prefix that the names were given.
-        abandoned_s: age from which those are removed whose process cannot be checked from here; in seconds.
+        prefix: prefix of the names.
+        abandoned_s: age in seconds from which files are removed whose process cannot be checked from here.
     """
     for path in paths:
         name = path.name.removeprefix(prefix)
         if not path.name.startswith(prefix) or not (_NAME.fullmatch(name) or _OLD_NAME.fullmatch(name)):
             continue
-        with contextlib.suppress(OSError):  # its owner has just finished with it
+        with contextlib.suppress(OSError):  # its owner has just removed it
             is_alive = _is_alive(name)
             if is_alive is None:
                 is_alive = time.time() - path.stat().st_mtime <= abandoned_s
@@ -51,13 +51,13 @@ def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONE
 
 
 def _is_alive(name: str) -> bool | None:
-    """Whether the process in a name is running; None when it cannot be known: it is of another machine or container."""
+    """Return whether the process in a name is running; None if unknown: it is on another machine or container."""
     found = _NAME.fullmatch(name)
     if found is None or found["machine"] != _machine():
         return None
     pid = int(found["pid"])
     try:
-        os.kill(pid, 0)  # signal 0 only checks that there is such a process
+        os.kill(pid, 0)  # signal 0 only checks that the process exists
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
@@ -67,9 +67,9 @@ def _is_alive(name: str) -> bool | None:
 
 @cache
 def _machine() -> str:
-    """Name what a process id is unique in: one boot of one machine and, on Linux, one namespace (a container) of it.
+    """Identify the scope of process ids: one boot of a machine and, on Linux, one PID namespace (a container).
 
-    The host's name does not do: two machines may have the same one.
+    A host name is not enough: two machines may have the same one.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -80,7 +80,7 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> str:
-    """Say when a process was started, in clock ticks since the boot; "0" when that is not known."""
+    """Return when a process started, in clock ticks since the boot; "0" if unknown."""
     try:
         # The name, in parentheses, may contain anything; the start is field 22.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]

@@ -1,1 +1,1 @@
-"""From what a user asks for to jobs in the queue: photos found and checked, parameters read, jobs made and enqueued."""
+"""Submission: find and check photos, read parameters, create jobs and enqueue them."""

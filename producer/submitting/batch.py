@@ -1,7 +1,7 @@
-"""Lists of photos with parameters for each: a csv file or JSON lines. Does not open the photos.
+"""Reads lists of photos, each with its own parameters, from csv or JSON lines. Does not open the photos.
 
-A row names a photo, as a path from where the list lies, and may give every parameter of a video, a priority, a time, a
-name and a folder for the files. What it leaves out, or empty, is at its default.
+A row names a photo, by a path relative to the list, and may give every parameter of a video, a priority, a time, a
+name and an output folder. Missing and empty fields take their defaults.
 """
 
 import csv
@@ -20,29 +20,29 @@ from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import BadRequest, Request
 from svdq.producer.timeparse import parse_future
 
-#: Columns that are no parameters of a video.
+#: Columns that are not parameters of a video.
 OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
 COLUMNS = (*OWN_COLUMNS, *FIELDS, "format")
-#: Other names of columns, as the flags of `svdq submit` have them.
+#: Aliases of columns, named as the flags of `svdq submit`.
 ALIASES = {"format": "formats"}
 
-#: The line that a row begins on, and its columns, or why it cannot be read.
+#: The first line of a row, and its columns or the reason why it cannot be read.
 Row = tuple[int, Mapping[str, Any] | InputError]
 
 
 def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Request | BadRequest]:
-    """Read a list; the photos are not opened.
+    """Read a list without opening the photos.
 
     Args:
         path: a .csv or .jsonl file.
-        now: with a zone, for times of day.
-        force: have new jobs in any case.
+        now: current time with a time zone, for times of day.
+        force: create new jobs although the same ones exist.
 
     Returns:
-        A request for each row, or what is wrong with it.
+        A request for each row, or the reason why the row is invalid.
 
     Raises:
-        InputError: the file cannot be read, or its rows cannot be told apart.
+        InputError: the file cannot be read or split into rows.
     """
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:
@@ -78,7 +78,7 @@ def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Reques
 
 
 class _BadFileError(InputError):
-    """What follows a line cannot be read row by row."""
+    """An error in a line that makes the rest of the file unreadable."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -93,13 +93,13 @@ def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool)
     texts = {name: _text(name, value) for name, value in row.items()}
     given = {name: text for name, text in texts.items() if text}
     if "photo" not in given:
-        raise InputError("It names no photo; give its path in the column photo.")
+        raise InputError("The row names no photo; give its path in the column photo.")
     fields: dict[str, Any] = {}
     for name, text in given.items():
         if name not in OWN_COLUMNS:
             values = read_field(ALIASES.get(name, name), text, name)
             if fields.keys() & values.keys():
-                raise InputError(f"The column {name} says again what another column says; leave one of them empty.")
+                raise InputError(f"The column {name} repeats the value of another column; leave one of them empty.")
             fields |= values
     spec = JobSpec(
         options=(SubmitOptions(**fields),),
@@ -123,7 +123,7 @@ def _as_column(field: str) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Give what stands in a column as the text that a csv file would have."""
+    """Convert the value of a column to the text that a csv file would have."""
     if value is None:
         return ""
     if isinstance(value, list) and name in ("format", "formats"):
@@ -134,7 +134,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _csv_rows(text: str) -> Iterator[Row]:
-    # Semicolons are what spreadsheets write where the comma stands in numbers, tabs what is pasted from them.
+    # Spreadsheets separate by semicolons where the decimal separator is a comma; pasted cells are separated by tabs.
     header = text.partition("\n")[0]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=True)
     names: list[str] | None = None
@@ -149,22 +149,22 @@ def _csv_rows(text: str) -> Iterator[Row]:
                 if set(named) - set(COLUMNS):
                     raise _BadFileError(line, str(_no_such_column(named)))
             elif len(cells) > len(names):
-                yield line, InputError(f"It has {len(cells)} cells, and there are {len(names)} columns; add quotes.")
+                yield line, InputError(f"The row has {len(cells)} cells for {len(names)} columns; add quotes.")
             elif any(cell.strip() for cell in cells):
                 row = zip(names, cells, strict=False)
                 yield line, {name: cell for name, cell in row if name or cell.strip()}
             line = reader.line_num + 1
     except csv.Error as error:
-        raise _BadFileError(line, f"It is not csv ({error}); close the quotation marks.") from error
+        raise _BadFileError(line, f"The line is not valid csv ({error}); close the quotation marks.") from error
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its members; json keeps only the last one of a name."""
+    """Build an object, and refuse repeated names, of which json would keep only the last."""
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"It names {twice!r} twice; write each column once.")
+        raise InputError(f"The row names {twice!r} twice; write each column once.")
     return row
 
 
@@ -177,10 +177,10 @@ def _jsonl_rows(text: str) -> Iterator[Row]:
                 yield number, error
                 continue
             except (ValueError, RecursionError) as error:
-                yield number, InputError(f"It is not JSON ({error}); write one object on each line.")
+                yield number, InputError(f"The line is not valid JSON ({error}); write one object on each line.")
                 continue
             is_row = isinstance(row, dict)
-            yield number, row if is_row else InputError('It is not an object such as {"photo": "a.jpg"}; write one.')
+            yield number, row if is_row else InputError('The line is not an object such as {"photo": "a.jpg"}.')
 
 
 READERS: dict[str, Callable[[str], Iterator[Row]]] = {

@@ -1,6 +1,6 @@
-"""Jobs into RQ's queues, many at a time: at once, at a set time, or after other jobs; each one atomically and once.
+"""Enqueues jobs in RQ's queues, many per round trip: at once, at a set time, or after other jobs.
 
-Knows no photos and no storage.
+Each job is enqueued atomically and only once.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from svdq.producer.job import Job
 from svdq.producer.queue import fetch, fetch_many, new_rq_job, queue_of
 from svdq.producer.untrusted_job import key_of
 
-#: Jobs that go to Redis in one round trip, and that are held in memory at a time.
+#: Number of jobs sent to Redis in one round trip and held in memory at a time.
 CHUNK = 500
 
-#: RQ's own script for unique jobs takes one at a time and answers nothing about the one that is there.
+#: RQ's own script for unique jobs takes one job at a time and returns nothing about an existing job.
 #: KEYS: job, rq:queues, queue or registry of scheduled jobs. ARGV: job id, queue, when it is due or "", then the fields
 #: of the job and their values. Returns 1, or 0 when there is a job of that id already.
 _ENQUEUE = """
@@ -43,32 +43,32 @@ return 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A job on its way into a queue."""
+    """A job to be enqueued."""
 
-    #: What is to be made.
+    #: The job.
     job: Job
     #: Its id.
     job_id: str
-    #: The path of its photo, for people.
+    #: The path of its photo, for display.
     photo: str = ""
-    #: Which queue.
+    #: The priority, which selects the queue.
     priority: str = "default"
-    #: When it is to be queued, with a zone; None means at once.
+    #: When to queue it, with a time zone; None means at once.
     at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Enqueued:
-    """What became of an entry."""
+    """The outcome of enqueuing an entry."""
 
-    #: The job under its id: the new one, or the one that was there.
+    #: The job with this id: the new one or the existing one.
     rq_job: rq.job.Job
     #: Whether it is new.
     is_new: bool
 
 
 def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqueued]:
-    """Enqueue jobs in one round trip, each one unless its id is taken.
+    """Enqueue jobs in one round trip, except those whose id exists.
 
     A kill in between loses and doubles nothing: what is done then is whole, and the rest can be enqueued again.
 
@@ -100,12 +100,12 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
 
 
 def _seconds(at: datetime) -> int:
-    """RQ's times are whole seconds since the epoch; what is due is not early."""
+    """Round a time up to whole seconds since the epoch, as RQ stores it, so that no job is due early."""
     return -int(-at.timestamp() // 1)
 
 
 def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[str]) -> Enqueued:
-    """Enqueue a job, unless its id is taken, as soon as other jobs have finished or failed.
+    """Enqueue a job, unless its id exists, as soon as other jobs have finished or failed.
 
     As RQ has it, one that is canceled keeps the jobs after it waiting, until it is retried or they are canceled.
 
@@ -128,7 +128,7 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
 
 
 def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
-    """Find those jobs that another can wait for; RQ would have it wait for ever for one that has failed already.
+    """Return the jobs that have not ended; RQ would wait forever for a job that has already failed.
 
     Raises:
         InputError: there is no such job, or it is canceled.

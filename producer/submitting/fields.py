@@ -1,4 +1,4 @@
-"""Parameters of a video as text, for sweeps and for files with a column for each. Knows no files."""
+"""Parses parameters of a video from text, for sweeps and for lists."""
 
 import itertools
 import re
@@ -10,25 +10,25 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, as_flag
 
 WHOLE_NUMBERS = ("frames", "steps", "width", "height", "fps", "motion_bucket_id", "decode_chunk_size", "seed")
-#: All that `read_field` knows.
+#: All names that `read_field` accepts.
 FIELDS = (*(field.name for field in fields(SubmitOptions)), "size")
 
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
 
 
 def read_field(name: str, text: str, called: str) -> dict[str, Any]:
-    """Read the value of a parameter; which values are allowed is for the job to say.
+    """Parse the value of a parameter; the job checks which values are allowed.
 
     Args:
-        name: one of `FIELDS`; `size` is width and height, such as 576x320, and formats stand side by side: `mp4 gif`.
+        name: one of `FIELDS`; `size` is width and height, such as 576x320; formats are separated by spaces: `mp4 gif`.
         text: what the user wrote.
-        called: what an error calls the parameter.
+        called: name of the parameter in errors.
 
     Returns:
         The fields of `SubmitOptions` and their values.
 
     Raises:
-        InputError: it is not a value of that kind.
+        InputError: the text is not a value of the parameter's type.
     """
     text = text.strip()
     if name == "size":
@@ -37,7 +37,7 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
             raise InputError(f"{called} {text} is not a size; write width and height in pixels, such as 1024x576.")
         return {"width": int(match[1]), "height": int(match[2])}
     if name == "formats":
-        # A format named twice is wanted once.
+        # A repeated format counts once.
         return {name: tuple(dict.fromkeys(text.replace(",", " ").split()))}
     if name == "fit":
         return {name: text}
@@ -49,14 +49,14 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
 
 
 def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions, ...]:
-    """Make all combinations of the values that parameters are to have, the last one changing fastest.
+    """Return all combinations of the values of several parameters; the last parameter changes fastest.
 
     Args:
         options: all other parameters.
         sweeps: such as `motion_bucket_id=60,127,180`.
 
     Raises:
-        InputError: one cannot be understood, or a parameter has values twice.
+        InputError: a sweep cannot be parsed, or a parameter has values twice.
     """
     columns: list[Sequence[dict[str, Any]]] = []
     swept: set[str] = set()
@@ -68,7 +68,7 @@ def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions,
             raise InputError(f"--sweep {text} gives values to {flags}, which has others; give them in one place.")
         swept |= column[0].keys()
         columns.append(column)
-    # One more than is allowed is enough to be refused for.
+    # Generating one more than allowed is enough to refuse them.
     combinations = itertools.islice(itertools.product(*columns), MAX_VIDEOS + 1)
     return tuple(replace(options, **{k: v for values in chosen for k, v in values.items()}) for chosen in combinations)
 
@@ -76,7 +76,7 @@ def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions,
 def _column(text: str) -> list[dict[str, Any]]:
     name, equals, values = text.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
-    # A list of formats is one value, and has commas of its own.
+    # A list of formats is one value and contains commas.
     allowed = [field for field in FIELDS if field != "formats"]
     if not equals or name not in allowed:
         raise InputError(

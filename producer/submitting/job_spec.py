@@ -1,4 +1,4 @@
-"""What is to be made of a photo, when and how often: the jobs of one photo, each with its id. Knows no queue."""
+"""An order for a photo: which videos, when and how many, and the jobs with their ids that result from it."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ from svdq.producer.submitting.names import check_template, render_name
 from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, as_flag, make_job
 from svdq.producer.submitting.photos import Photo
 
-#: What a template for names may have besides the parameters of the video.
+#: Fields of name templates besides the parameters of the video.
 OWN_FIELDS = ("stem", "index", "variation")
 NAME_FIELDS = frozenset([*OWN_FIELDS, *(field.name for field in fields(SubmitOptions) if field.name != "formats")])
 
-#: A photo that stands for any, to find out whether its jobs would be allowed.
+#: A placeholder photo, to check an order before its photo is known.
 _ANY_PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 
 
@@ -24,17 +24,17 @@ _ANY_PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 class JobSpec:
     """What is to be made of a photo."""
 
-    #: Parameters of its videos: one of a kind, or several for a sweep.
+    #: Parameters of its videos: one set, or several for a sweep.
     options: tuple[SubmitOptions, ...] = (SubmitOptions(),)
-    #: Videos of each kind, each with a seed of its own.
+    #: Number of videos for each set, each with its own seed.
     variations: int = 1
-    #: The queue.
+    #: The priority, which selects the queue.
     priority: str = "default"
     #: Template for names; None means the stem of the photo's file name.
     name: str | None = None
-    #: Folder under outputs/, "" for outputs/ itself.
+    #: Folder below outputs/, "" for outputs/ itself.
     folder: str = ""
-    #: When the jobs are to be queued, with a zone; None means at once.
+    #: When to queue the jobs, with a time zone; None means at once.
     at: datetime | None = None
     #: Ids of jobs that are to have finished or failed first.
     depends_on: tuple[str, ...] = ()
@@ -43,17 +43,17 @@ class JobSpec:
 
     @property
     def num_jobs(self) -> int:
-        """The number of jobs that one photo becomes."""
+        """Number of jobs for one photo."""
         return self.variations * len(self.options)
 
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
-        """Find what is not allowed, whatever the photo.
+        """Check the order, independent of the photo.
 
         Args:
-            spell: how an error names a parameter.
+            spell: returns the name of a parameter for errors.
 
         Raises:
-            InputError: something is not.
+            InputError: a value is not allowed.
         """
         if self.priority not in PRIORITIES:
             raise InputError(f"There is no priority {self.priority!r}; choose one of {', '.join(PRIORITIES)}.")
@@ -73,10 +73,10 @@ class JobSpec:
                 _render(self.name, job, job.name, index=1, variation=0)
 
     def jobs(self, photo: Photo, first_index: int) -> Iterator[tuple[Job, str]]:
-        """Make the jobs of a photo, each with its id.
+        """Create the jobs of a photo, each with its id.
 
         Args:
-            photo: it.
+            photo: the photo.
             first_index: number of its first job in the submission, from 1.
         """
         number = first_index
@@ -90,7 +90,7 @@ class JobSpec:
         drawn = options.seed is None
         given_name = ""
         if self.name is not None:
-            # What changes from one submission to the next does not count: a drawn seed, and the place in it.
+            # A random seed and the position in the submission change each time, so they are not part of the id.
             same = job.model_copy(update={"seed": 0}) if drawn else job
             given_name = _render(self.name, same, photo.name, index=0, variation=variation)
             name = _render(self.name, job, photo.name, index=index, variation=variation)

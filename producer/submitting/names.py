@@ -1,4 +1,4 @@
-"""How the user has files named: templates such as `{stem}-{seed}`, and folders under outputs/. Knows no jobs."""
+"""Checks and renders names of files, from templates such as `{stem}-{seed}`, and folders below outputs/."""
 
 import re
 import string
@@ -10,15 +10,15 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.job import MAX_FOLDER_LENGTH, is_folder_name
 from svdq.producer.submitting.photos import safe_name
 
-#: How a value is laid out, such as `04` or `.2f`: no fields within fields, and no width that fills the memory.
+#: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
 _LAYOUT = re.compile(r"[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
 
 
 def check_template(template: str, fields: Collection[str]) -> None:
-    """Check a template for names, whatever the values will be.
+    """Check a template for names, independent of values.
 
     Raises:
-        InputError: it is not one, or it has a field that is not in `fields`.
+        InputError: the template is invalid, or has a field that is not in `fields`.
     """
     try:
         parts = list(string.Formatter().parse(template))
@@ -33,21 +33,20 @@ def check_template(template: str, fields: Collection[str]) -> None:
             raise InputError(f"The name {template!r} names a folder; give the name alone, and the folder by --output.")
         if field is not None and field not in fields:
             raise InputError(
-                f"The name {template!r} has the field {{{field}}}, which there is not; the fields are "
-                f"{', '.join(sorted(fields))}."
+                f"The name {template!r} has the unknown field {{{field}}}; the fields are {', '.join(sorted(fields))}."
             )
         if conversion or (layout and not _LAYOUT.fullmatch(layout)):
             raise InputError(
-                f"The name {template!r} lays out {{{field}}} in a way that is not allowed; write it as {{{field}}} "
+                f"The name {template!r} formats {{{field}}} in a way that is not allowed; write it as {{{field}}} "
                 f"or, for a number, as {{{field}:04}}."
             )
 
 
 def render_name(template: str, values: Mapping[str, Any]) -> str:
-    """Make a name of a template that was checked; what file systems refuse is replaced.
+    """Render a checked template, and replace characters that file systems refuse.
 
     Raises:
-        InputError: a value cannot be laid out so, or is left to the model.
+        InputError: a value does not fit its format, or is left to the model.
     """
     used = {field for _, field, _, _ in string.Formatter().parse(template) if field}
     for field in used:
@@ -59,14 +58,14 @@ def render_name(template: str, values: Mapping[str, Any]) -> str:
     try:
         return safe_name(template.format_map(values))
     except ValueError as error:
-        raise InputError(f"The name {template!r} cannot be made ({error}); change how it lays out a field.") from error
+        raise InputError(f"The name {template!r} cannot be made ({error}); change the format of its field.") from error
 
 
 def read_folder(text: str) -> str:
-    """Read a folder under outputs/, as a user writes it.
+    """Parse a folder below outputs/, as a user writes it.
 
     Raises:
-        InputError: it is not inside outputs/.
+        InputError: the folder is outside of outputs/.
     """
     folder = PurePosixPath(text)
     if folder.is_absolute() or text.startswith("~") or "://" in text or ".." in folder.parts:
@@ -77,7 +76,7 @@ def read_folder(text: str) -> str:
         )
     if not all(map(is_folder_name, folder.parts)) or len(text) > MAX_FOLDER_LENGTH:
         raise InputError(
-            f"The output folder {text!r} is not one that every storage takes; use shorter names without backslashes "
+            f"The output folder {text!r} is not allowed by every storage; use shorter names without backslashes "
             "and control characters, and no dot in front."
         )
     return "" if folder == PurePosixPath(".") else folder.as_posix()

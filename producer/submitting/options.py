@@ -1,4 +1,4 @@
-"""What the user asks of a video, and making a job of it or saying why not. Knows no storage and no queue."""
+"""The parameters that a user requests for a video, and their conversion to a job."""
 
 import secrets
 from collections.abc import Callable
@@ -11,18 +11,18 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.parameters import SIZE_MULTIPLE
 from svdq.producer.job import Job
 
-#: Drawn seeds have this many bits: as many as a person cares to type again.
+#: Number of bits of random seeds: short enough to type again.
 SEED_BITS = 32
 MAX_SIDE = 4096
-#: Videos that may be asked for of one photo at once.
+#: Largest number of videos of one photo in a submission.
 MAX_VIDEOS = 10_000
-#: What a job says of its photo and its files, not of its video.
+#: Fields of a job that describe its photo and files, not its video.
 NOT_OF_THE_VIDEO = ("image", "name", "folder")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubmitOptions:
-    """What the user asks for; None means the default. The fields are those of `Job`."""
+    """Requested parameters; None means the default. The fields are those of `Job`."""
 
     frames: int | None = None
     steps: int | None = None
@@ -34,7 +34,7 @@ class SubmitOptions:
     min_guidance_scale: float | None = None
     max_guidance_scale: float | None = None
     decode_chunk_size: int | None = None
-    #: Drawn for each video when None.
+    #: Random for each video when None.
     seed: int | None = None
     formats: tuple[str, ...] | None = None
     fit: str | None = None
@@ -45,13 +45,13 @@ class SubmitOptions:
         unknown = recorded.keys() - {field.name for field in fields(self)}
         if unknown:
             raise InputError(
-                f"The video was made with parameters this version does not know ({', '.join(sorted(unknown))}); "
+                f"The video has parameters that this version does not support ({', '.join(sorted(unknown))}); "
                 "update svdq or give the parameters as flags."
             )
         return SubmitOptions(**{**recorded, **self.given()})
 
     def given(self) -> dict[str, Any]:
-        """Return the parameters that are not left to their defaults."""
+        """Return the parameters that were given."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -64,11 +64,11 @@ def as_flag(field: str) -> str:
 def make_job(
     options: SubmitOptions, *, spell: Callable[[str], str] = as_flag, variation: int = 0, **others: Any
 ) -> Job:
-    """Make a job; its seed is drawn when none is given, and that of variation n is n more than the given one.
+    """Create a job; the seed is random if none is given, and variation n adds n to a given seed.
 
     Args:
-        options: what the user asks for.
-        spell: how an error names a parameter.
+        options: the requested parameters.
+        spell: returns the name of a parameter for errors.
         variation: number of the variation, from 0.
         others: the fields that are not in `options`.
 
@@ -78,7 +78,7 @@ def make_job(
     values = options.given() | others
     if options.seed is None:
         values["seed"] = secrets.randbits(SEED_BITS)
-    elif isinstance(options.seed, int):  # files give it any type, which the job then refuses
+    elif isinstance(options.seed, int):  # a value of another type from a file is refused by the job
         values["seed"] = options.seed + variation
     try:
         return Job(**values)
@@ -87,7 +87,7 @@ def make_job(
 
 
 def _sentence(error: ValidationError, values: dict[str, Any], spell: Callable[[str], str]) -> str:
-    """Say the first thing that is wrong: the flag, its value and what is allowed."""
+    """Describe the first error: the flag, its value and what is allowed."""
     first = error.errors(include_url=False)[0]
     field = str(first["loc"][0]) if first["loc"] else ""
     if field in ("width", "height"):
@@ -101,22 +101,22 @@ def _sentence(error: ValidationError, values: dict[str, Any], spell: Callable[[s
             f"{SIZE_MULTIPLE} from {SIZE_MULTIPLE} to {MAX_SIDE}{hint}."
         )
     allowed = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    if not field:  # a rule over several parameters, which names them itself
+    if not field:  # a rule about several parameters, which names them itself
         for name in Job.model_fields:
             allowed = allowed.replace(name, spell(name))
         return f"{allowed}; change one of them."
     value = first["input"]
-    # Quotes show that it is a text, such as "7".
+    # Quotes show that the value is text, such as "7".
     shown = repr(value) if isinstance(value, str) and first["type"].endswith("_type") else value
     return f"{spell(field)} {_shorten(shown)} is not allowed: it must be {allowed}."
 
 
 def _shorten(value: object) -> str:
-    """Show a value of a foreign file in a sentence."""
+    """Format a value from a foreign file for a sentence."""
     text = str(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def nearest_side(pixels: int) -> int:
-    """Return the allowed side of a video that is nearest to `pixels`."""
+    """Return the allowed side length that is nearest to `pixels`."""
     return min(max(round(pixels / SIZE_MULTIPLE), 1) * SIZE_MULTIPLE, MAX_SIDE)

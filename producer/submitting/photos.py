@@ -1,4 +1,4 @@
-"""Checking the photos that a user submits, before anything is stored. Knows no storage and no queue.
+"""Checks submitted photos before anything is stored.
 
 Orientation, cropping and resizing happen when the video is made; what is stored is the user's file, byte for byte.
 """
@@ -22,45 +22,45 @@ from svdq.producer.threads import NUM_CORES, Budget, ordered_map
 
 ACCEPTED = "JPEG, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
-#: No photo takes more bytes a pixel in a file (four channels of 32-bit floats); a larger file is not even read.
+#: Largest number of bytes per pixel of any photo file (four channels of 32-bit floats); larger files are not read.
 MAX_BYTES_PER_PIXEL = 16
-#: Kinds of HEIF, what phones of one maker write, as they stand in bytes 8 to 12 of the file.
+#: HEIF brands, as written by phones of one maker, in bytes 8 to 12 of the file.
 HEIF_BRANDS = frozenset(
     {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"mif2", b"msf1"}
 )
 #: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
 MAX_NAME_BYTES = 180
 
-#: Bytes of files, and pixels of decoded photos, that are in memory at a time, whatever the number of threads.
+#: Bytes of files, and pixels of decoded photos, held in memory at a time, independent of the number of threads.
 _BYTES = Budget(1 << 25)
 _PIXELS = Budget(1 << 23)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Photo:
-    """A photo that was checked. Holds no pixels, so that ten thousand of them fit in memory."""
+    """A checked photo. It holds no pixels, so that ten thousand of them fit in memory."""
 
-    #: Where the user has it.
+    #: The user's path.
     path: Path
     #: Hex digest of its bytes.
     sha256: str
-    #: Of its real format, without the dot, whatever the file is called.
+    #: Extension of its real format, without the dot, independent of the file's name.
     extension: str
-    #: Stem of the file's name, made safe for `Job.name`.
+    #: Stem of the file's name, sanitized for `Job.name`.
     name: str
-    #: Bytes.
+    #: Size in bytes.
     num_bytes: int | None = None
 
     @property
     def key(self) -> str:
-        """Its key in storage."""
+        """Its storage key."""
         return f"inputs/{self.sha256}.{self.extension}"
 
     def read(self) -> bytes:
-        """Read the bytes that were checked.
+        """Read the checked bytes.
 
         Raises:
-            InputError: the file has changed since.
+            InputError: the file has changed since the check.
         """
         data = _read(self.path, sys.maxsize)
         if hashlib.sha256(data).hexdigest() != self.sha256:
@@ -72,7 +72,7 @@ def check_photo(path: Path, max_pixels: int) -> Photo:
     """Read a photo and decode its first frame in full.
 
     Raises:
-        InputError: it is no photo, is damaged, or has more than `max_pixels` pixels (found before it is decoded).
+        InputError: the file is not a photo, is damaged, or has more than `max_pixels` pixels (checked before decoding).
     """
     with pillow_without_limits():
         return _check(path, max_pixels)
@@ -81,12 +81,12 @@ def check_photo(path: Path, max_pixels: int) -> Photo:
 def check_photos(
     paths: Iterable[Path], max_pixels: int, on_checked: Callable[[], None] = lambda: None
 ) -> list[Photo | InputError]:
-    """Check many photos, some at a time; give each, in order, or what `check_photo` would have raised.
+    """Check many photos in parallel; yield each photo, in order, or the error that `check_photo` would raise.
 
     Args:
-        paths: where they are.
-        max_pixels: that one may have.
-        on_checked: called after each one.
+        paths: the photos.
+        max_pixels: limit per photo.
+        on_checked: called after each photo.
     """
 
     def check(path: Path) -> Photo | InputError:
@@ -104,7 +104,7 @@ def check_photos(
 
 
 def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
-    """Decode the first frame of a photo that was read by `read_file`.
+    """Decode the first frame of a photo that `read_file` has read.
 
     Raises:
         InputError: as `check_photo`.
@@ -117,8 +117,8 @@ def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
     """Read an open file.
 
     Raises:
-        InputError: it is empty, or larger than any photo of `max_pixels` pixels.
-        OSError: it cannot be read.
+        InputError: the file is empty, or larger than any photo of `max_pixels` pixels.
+        OSError: the file cannot be read.
     """
     num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes == 0:
@@ -126,7 +126,7 @@ def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
     limit = max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20)
     if num_bytes > limit:
         raise InputError(
-            f"The file {str(path)!r} has {num_bytes:,} bytes, more than a photo of {max_pixels:,} pixels can; "
+            f"The file {str(path)!r} has {num_bytes:,} bytes, more than a photo of {max_pixels:,} pixels can have; "
             "give a photo or raise SVDQ_MAX_PIXELS."
         )
     return file.read(num_bytes)
@@ -147,7 +147,7 @@ def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
             "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
         )
     try:
-        # A JPEG is decoded at an eighth of its size: every byte is read, and most of the arithmetic is saved.
+        # A JPEG is decoded at an eighth of its size: this reads every byte and saves most of the arithmetic.
         image.draft("RGB", (max(image.width // 8, 1), max(image.height // 8, 1)))
         with _PIXELS.take(image.width * image.height):
             image.load()
@@ -167,7 +167,7 @@ def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
 
 
 def safe_name(stem: str) -> str:
-    """Make a name that any file system takes and `Job.name` allows out of the stem of a file's name."""
+    """Turn the stem of a file name into a name that `Job.name` and all file systems allow."""
     stem = unicodedata.normalize("NFC", stem)
     stem = "".join(char if char.isprintable() and char not in '/\\:*?"<>|' else "_" for char in stem)
     stem = stem.strip().lstrip(".")
@@ -190,7 +190,7 @@ def _read(path: Path, max_pixels: int) -> bytes:
 
 
 def _open(path: Path, data: bytes) -> Image.Image:
-    """Read the header only."""
+    """Read only the header."""
     try:
         return open_photo(data)
     except UnidentifiedImageError as error:

@@ -1,4 +1,4 @@
-"""Which photos a user means: files, folders, patterns such as `holiday/*.jpg`, and lists of paths. Opens no photo."""
+"""Finds photos by paths, folders, patterns such as `holiday/*.jpg`, and lists of paths. Does not open photos."""
 
 import glob
 import os
@@ -10,7 +10,7 @@ from typing import BinaryIO
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.photos import safe_name
 
-#: Endings by which a photo is known in a folder; those of HEIC, too, so that it is said why they cannot be used.
+#: Suffixes of photos in folders; HEIC is included so that its photos are refused with a reason.
 SUFFIXES = frozenset(
     f".{ending}"
     for ending in (
@@ -18,42 +18,42 @@ SUFFIXES = frozenset(
         *("ppm", "pgm", "pbm", "pnm", "heic", "heif"),
     )
 )
-#: Stands for the paths on standard input.
+#: Argument for paths on standard input.
 STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A photo that was found."""
+    """A photo file."""
 
     path: Path
-    #: The folder it lies in, from the folder that was named on, such as `day 1/morning`; "" for that folder itself.
+    #: Its folder relative to the given folder, such as `day 1/morning`; "" for the given folder itself.
     folder: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The photos that were found."""
+    """The photo files found."""
 
-    #: In the order in which they were named; those of a folder by name.
+    #: In the order given; the files of a folder by name.
     photos: tuple[Source, ...]
-    #: Files of folders and patterns that are no photos by their names.
+    #: Number of files in folders and patterns without the suffix of a photo.
     num_others: int
 
 
 def find_photos(
     words: Sequence[str], *, recursive: bool = False, stdin: BinaryIO | None = None, storage: Path | None = None
 ) -> Sources:
-    """Find the photos that the words of a command line mean.
+    """Find the photos for the arguments of a command line.
 
-    A file that is named counts whatever its name is. In folders, and where a pattern is given, files count that are
-    photos by their names; what is hidden (a dot in front) does not.
+    A file given by name is included whatever its suffix. Folders and patterns include the files with the suffix of a
+    photo, except hidden ones.
 
     Args:
         words: files, folders, patterns, or `-` for a list of files and folders on `stdin`.
-        recursive: take folders with all that is below them.
-        stdin: paths, one a line, or with null bytes between them.
-        storage: the folder that photos and videos are stored in, which is never looked into.
+        recursive: include subfolders.
+        stdin: paths separated by newlines or null bytes.
+        storage: svdq's own storage folder, which is never searched.
 
     Raises:
         InputError: a folder or a pattern has no photos, or cannot be read.
@@ -81,7 +81,7 @@ def _lines(stdin: BinaryIO) -> list[str]:
 
 
 class _Walk:
-    """Looks into folders."""
+    """Searches folders."""
 
     def __init__(self, *, recursive: bool, storage: Path | None) -> None:
         self._recursive = recursive
@@ -95,7 +95,7 @@ class _Walk:
         names = self._photos(self._names(path))
         found = [Source(path / name, "/".join(map(safe_name, name.parent.parts))) for name in names]
         if not found:
-            hint = "" if self._recursive else "; those in folders below it count with --recursive"
+            hint = "" if self._recursive else "; --recursive includes subfolders"
             raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")
         return found
 
@@ -117,7 +117,7 @@ class _Walk:
         return found
 
     def _names(self, folder: Path) -> Iterator[Path]:
-        """Give the files of a folder, as paths inside it."""
+        """Yield the files of a folder as paths relative to it."""
         for root, folders, files in os.walk(folder, onerror=_refuse):
             here = Path(root)
             folders[:] = sorted(name for name in folders if self._recursive and not self._is_left_out(here / name))
@@ -127,7 +127,7 @@ class _Walk:
         return folder.name.startswith(".") or self._is_stored(folder)
 
     def _is_stored(self, folder: Path) -> bool:
-        """Whether a folder is the storage or inside it; looked up once for each."""
+        """Return whether a folder is the storage or inside it; cached per folder."""
         if folder not in self._are_stored:
             self._are_stored[folder] = self._storage is not None and folder.resolve().is_relative_to(self._storage)
         return self._are_stored[folder]

@@ -1,4 +1,4 @@
-"""Submitting photos: everything is checked first, then stored, then enqueued. Knows no terminal."""
+"""Submits photos: checks all of them, then stores them, then enqueues their jobs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.photos import Photo, check_photos
 from svdq.producer.threads import ordered_map
 
-#: Photos that the storage is asked for at a time: a network has a long way.
+#: Number of photos looked up in the storage at a time, to hide the latency of a network.
 ASKING_THREADS = 8
-#: Photos that are stored at a time, unless they have more bytes.
+#: Largest number of photos stored at a time; fewer if they are large.
 STORED_PHOTOS = 256
 STORED_BYTES = 1 << 25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A photo and what is to be made of it."""
+    """A photo and the order for it."""
 
     path: Path
     spec: JobSpec
@@ -42,33 +42,33 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRequest:
-    """A request that cannot be understood, such as a row of a list."""
+    """An invalid request, such as a row of a list."""
 
-    #: Where it is and what is wrong with it, as a sentence.
+    #: Its place and the error, as a sentence.
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """What became of one job."""
+    """The outcome of submitting one job."""
 
     #: Its id.
     id: str
     #: Storage key of the photo.
     image: str
-    #: Seed of the job, its recorded one when the job existed.
+    #: Seed of the job; the recorded seed if the job existed.
     seed: int
-    #: Status of the job, in RQ's words.
+    #: RQ status of the job.
     status: str
     #: Name of the job.
     name: str
     #: Path of its photo.
     photo: str
-    #: Whether it was enqueued now; else the job was there before.
+    #: Whether it was enqueued now; otherwise the job existed before.
     is_new: bool
-    #: When a new job is to be queued, with a zone; None means that it is.
+    #: When a new job will be queued, with a time zone; None means that it is queued.
     at: datetime | None = None
-    #: The model whose video the new job replaces, "" for none.
+    #: The model whose video the new job replaces; "" for none.
     replaced_model: str = ""
 
 
@@ -76,11 +76,11 @@ class BadPhotosError(InputError):
     """Some photos cannot be used; nothing was stored or enqueued."""
 
     def __init__(self, reasons: Sequence[str], num_photos: int) -> None:
-        """Make the sentence.
+        """Create the error.
 
         Args:
             reasons: a sentence for each bad photo.
-            num_photos: number of all photos, good ones included.
+            num_photos: number of all photos, including good ones.
         """
         if len(reasons) == 1:
             super().__init__(f"{reasons[0]} Nothing was submitted; --skip-bad leaves it out.")
@@ -89,27 +89,27 @@ class BadPhotosError(InputError):
                 f"{len(reasons):,} of {num_photos:,} photos cannot be used, so nothing was submitted; correct or "
                 "remove them, or leave them out with --skip-bad."
             )
-        #: What is wrong with each, where the message does not say it.
+        #: The reason for each photo, if the message does not contain it.
         self.reasons = tuple(reasons) if len(reasons) > 1 else ()
 
 
 class Observer:
-    """Is told how a submission goes on; this one does not care."""
+    """Receives the progress of a submission; this base class ignores it."""
 
     def begin(self, work: str, total: int) -> None:
-        """Take note that work begins, such as `checking`, on `total` photos or jobs."""
+        """Handle the start of a phase, such as `checking`, of `total` photos or jobs."""
 
     def advance(self) -> None:
-        """Take note that one more is done."""
+        """Handle the end of one item of the phase."""
 
     def leave_out(self, reason: str) -> None:
-        """Take note of a bad photo that is left out."""
+        """Handle a bad photo that is left out."""
 
 
 def submit(
     settings: Settings, photos: Sequence[Path], options: SubmitOptions, priority: str = "default", force: bool = False
 ) -> list[Submission]:
-    """Submit photos, one job each; a job that exists already is returned as it is unless `force` is set.
+    """Submit photos, one job each; return existing jobs unchanged unless `force` is set.
 
     Raises:
         InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
@@ -126,10 +126,10 @@ def submit_all(
     skip_bad: bool = False,
     observer: Observer | None = None,
 ) -> Iterator[Submission]:
-    """Submit photos: check all of them, then store all, then enqueue their jobs, yielding each as it is done.
+    """Submit photos: check all, store all, then enqueue their jobs, yielding each job as it is enqueued.
 
-    When it is interrupted, by whatever, the same again submits the rest: what is there already is recognised. Memory is
-    taken for what is known of a photo, a few hundred bytes, never for many photos' bytes.
+    After an interruption, submitting the same photos again continues: existing photos and jobs are recognized. Memory
+    holds a few hundred bytes per photo, never the contents of many photos.
 
     Args:
         settings: of this process.
@@ -146,7 +146,7 @@ def submit_all(
     for spec in {id(request.spec): request.spec for request in requests if isinstance(request, Request)}.values():
         spec.check()
     if settings.redis_url:
-        connect(settings).close()  # known at once, and not when thousands of photos are checked; it changes nothing
+        connect(settings).close()  # fails before thousands of photos are checked; changes nothing
     checked = _check(settings, requests, skip_bad, observer)
     storage = Storage(settings.storage)
     with session(settings) as connection:
@@ -200,18 +200,18 @@ def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> Non
 
 
 class _Replacement:
-    """Queues finished jobs again whose video another model made than the one that is wanted now."""
+    """Requeues finished jobs whose video was made by a model other than the current one."""
 
     def __init__(self, connection: redis.Redis, storage: Storage, settings: Settings) -> None:
         self._connection = connection
         self._storage = storage
         running = {rank.model for group in read_groups(connection) for rank in group.ranks}
-        # Without workers, only a model that was set counts: the default may just not be the workers' one.
+        # Without workers, only an explicit model counts: the workers may use another default.
         asked_for = {settings.model} if "model" in settings.model_fields_set else set()
         self._wanted = set(map(_model_stem, running or asked_for))
 
     def replace(self, enqueued: Sequence[Enqueued]) -> dict[str, str]:
-        """Queue again what is to be replaced; return the models that made the old videos, by job id."""
+        """Requeue the jobs to be replaced; return the models that made the old videos, by job id."""
         finished = [job.rq_job.id for job in enqueued if not job.is_new and _is_finished(job.rq_job)]
         replaced = {}
         for view in view_many(self._connection, finished) if self._wanted and finished else ():
@@ -226,7 +226,7 @@ def _is_finished(rq_job: rq.job.Job) -> bool:
 
 
 def _model_stem(name: str) -> str:
-    """Give the last part of a folder or hub id: the same model in another folder is the same model."""
+    """Return the last part of a folder or hub id: the same model in another folder is the same model."""
     return name.rstrip("/").rpartition("/")[2]
 
 

@@ -34,7 +34,7 @@ def test_the_trace_of_a_group_that_decodes(home: Path, tmp_path: Path) -> None:
     assert found["ranks"][0]["decode"] == 0
     assert found["ranks"][1]["decode"] > found["ranks"][1]["steps"]
     assert found["idle"][0].startswith("Rank 0 idles")
-    assert found["idle"][0].endswith("because the last rank is at its decode all the time.")
+    assert found["idle"][0].endswith("because the last rank decodes all the time.")
     text = CliRunner().invoke(cli, ["advise", str(trace)]).stdout
     assert "This would help most: Use 2 replicas" in text
 

@@ -253,7 +253,7 @@ def text_to_image(folder: Path) -> None:
         (lambda folder: rewrite_header(folder / UNET, lambda _: "[" * 100_000), "header is corrupt"),
         (lambda folder: (folder / UNET).write_bytes(struct.pack("<Q", 99_000_000) + b"{}"), "header is corrupt"),
         (lambda folder: rewrite_header(folder / UNET, lambda text: text.replace('"pt"', "5")), "header is corrupt"),
-        (lambda folder: pipe(folder / UNET), "is no regular file"),
+        (lambda folder: pipe(folder / UNET), "is not a regular file"),
         (lambda folder: pipe(folder / "vae/config.json"), "no readable vae/config.json"),
         (lambda folder: (folder / f"{UNET}.index.json").write_text('{"weight_map": {}}'), "lists no weights"),
         (lambda folder: (folder / "model_index.json").write_text("[" * 100_000), "has no readable model_index.json;"),
@@ -283,7 +283,7 @@ def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
     monkeypatch.chdir(model.parent.parent)
     name = f"{model.parent.name}/{model.name}"
     (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
-    with pytest.raises(InputError, match="get the full ones too") as caught:
+    with pytest.raises(InputError, match="fetch the full ones, too") as caught:
         model_check.check_model(name, on_gpus=False)
     assert "pull" not in str(caught.value)
     (model / "unet/diffusion_pytorch_model.fp16.safetensors").unlink()

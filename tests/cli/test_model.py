@@ -148,10 +148,10 @@ def test_the_other_weights_and_another_revision(pull: Pull, hub: Hub, tmp_path: 
 @pytest.mark.parametrize(
     ("refusal", "token", "words"),
     [
-        ((401, "GatedRepo"), "", ("accepted its licence (401)", "set HF_TOKEN")),
-        ((403, "GatedRepo"), "hf_wrong", ("account of your token (403)", "accept the licence")),
-        ((403, ""), "hf_wrong", ("account of your token (403)", "accept the licence")),
-        ((401, ""), "", ("accepted its licence (401)", "set HF_TOKEN")),
+        ((401, "GatedRepo"), "", ("accepted its license (401)", "set HF_TOKEN")),
+        ((403, "GatedRepo"), "hf_wrong", ("account of your token (403)", "accept the license")),
+        ((403, ""), "hf_wrong", ("account of your token (403)", "accept the license")),
+        ((401, ""), "", ("accepted its license (401)", "set HF_TOKEN")),
     ],
 )
 def test_a_licence_that_is_not_accepted(
@@ -181,7 +181,7 @@ def test_no_such_model_and_no_hub(pull: Pull, hub: Hub, monkeypatch: pytest.Monk
     done = pull("someone/else")
     assert (done.exit_code, "has no model someone/else (404)" in done.sentence) == (2, True)
     done = pull("nonsense")
-    assert (done.exit_code, "is no hub id" in done.sentence) == (2, True)
+    assert (done.exit_code, "is not a hub id" in done.sentence) == (2, True)
     done = pull(f"{NAME}@v1", "--revision", "v2")
     assert (done.exit_code, "names two revisions; give one" in done.sentence) == (2, True)
     know("http://127.0.0.1:1", monkeypatch)
@@ -209,7 +209,7 @@ def test_a_transfer_that_breaks_off(pull: Pull, hub: Hub, folder: Path, tmp_path
     hub.breaks, hub.after_break = {UNET: 1}, 503
     done = pull(NAME)
     assert done.exit_code == 3
-    assert f"did not give out {NAME} (503); try again later" in done.sentence
+    assert f"did not send {NAME} (503); try again later" in done.sentence
     whole = fetched(tmp_path)
     assert len(whole) > 5
     assert UNET not in whole

@@ -66,7 +66,7 @@ def test_a_deadline_a_price_and_a_picture(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
     assert "4 GPUs are enough for 500 videos in 60 min" in result.stdout
     assert "One pipeline of 4 is enough; replicas need 4." in result.stdout
-    assert "A group is worth having up to 7 ranks: beyond it the last rank only decodes." in result.stdout
+    assert "A group is useful with up to 7 ranks: beyond it the last rank only decodes." in result.stdout
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -124,7 +124,7 @@ def test_costs_from_a_live_group(connection: redis.Redis) -> None:
         ("--videos 5 --from runs.json", "record it again"),
         ("--videos 5 --step-ms 50 --deadline soon", "--deadline 'soon' is not a time"),
         ("--videos 5 --step-ms 0", "0.0 is not in the range"),
-        ("--videos 5 --step-ms nan", "'nan' is not a number"),
+        ("--videos 5 --step-ms nan", "'nan' is not a finite number"),
         ("--videos 5 --from live", "No live group has measured any video"),
         ("--videos 5 --step-ms 50 --plot none/plan.png", "cannot be written"),
     ],

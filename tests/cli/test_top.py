@@ -380,7 +380,7 @@ def test_what_keeps_jobs_waiting_is_said(connection: redis.Redis) -> None:
     text = "\n".join(lines)
     assert "Paused: no jobs are taken" in text
     assert "rank 1. Videos wait: Disk full. (since" in text
-    assert "it is unknown until when: The storage is unavailable." in lines[1]
+    assert "the end is unknown: The storage is unavailable." in lines[1]
     assert re.search(r"^ +0 +no recent report", text, re.MULTILINE)
     assert "In flight in groups without recent reports: 1 (stuck)" in text
 

@@ -121,7 +121,7 @@ def test_a_rank_that_only_decodes() -> None:
     assert "--groups 2 --ranks 2" in advice.best.text
     assert advice.best.factor == pytest.approx(9.0 / (21.1 / 4), rel=0.05)
     assert advice.idle[0].startswith("Ranks 0, 1, 2 idle 5")
-    assert advice.idle[0].endswith("because the last rank is at its decode all the time.")
+    assert advice.idle[0].endswith("because the last rank decodes all the time.")
 
 
 def test_slow_storage() -> None:
@@ -135,7 +135,7 @@ def test_slow_storage() -> None:
 
 def test_a_slow_gpu_and_the_ranks_that_wait_for_it() -> None:
     advice = advise(Run(step_s=(1.0, 2.0, 1.0, 1.0)).profile())
-    assert advice.best.text.startswith("Look at the GPU of rank 1: its steps take up to 2.00 times as long")
+    assert advice.best.text.startswith("Check the GPU of rank 1: its steps take up to 2.00 times as long")
     assert advice.best.factor == pytest.approx(4 / 3.5, abs=0.02)
     # While shares are still equal, what follows waits for it, and what comes before has no room.
     ranks = occupancy(Run(step_s=(1.0, 2.0, 1.0, 1.0), shared_out_by=(1.0,) * 4).spans())
