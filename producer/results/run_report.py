@@ -105,7 +105,8 @@ class RunReport:
             f"{self.count('finished')} finished, {self.count('failed')} failed, "
             f"{self.count('stopped')} stopped, {self.count('canceled')} canceled, {self.stretch}."
         ]
-        pace = [] if self.videos_per_hour is None else [f"{self.videos_per_hour:.1f} videos an hour"]
+        rate = self.videos_per_hour
+        pace = [] if rate is None else [f"{rate:,.0f} videos an hour" if rate >= 10 else f"{rate:.1f} videos an hour"]
         pace += [] if self.busy_share is None else [f"ranks busy {self.busy_share:.0%}"]
         told += [f"{', '.join(pace)}."] if pace else []
         told += [self.ending] if self.ending else []

@@ -74,7 +74,7 @@ def test_live_groups(connection: redis.Redis) -> None:
         ([], "No running group has finished a video"),
         (["none.trace"], "does not exist"),
         (["empty.trace"], "has no video that was decoded in it"),
-        (["text"], "cannot be read (no JSON"),
+        (["text"], "cannot be read (not JSON"),
     ],
 )
 def test_wrong_input_is_one_sentence(home: Path, capsys: Any, arguments: list[str], words: str) -> None:
