@@ -28,7 +28,7 @@ from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
-from svdq.producer import control, keys, untrusted_job
+from svdq.producer import control, keys, record_values, untrusted_job
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
@@ -595,6 +595,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "command.parse_payload": (rq.command, "payload"),
     "worker_registration.register": (rq.worker_registration, "worker, pipeline"),
     "worker_registration.clean_worker_registry": (rq.worker_registration, "queue"),
+    "job.validate_job_id": (rq.job, "job_id"),
     "utils.utcformat": (rq.utils, "dt"),
     "utils.as_text": (rq.utils, "v"),
     "utils.now": (rq.utils, ""),
@@ -603,7 +604,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
 }
 
 #: Who touches RQ's internals.
-MODULES = (control, handover, recovery, rq_adapter, rq_ends, rq_worker, untrusted_job)
+MODULES = (control, handover, recovery, rq_adapter, record_values, rq_ends, rq_worker, untrusted_job)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {
