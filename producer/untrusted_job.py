@@ -1,12 +1,10 @@
-"""Reads RQ jobs that anyone with access to Redis may have written, with size limits and without calling anything.
+"""Reads RQ jobs that anyone with access to Redis may have written: bounded in size, and nothing in them is called.
 
-Uses RQ's internals; `tests/worker/test_rq_adapter.py` detects incompatible changes of RQ.
+Touches RQ's internals; `tests/worker/test_rq_adapter.py` says what broke when RQ changes.
 """
 
-import zlib
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -19,20 +17,15 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from svdq.pipeline.errors import reason_of
-from svdq.producer import keys
+from svdq.producer.record_values import check_size, drop_senseless_values
 
-#: Largest size in bytes of a job's record, a result, and the content of a compressed field. Ours have some thousands.
+#: Bytes of a job's record, of a result, and of what a compressed field of either holds. Ours have some thousands.
 MAX_BYTES: Final = 1 << 20
-#: Largest number of fields in a job's record; RQ's have about 40.
+#: Fields of a job's record; RQ's have about 40.
 MAX_FIELDS: Final = 200
 #: Jobs that are read in one round trip.
 AT_ONCE: Final = 500
 _STATUSES = frozenset(status.value for status in JobStatus)
-#: Times that RQ may have written; later arithmetic and time zones cannot handle the years at the ends of datetime.
-_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2500, 1, 1, tzinfo=UTC)
-_TIMES = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
-#: Redis refuses an expiry that does not fit into 64 bits.
-_MAX_TTL_S = 100 * 366 * keys.DAY_S
 
 #: Reads a job's record. KEYS: job. ARGV: most fields, most bytes, then the names of the fields to read; none means all.
 #: Returns nil when there is none; {nil, names, values} of its fields; or {why it is not read, its status or nil}.
@@ -82,7 +75,7 @@ return newest
 
 
 class UnreadableJobError(NoSuchJobError):
-    """A key of a job contains something that RQ cannot have written; the message says why."""
+    """There is something under a job's key, but it is not a record that RQ could have written; the message says why."""
 
     def __init__(self, job_id: str, status: bytes | str | None, reason: Exception | str) -> None:
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason_of(reason)}"
@@ -95,14 +88,14 @@ class UnreadableJobError(NoSuchJobError):
 
 
 class UntrustedJob(rq.job.Job):
-    """An RQ job that never calls what its record names; `SvdqQueue` makes RQ's own code use it, too."""
+    """An RQ job that calls nothing, whatever its record names; RQ's own code gets it too, from `SvdqQueue`."""
 
     def refresh(self) -> None:
         """Read the job's record.
 
         Raises:
-            NoSuchJobError: the job does not exist.
-            UnreadableJobError: the record is too large or malformed.
+            NoSuchJobError: there is none.
+            UnreadableJobError: it is too large or malformed.
         """
         answer: Any = self.connection.eval(_READ, 1, self.key, MAX_FIELDS, MAX_BYTES)
         if answer is None:
@@ -110,41 +103,19 @@ class UntrustedJob(rq.job.Job):
         self.restore(_fields_in(self.id, answer))
 
     def restore(self, raw_data: Any) -> None:
-        """Set the fields of the job from its record.
+        """Take the fields of the job's record.
 
         Raises:
-            UnreadableJobError: the record is malformed, or a compressed field is too large.
+            UnreadableJobError: it is malformed, or a compressed field holds too much.
         """
         try:
             for field in (b"data", b"exc_info"):
-                _check_size(raw_data.get(field, b""))
+                check_size(raw_data.get(field, b""), MAX_BYTES)
             super().restore(raw_data)
-            self._drop_senseless_values()
+            drop_senseless_values(self)
         except Exception as error:
             reason = error if b"data" in raw_data else "it has no data"
             raise UnreadableJobError(self.id, raw_data.get(b"status"), reason) from error
-
-    def _drop_senseless_values(self) -> None:
-        """Drop optional values of a wrong type or range, which would fail later when the job ends."""
-        # Pickled values from RQ's tools are not JSON, and must not prevent the job from being written again.
-        if not isinstance(self.meta, dict) or "unserialized" in self.meta:
-            self.meta = {}
-        for name in _TIMES:
-            moment = getattr(self, name)
-            if moment is not None and not _FIRST <= moment < _LAST:
-                setattr(self, name, _FIRST if name == "created_at" else None)
-        for name in ("ttl", "result_ttl", "failure_ttl"):
-            ttl_s = getattr(self, name)
-            if ttl_s is not None and not -1 <= ttl_s <= _MAX_TTL_S:
-                setattr(self, name, None)
-        if not _are_seconds(self.retry_intervals):
-            self.retry_intervals = None
-        if not _are_seconds(self.repeat_intervals):
-            self.repeat_intervals = self.repeats_left = None
-        if not isinstance(self._dependency_ids, list) or not all(
-            isinstance(name, str) for name in self._dependency_ids
-        ):
-            self._dependency_ids = []
 
     @classmethod
     def find(cls, job_id: bytes | str, connection: redis.Redis) -> "UntrustedJob | None":
@@ -164,17 +135,17 @@ class UntrustedJob(rq.job.Job):
         return found if isinstance(found, Result) else None
 
     def dependencies_are_met(self, *arguments: Any, **options: Any) -> bool:
-        """Return whether a waiting job may be queued; False if its dependencies are malformed."""
+        """Whether a job may be queued that waits for others; never, where it names as others what are no jobs."""
         try:
             return super().dependencies_are_met(*arguments, **options)
         except (ValueError, redis.ResponseError):
             return False
 
     def execute_failure_callback(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
+        """Call nothing."""
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
+        """Send nothing."""
 
 
 def key_of(job_id: bytes | str) -> bytes:
@@ -257,23 +228,5 @@ def _restored_result(job: rq.job.Job, answer: Any) -> Result:
         raise ValueError(as_text(answer))
     result_id, fields = answer
     payload = dict(zip(fields[::2], fields[1::2], strict=True))
-    _check_size(b64decode(payload.get(b"exc_string", b"")))
+    check_size(b64decode(payload.get(b"exc_string", b"")), MAX_BYTES)
     return Result.restore(job.id, as_text(result_id), payload, connection=job.connection, serializer=job.serializer)
-
-
-def _check_size(field: bytes) -> None:
-    """Raise ValueError if a compressed field is too large; an uncompressed one is limited by the record."""
-    try:
-        start = zlib.decompressobj().decompress(field, MAX_BYTES + 1)
-    except zlib.error:
-        return
-    if len(start) > MAX_BYTES:
-        raise ValueError(f"a compressed field holds more than {MAX_BYTES} bytes")
-
-
-def _are_seconds(intervals: Any) -> bool:
-    """Return whether these are intervals that RQ can add to a time."""
-    return intervals is None or (
-        isinstance(intervals, list)
-        and all(type(seconds) is int and 0 <= seconds <= keys.FAILURE_TTL_S for seconds in intervals)
-    )
