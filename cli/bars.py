@@ -28,7 +28,7 @@ class Display(Protocol):
         """Show the state of a job and when it will be done."""
         ...
 
-    def say(self, sentence: str) -> None:
+    def log(self, sentence: str) -> None:
         """Print a message next to the progress."""
         ...
 
@@ -45,7 +45,7 @@ class Lines:
     def show(self, view: "JobView", estimate: "Estimate | None") -> None:
         """Do nothing: the job is printed when it ends."""
 
-    def say(self, sentence: str) -> None:
+    def log(self, sentence: str) -> None:
         """Print a message on stderr."""
         echo(sentence, err=True)
 
@@ -95,6 +95,6 @@ class Bars:
         text = f"{view.name}  {with_notice(state, view)}"
         self._progress.update(self._tasks[view.id], completed=view.step, description=printable(text))
 
-    def say(self, sentence: str) -> None:
+    def log(self, sentence: str) -> None:
         """Print a message above the bars."""
         self._progress.console.print(printable(sentence), markup=False, highlight=False)

@@ -50,10 +50,10 @@ def batch(
     # Imported here so that `svdq batch --help` stays fast.
     from datetime import datetime
 
-    from svdq.cli.submissions import submit_and_tell
+    from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
     from svdq.producer.submitting.batch import read_batch
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     requests = read_batch(file, datetime.now().astimezone(), force=force)
-    return submit_and_tell(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)
+    return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

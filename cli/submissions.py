@@ -80,7 +80,7 @@ class Bar(Observer):
         self.reasons.append(reason)
 
 
-class Teller:
+class SubmissionPrinter:
     """Prints each job as a JSON object or a line; a terminal gets a limited number of lines."""
 
     def __init__(self, *, as_json: bool, do_wait: bool, is_held: bool) -> None:
@@ -97,7 +97,7 @@ class Teller:
         self._held: list[str] | None = [] if is_held else None
         self._max_lines = MAX_LINES if sys.stdout.isatty() else sys.maxsize
 
-    def tell(self, submission: Submission) -> None:
+    def show(self, submission: Submission) -> None:
         """Print a job that is now in the queue."""
         self.num_new += submission.is_new
         self.num_old += not submission.is_new
@@ -117,7 +117,7 @@ class Teller:
             echo(f"{counts}. `svdq list` shows the newest.", err=True)
 
 
-def submit_and_tell(
+def submit_and_print(
     settings: "Settings",
     requests: Sequence[Request | BadRequest],
     *,
@@ -130,20 +130,20 @@ def submit_and_tell(
     The exit code is 1 when photos were left out or a job that the command waited for has failed.
     """
     is_drawn = len(requests) >= MANY and sys.stderr.isatty() and not (as_json and sys.stdout.isatty())
-    teller = Teller(as_json=as_json, do_wait=do_wait, is_held=is_drawn and sys.stdout.isatty())
+    printer = SubmissionPrinter(as_json=as_json, do_wait=do_wait, is_held=is_drawn and sys.stdout.isatty())
     submitted: dict[str, Submission] = {}
     try:
         with Bar(is_drawn=is_drawn) as bar:
             submissions = submit_all(settings, requests, skip_bad=skip_bad, observer=bar)
             with _to_the_end(submissions):
                 for submission in submissions:
-                    teller.tell(submission)
+                    printer.show(submission)
                     if do_wait:
                         submitted[submission.id] = submission
     except BadPhotosError as error:
         print_reasons(error.reasons)
         raise
-    teller.release()
+    printer.release()
     if bar.reasons:
         print_reasons(bar.reasons)
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
@@ -173,13 +173,13 @@ def _to_the_end(submissions: Iterable[Submission]) -> Iterator[None]:
 def _wait(settings: "Settings", submitted: dict[str, Submission], as_json: bool) -> int:
     from svdq.cli.wait import wait_for
 
-    def tell(view: "JobView") -> None:
+    def print_end(view: "JobView") -> None:
         if as_json:
             names = ("status", "outputs", "error", "notice", "started_at", "ended_at", "duration_s")
             ended = view.as_json()
             echo(json.dumps(_object(submitted[view.id]) | {name: ended[name] for name in names}))
 
-    return wait_for(settings, list(submitted), quiet=as_json, on_end=tell)[1]
+    return wait_for(settings, list(submitted), quiet=as_json, on_end=print_end)[1]
 
 
 def _object(submission: Submission) -> dict[str, Any]:

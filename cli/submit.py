@@ -110,7 +110,7 @@ def submit(
     from dataclasses import replace
     from datetime import datetime
 
-    from svdq.cli.submissions import submit_and_tell
+    from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.fields import sweep
@@ -150,4 +150,4 @@ def submit(
         for below in {photo.folder for photo in sources.photos}
     }
     requests = [Request(path=photo.path, spec=specs[photo.folder]) for photo in sources.photos]
-    return submit_and_tell(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)
+    return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

@@ -151,11 +151,11 @@ def _poll(
                 is_worker_sought = state == "running" or (state == was_state == "none")
                 was_state = state
                 if is_worker_sought and state == "none":
-                    display.say("No worker is running; start one with `svdq worker`.")
+                    display.log("No worker is running; start one with `svdq worker`.")
             groups = read_groups(connection)
             held_up = _held_up(pauses(connection), groups)
             for what in held_up.keys() - told:
-                display.say(held_up[what])
+                display.log(held_up[what])
             told = set(held_up)
         except (LostError, SlowError):
             if time.monotonic() - last_answer > PATIENCE_S or time.monotonic() >= give_up_at:

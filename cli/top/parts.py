@@ -9,7 +9,7 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from svdq.cli.top.track import place_of
+from svdq.cli.top.track import position_of
 from svdq.producer.text import printable
 from svdq.producer.timeparse import duration
 
@@ -114,11 +114,11 @@ def flight_table(
         return []
     width = options.max_width
     num_ranks = group.ranks[0].num_ranks
-    places = [place_of(job, group) for job in shown]
+    positions = [position_of(job, group) for job in shown]
     eta_s = [estimates[job.id].eta_s if job.id in estimates else None for job in shown]
     rows: list[list[Cell]] = [
-        [job.name, place.doing, Text("" if eta is None else f"about {duration(eta)}", style="dim")]
-        for job, place, eta in zip(shown, places, eta_s, strict=True)
+        [job.name, position.doing, Text("" if eta is None else f"about {duration(eta)}", style="dim")]
+        for job, position, eta in zip(shown, positions, eta_s, strict=True)
     ]
     headers: list[Cell] = ["in flight", "", ""]
     # Tracks get the width that names and states leave; names shrink to a quarter of it.
@@ -127,8 +127,8 @@ def flight_table(
     segment = min(_MAX_SEGMENT, room // num_ranks - 1)
     if segment >= _MIN_SEGMENT:
         headers.insert(1, Text.assemble(*((f"{rank:<{segment + 1}}", _colour(rank)) for rank in range(num_ranks))))
-        for row, place in zip(rows, places, strict=True):
-            row.insert(1, _track(place.ranks_done, num_ranks, segment, options))
+        for row, position in zip(rows, positions, strict=True):
+            row.insert(1, _track(position.ranks_done, num_ranks, segment, options))
     table = _table(headers, rows, width, wide="in flight")
     left_out = len(jobs) - len(shown)
     return [table, Text(f"and {left_out} more", style="dim")] if left_out else [table]

@@ -59,18 +59,18 @@ def top(once: bool, watch: bool, interval_s: float | None, as_json: bool, redis_
         if not (once or as_json) and _is_live_terminal():
             _show(connection, interval_s)
             return
-        for look in _looks(connection):
-            if look.is_new:
-                _print(look.snapshot, as_json)
-            elif look.away_for == 1:
-                echo(look.away, err=True)
+        for refresh in _refreshes(connection):
+            if refresh.is_new:
+                _print(refresh.snapshot, as_json)
+            elif refresh.away_for == 1:
+                echo(refresh.away, err=True)
             if not watch:
                 return
             time.sleep(interval_s)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Look:
+class _Refresh:
     """One state of everything to show."""
 
     #: The newest snapshot.
@@ -85,22 +85,22 @@ class _Look:
         return not self.away
 
 
-def _looks(connection: "redis.Redis") -> Iterator[_Look]:
+def _refreshes(connection: "redis.Redis") -> Iterator[_Refresh]:
     """Yield snapshots without end, also while Redis is unreachable; raise if it is unreachable at the start."""
     from redis.exceptions import ConnectionError as LostError
     from redis.exceptions import TimeoutError as SlowError
 
     from svdq.producer.status.snapshot import take
 
-    look = _Look(snapshot=take(connection))
+    refresh = _Refresh(snapshot=take(connection))
     while True:
-        yield look
+        yield refresh
         try:
-            look = _Look(snapshot=take(connection))
+            refresh = _Refresh(snapshot=take(connection))
         except (LostError, SlowError):
-            since = clock(look.snapshot.at)
+            since = clock(refresh.snapshot.at)
             away = f"Redis has not answered since {since}; retrying."
-            look = _Look(snapshot=look.snapshot, away=away, away_for=look.away_for + 1)
+            refresh = _Refresh(snapshot=refresh.snapshot, away=away, away_for=refresh.away_for + 1)
 
 
 def _show(connection: "redis.Redis", interval_s: float) -> None:
@@ -115,8 +115,8 @@ def _show(connection: "redis.Redis", interval_s: float) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-        for look in _looks(connection):
-            live.update(View(look.snapshot, away=look.away, is_live=True), refresh=True)
+        for refresh in _refreshes(connection):
+            live.update(View(refresh.snapshot, away=refresh.away, is_live=True), refresh=True)
             if keys.leave_within(interval_s):
                 return
 

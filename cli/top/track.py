@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class PipelinePosition:
     """Position of a sample in the pipeline of its group."""
 
     #: Number of ranks that the sample has passed, including a fraction of the present one: 0 to K.
@@ -18,20 +18,22 @@ class Place:
     doing: str
 
 
-def place_of(job: "JobView", group: "GroupStatus") -> Place:
+def position_of(job: "JobView", group: "GroupStatus") -> PipelinePosition:
     """Return the position of a sample.
 
     The job's own record of its step is the most recent; the rank's record has the range of steps of that rank.
     """
     num_ranks = group.ranks[0].num_ranks
     if any(job.id in condition.job_ids for condition in group.conditions):
-        return Place(ranks_done=num_ranks if _is_denoised(job) else _so_far(job, group), doing="waits for storage")
+        return PipelinePosition(
+            ranks_done=num_ranks if _is_denoised(job) else _so_far(job, group), doing="waits for storage"
+        )
     if job.rank is None:
-        return Place(ranks_done=0.0, doing="begins")
+        return PipelinePosition(ranks_done=0.0, doing="begins")
     if _is_denoised(job) and job.rank == num_ranks - 1:
         is_decoding = any(rank.job_id == job.id and rank.activity == "decoding" for rank in group.ranks)
-        return Place(ranks_done=num_ranks, doing="decoding" if is_decoding else "being written")
-    return Place(ranks_done=_so_far(job, group), doing=f"step {job.step} of {job.steps}")
+        return PipelinePosition(ranks_done=num_ranks, doing="decoding" if is_decoding else "being written")
+    return PipelinePosition(ranks_done=_so_far(job, group), doing=f"step {job.step} of {job.steps}")
 
 
 def _so_far(job: "JobView", group: "GroupStatus") -> float:

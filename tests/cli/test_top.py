@@ -25,7 +25,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rq.job import JobStatus
 
-from svdq.cli.top.track import place_of
+from svdq.cli.top.track import position_of
 from svdq.cli.top.view import View
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
@@ -403,7 +403,7 @@ def test_where_a_sample_is(connection: redis.Redis) -> None:
     save(connection, at_work(1, 4, job_id=ids["half"], activity="denoising"))
     save(connection, at_work(3, 4, job_id=ids["decoded"], activity="decoding"))
     (group,) = read_groups(connection)
-    places = {name: place_of(view(connection, job_id), group) for name, job_id in ids.items()}
+    places = {name: position_of(view(connection, job_id), group) for name, job_id in ids.items()}
     assert {name: (place.ranks_done, place.doing) for name, place in places.items()} == {
         "new": (0.0, "begins"),
         "half": (1.5, "step 3 of 8"),

@@ -357,7 +357,7 @@ def test_the_interpreter_goes_on_while_a_large_sample_is_encoded() -> None:
     assert sorted(took_s)[-3] < 0.1
 
 
-def test_trouble_is_logged_once_and_is_over_when_it_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_logged_once_and_is_over_when_it_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class FullStore(FolderCheckpointStore):
         is_full = True
 

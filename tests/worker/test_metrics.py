@@ -236,7 +236,7 @@ def test_what_a_rank_tells_is_served(connection: redis.Redis) -> None:
         pipeline.execute()
     samples = collected(connection)
     assert 4 <= total(samples, "svdq_rank_record_age_seconds") < 60
-    assert 600 <= total(samples, "svdq_rank_trouble_seconds") < 660
+    assert 600 <= total(samples, "svdq_rank_storage_wait_seconds") < 660
     assert total(samples, "svdq_group_restarts_total", group="0") == 3
     assert total(samples, "svdq_samples_in_flight") == 2
     assert (total(samples, "svdq_videos_finished_total"), total(samples, "svdq_videos_failed_total")) == (9, 1)

@@ -66,7 +66,7 @@ def open_writer(folder: Path, **options) -> ResultWriter:
     return ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, **options)
 
 
-def wait_for_trouble(until, caplog: pytest.LogCaptureFixture) -> None:
+def wait_for_refusal(until, caplog: pytest.LogCaptureFixture) -> None:
     until(lambda: "Videos wait to be written" in caplog.text)
 
 
@@ -76,7 +76,7 @@ def test_videos_wait_for_a_storage_that_refuses(folder: Path, until, caplog: pyt
     writer, reports = open_writer(folder), Reports()
     writer.deliver(sample_of("one"), FRAMES, reports)
     writer.deliver(sample_of("two"), FRAMES, reports)
-    wait_for_trouble(until, caplog)
+    wait_for_refusal(until, caplog)
     assert reports.all == []
     (folder / "outputs").unlink()
     reports.wait(2)
@@ -111,7 +111,7 @@ def test_a_full_disk_fails_no_video(tiny_disk: Path, until, caplog: pytest.LogCa
         filler.write_bytes(bytes(10**6))
     writer, reports = open_writer(tiny_disk / "storage"), Reports()
     writer.deliver(sample_of("one", ("mp4", "gif", "png")), FRAMES, reports)
-    wait_for_trouble(until, caplog)
+    wait_for_refusal(until, caplog)
     assert "No space left on device" in caplog.text
     filler.unlink()
     reports.wait(1)
@@ -134,7 +134,7 @@ def test_a_loop_that_cannot_deliver_waits_and_a_stop_lets_it_go(
 
     loop = threading.Thread(target=deliver)
     loop.start()
-    wait_for_trouble(until, caplog)
+    wait_for_refusal(until, caplog)
     for _ in range(MAX_WAITING + 1):
         assert delivered.acquire(timeout=60)
     assert loop.is_alive()

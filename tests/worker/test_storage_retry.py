@@ -41,7 +41,7 @@ def beside() -> ThreadPoolExecutor:
         yield pool
 
 
-def test_trouble_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, until, caplog) -> None:
+def test_a_condition_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, until, caplog) -> None:
     caplog.set_level(logging.INFO)
     retry, storage = StorageRetry("Videos wait", first_delay_s=0.01), Refusing()
     assert retry.condition is None

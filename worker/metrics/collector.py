@@ -185,7 +185,7 @@ def _add_rank_metrics(families: "_Families", own: _Own, now: float) -> None:
     families.add("svdq_rank_record_age_seconds", label, max(0.0, now - status.at))
     families.add("svdq_rank_busy_ratio", label, status.busy_share)
     waits_s = [now - condition.since for condition in status.conditions]
-    families.add("svdq_rank_trouble_seconds", label, max(0.0, *waits_s, 0.0))
+    families.add("svdq_rank_storage_wait_seconds", label, max(0.0, *waits_s, 0.0))
     families.add("svdq_rank_resident_memory_bytes", label, status.rss_bytes)
     if status.gpu_bytes is not None:
         families.add("svdq_rank_gpu_memory_bytes", label, status.gpu_bytes)

@@ -111,7 +111,7 @@ RANKS = (
         labels=_RANK,
     ),
     Family(
-        name="svdq_rank_trouble_seconds",
+        name="svdq_rank_storage_wait_seconds",
         kind="gauge",
         help="For how long a rank has waited for the storage; 0 when it does not",
         labels=_RANK,
