@@ -118,7 +118,7 @@ def _mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         try:
             json.loads(unpacked)
             changed = mutate_json(random, unpacked)
-        except ValueError:
+        except (ValueError, RecursionError):  # deep nesting from the mutation before
             changed = mutate_bytes(random, unpacked, [b"1970-01-01T00:00:00Z", b"0001-01-01T00:00:00.0Z", b"9" * 30])
         if unpacked is not value:
             changed = zlib.compress(changed)
