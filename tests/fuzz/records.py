@@ -35,6 +35,7 @@ def job_records(folder: Path, stack: ExitStack) -> Target:
     settings = Settings.load(home=folder / "home")
     stack.callback(stop_server, settings.home)
     connection = stack.enter_context(session(settings))
+    connection.config_set("appendfsync", "no")  # nothing here has to last
     enqueue(connection, _JOB, _GOOD)
     enqueue(connection, _JOB, _ID)
     job = fetch(connection, _ID)
