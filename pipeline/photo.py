@@ -14,29 +14,15 @@ The steps, so that a comparison can prepare the photo for diffusers in the same 
 Resizing is Pillow's LANCZOS. A photo that already has the video's size keeps its pixels.
 """
 
-import struct
-
 import numpy as np
 from PIL import Image, ImageOps
 
-from svdq.pipeline.errors import SampleError
+from svdq.pipeline.errors import SampleError, reason_of
 from svdq.pipeline.parameters import Fit
 from svdq.pipeline.photo_file import open_photo, pillow_without_limits
 
 #: Largest number of pixels of a photo, checked before decoding: 3 bytes each, so half a gigabyte of memory.
 MAX_PIXELS = 178_000_000
-
-#: Pillow's exceptions for bytes that are not an image or a damaged one.
-_DECODING_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    EOFError,
-    OverflowError,
-    struct.error,
-)
 
 
 def load(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -59,8 +45,11 @@ def load(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
             )
         with pillow_without_limits():
             image.load()
-    except _DECODING_ERRORS as error:
-        raise SampleError(f"The photo cannot be decoded ({error}); give a whole image file.") from error
+    except SampleError:
+        raise
+    except Exception as error:
+        # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, RuntimeError (AVIF) and more.
+        raise SampleError(f"The photo cannot be decoded ({reason_of(error)}); give a whole image file.") from error
     return image
 
 
@@ -91,8 +80,8 @@ def prepare(photo: bytes | Image.Image, width: int, height: int, fit: Fit = "cro
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except _DECODING_ERRORS:
-        # Only the EXIF block is broken, so the video can still be made.
+    except Exception:  # noqa: BLE001 - as above
+        # The pixels are whole and only the EXIF block is broken: no reason to lose the video.
         return image
 
 

@@ -4,6 +4,8 @@ Sources in order of precedence: command-line flags, `SVDQ_*` environment variabl
 defaults.
 """
 
+import os
+import stat
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -23,7 +25,9 @@ from svdq.pipeline.errors import InputError
 
 ENV_PREFIX = "SVDQ_"
 FILE_NAME = "svdq.toml"
-#: Keys of the same file that are not settings: parameters that `svdq watch` uses for photos in the file's folder.
+#: Bytes; a file has a few hundred.
+MAX_FILE_BYTES = 1 << 16
+#: Keys of the same file that are no settings: what `svdq watch` makes of the photos in the file's folder.
 PARAMETER_KEYS = (
     *("frames", "steps", "size", "fps", "seed", "motion_bucket_id", "noise_aug_strength", "min_guidance_scale"),
     *("max_guidance_scale", "decode_chunk_size", "format", "fit", "priority"),
@@ -126,11 +130,13 @@ def origins(**flags: Any) -> dict[str, str]:
 def _read_file(path: Path) -> dict[str, Any]:
     """Read one svdq.toml; relative folders in it are relative to the file."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(_read_bytes(path).decode())
     except FileNotFoundError:
         return {}
+    except RecursionError as error:
+        raise InputError(f"The settings file {str(path)!r} is nested too deeply; correct or remove it.") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"The settings file {str(path)!r} cannot be read: {error}; fix or remove it.") from error
+        raise InputError(f"The settings file {str(path)!r} cannot be read: {error}; correct or remove it.") from error
     values = {name: value for name, value in values.items() if name.replace("-", "_") not in PARAMETER_KEYS}
     folder = path.absolute().parent
     for name in ("home", "storage"):
@@ -139,6 +145,22 @@ def _read_file(path: Path) -> dict[str, Any]:
         if local is not None:
             values[name] = str(folder / local.expanduser())
     return values
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Read a small regular file; never block, as opening a FIFO does.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is a FIFO, a device or too large.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES:,} bytes")
+    return data
 
 
 def _sentence(error: ValidationError) -> str:

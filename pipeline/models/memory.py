@@ -230,7 +230,7 @@ class MeasuredMemory:
 
 
 def _check_counts(*values: Any) -> None:
-    if not all(type(value) is int and value > 0 for value in values):
+    if not all(type(value) is int and 0 < value < 2**63 for value in values):  # more does not fit into a float
         raise ValueError(values)
 
 

@@ -16,7 +16,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from svdq.pipeline.transport.message import Layout, Message, allocate, byte_views, decode_header, encode_header, on_host
+from svdq.pipeline.transport.message import (
+    MAX_HEADER_BYTES,
+    Layout,
+    Message,
+    allocate,
+    byte_views,
+    decode_header,
+    encode_header,
+    on_host,
+)
 
 #: Length of the header that follows, in bytes.
 _LENGTH: Final = struct.Struct("!I")
@@ -79,10 +88,14 @@ class Channel:
 
         Raises:
             ChannelClosedError: the neighbour is gone.
+            ValueError: what it sent is not a message.
         """
         length = bytearray(_LENGTH.size)
         self._receive_exactly(memoryview(length))
-        header = bytearray(*_LENGTH.unpack(length))
+        (num_bytes,) = _LENGTH.unpack(length)
+        if num_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"a header has {num_bytes:,} bytes")
+        header = bytearray(num_bytes)
         self._receive_exactly(memoryview(header))
         return decode_header(header)
 

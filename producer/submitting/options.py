@@ -118,5 +118,5 @@ def _shorten(value: object) -> str:
 
 
 def nearest_side(pixels: int) -> int:
-    """Return the allowed side length that is nearest to `pixels`."""
-    return min(max(round(pixels / SIZE_MULTIPLE), 1) * SIZE_MULTIPLE, MAX_SIDE)
+    """Return the allowed side of a video that is nearest to `pixels`."""
+    return round(min(max(pixels, SIZE_MULTIPLE), MAX_SIDE) / SIZE_MULTIPLE) * SIZE_MULTIPLE

@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import FILE_NAME, PARAMETER_KEYS, Settings
+from svdq.producer.settings import FILE_NAME, MAX_FILE_BYTES, PARAMETER_KEYS, Settings
 from svdq.producer.submitting.fields import read_field
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import safe_name
 from svdq.producer.watching.directory import open_file, open_folder, split
-
-#: Bytes; a file has a few hundred.
-MAX_FILE_BYTES = 1 << 16
 
 
 class FolderConfig:

@@ -1,5 +1,6 @@
 """The ends of a link: a rank that stops waits for no neighbour."""
 
+import queue
 import socket
 import threading
 
@@ -38,3 +39,10 @@ def test_a_close_that_is_sent_is_received(pair) -> None:
     sender.send(Message(kind=Kind.REPORT, body={"text": "x" * 10**7}))
     sender.close()
     assert [receiver.receive().kind, receiver.receive().kind] == [Kind.REPORT, Kind.CLOSE]
+
+
+def test_a_neighbour_that_sends_nonsense_is_reported_as_lost(pair) -> None:
+    lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+    Receiver(Channel(pair[1], CPU), 0, lost.put)
+    pair[0].sendall(b"\0\0\0\2[]")
+    assert "Rank 0 cannot be heard any more" in lost.get(timeout=60)

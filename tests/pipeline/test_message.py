@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.channel import Channel, ChannelClosedError
-from svdq.pipeline.transport.message import Kind, Message, sample_body, sample_from
+from svdq.pipeline.transport.message import Kind, Message, decode_header, sample_body, sample_from
 
 CPU = torch.device("cpu")
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
@@ -86,6 +86,35 @@ def test_a_neighbour_that_closes_in_mid_message_is_noticed() -> None:
         near.sendall(b"\0\0\1\0{")
         near.close()
         with pytest.raises(ChannelClosedError):
+            Channel(far, CPU).receive_header()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        7,
+        {"kind": "close", "body": {}},
+        {"kind": "other", "body": {}, "layout": []},
+        {"kind": "report", "body": 7, "layout": []},
+        {"kind": "sample", "body": {}, "layout": 7},
+        {"kind": "sample", "body": {}, "layout": [["latents", "float32"]]},
+        {"kind": "sample", "body": {}, "layout": [["latents", "int4", [1]]]},
+        {"kind": "sample", "body": {}, "layout": [["latents", "float32", {"a": 1}]]},
+        {"kind": "sample", "body": {}, "layout": [["latents", "float32", [-1]]]},
+        {"kind": "sample", "body": {}, "layout": [["latents", "float32", [2**40]]]},
+        {"kind": "sample", "body": {}, "layout": [["a", "float32", [2**32]], ["b", "bfloat16", [2**31]]]},
+    ],
+)
+def test_a_header_that_no_rank_writes_is_refused(document: object) -> None:
+    with pytest.raises(ValueError, match=r"message|tensor|Kind"):
+        decode_header(json.dumps(document).encode())
+
+
+def test_a_header_longer_than_any_is_refused_before_it_is_allocated() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(b"\xff\xff\xff\xff{")
+        with pytest.raises(ValueError, match="4,294,967,295 bytes"):
             Channel(far, CPU).receive_header()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, features
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.photo import load, prepare
@@ -151,6 +151,15 @@ def png_header(width: int, height: int) -> bytes:
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+@pytest.mark.parametrize("change", [lambda data: data[: data.index(b"mdat") + 4] + bytes(300), lambda data: data[:300]])
+def test_a_damaged_avif_fails_with_a_sentence(change):
+    data = encoded(gradient(64, 64), "AVIF")
+    assert load(data).size == (64, 64)
+    with pytest.raises(SampleError, match="cannot be decoded"):
+        load(change(data))
 
 
 def test_too_many_pixels():

@@ -1,9 +1,11 @@
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import Settings, without_secrets
+from svdq.producer.settings import MAX_FILE_BYTES, Settings, without_secrets
 
 
 def test_defaults(home: Path) -> None:
@@ -57,6 +59,25 @@ def test_bad_value(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value
 def test_bad_file(home: Path, text: str) -> None:
     Path("svdq.toml").write_text(text)
     with pytest.raises(InputError):
+        Settings.load()
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 2000 + "]" * 2000, "#" * (MAX_FILE_BYTES + 1)], ids=["nested", "large"]
+)
+@pytest.mark.parametrize("folder", [".", "home"])
+def test_a_file_that_nobody_writes(home: Path, text: str, folder: str) -> None:
+    place = home if folder == "home" else Path()
+    place.mkdir(exist_ok=True)
+    (place / "svdq.toml").write_text(text)
+    with pytest.raises(InputError, match=r"svdq\.toml' (is nested too deeply|cannot be read: it is larger)"):
+        Settings.load()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_file_that_is_none(home: Path, make: Callable[[str], None]) -> None:
+    make("svdq.toml")
+    with pytest.raises(InputError, match="cannot be read"):
         Settings.load()
 
 

@@ -239,6 +239,13 @@ def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder:
     assert find_result(storage, MODEL, job.model_copy(update={"seed": 2}), "id-one") is None
     assert find_result(storage, ModelInfo(name="other", notice="", default_frames=2), job, "id-one") is None
     assert find_result(storage, MODEL, job, "id-two") is None
+    document = json.loads(sidecar.read_text())
+    for outputs in (None, "x", [7]):
+        sidecar.write_text(json.dumps(document | {"outputs": outputs}))
+        assert find_result(storage, MODEL, job, "id-one") is None
+    sidecar.write_text("[" * 2000 + "]" * 2000)
+    assert find_result(storage, MODEL, job, "id-one") is None
+    sidecar.write_text(json.dumps(document))
     shutil.rmtree(folder / "outputs/one-id-one")
     assert find_result(storage, MODEL, job, "id-one") is None
     sidecar.write_text("{}")

@@ -3,7 +3,6 @@
 Knows no queue.
 """
 
-import json
 import os
 import socket
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import Format, VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
-from svdq.producer.results.provenance import notice_of
+from svdq.producer.results.provenance import notice_of, parse_document
 from svdq.producer.storage.storage import Storage
 
 
@@ -85,9 +84,11 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> di
     if not storage.exists(key):
         return None
     try:
-        document = json.loads(storage.read(key))
+        document = parse_document(storage.read(key))
         made = (document["job_id"], Job.model_validate(document["job"]), document["model"]["name"])
         result = result_of(document)
+        if not isinstance(result["outputs"], list) or not all(isinstance(path, str) for path in result["outputs"]):
+            raise ValueError("its outputs are no paths")
     except UnavailableError:
         raise
     except (ValueError, KeyError, TypeError, SvdqError):

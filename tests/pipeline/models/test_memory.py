@@ -201,3 +201,13 @@ def test_chunk_limits_outlive_a_worker(tmp_path: Path) -> None:
     assert in_home(tmp_path).largest_chunk(shape()) == 7
     again.learn(shape(chunk=25), {}, ran_out=False)
     assert in_home(tmp_path).largest_chunk(shape()) == 25
+
+
+def test_a_file_with_a_number_beyond_floats_is_ignored(tmp_path: Path) -> None:
+    parameters = VideoParameters(seed=0, frames=2, width=64, height=64)
+    MeasuredMemory(folder=tmp_path).learn(parameters, {"step": 10**9})
+    (path,) = tmp_path.glob("*.json")
+    document = json.loads(path.read_text())
+    document["bytes"][0][1][0] = 10**400
+    path.write_text(json.dumps(document))
+    assert MeasuredMemory(folder=tmp_path).expected("step", (128, 128, 2, 2), lambda shape: 7) == 7

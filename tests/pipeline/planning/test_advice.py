@@ -1,15 +1,19 @@
 """Advice on runs whose trouble is known: what ranks waited for, what would help, and how much."""
 
+import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.partition import Costs, Partitioner
 from svdq.pipeline.planning.advice import advise
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.occupancy import Cause, RankTime, occupancy
-from svdq.pipeline.planning.recordings import Profile, from_spans
+from svdq.pipeline.planning.recordings import Profile, from_spans, read_profile
 from svdq.pipeline.trace import Span
 
 
@@ -164,3 +168,46 @@ def test_warming_up_is_none_of_the_run() -> None:
     before = occupancy(spans)
     warmed = [[span("warm-up", "", 20.0, 90.0), *of] for of in spans]
     assert occupancy(warmed) == before
+
+
+RUN = {"through": "loop", "ranks": 1, "per_sample_mean_s": 1.2, "efficiency": 0.9, "steps": 2, "steps_per_rank": [2.0]}
+RUN |= {"step_ms": 500.0, "encode_ms": 50.0, "decode_ms": 100.0}
+EVENT = {"ph": "X", "pid": 0, "tid": "main", "ts": 1e15, "dur": 1e6, "name": "decode", "args": {"job": "a"}}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *(
+            {"runs": [RUN | {name: value}]}
+            for name in RUN
+            if name != "through"
+            for value in (0, None, -1, "x", 10**400)
+        ),
+        *({"runs": runs} for runs in (7, [7], [{}], "x")),
+        *({"traceEvents": [EVENT | {name: 10**400}]} for name in ("ts", "dur", "name", "args")),
+        *({"traceEvents": events} for events in (7, [7], [{}], [EVENT | {"name": "steps 0-x"}])),
+    ],
+    ids=lambda document: str(document)[:60],
+)
+def test_a_recording_that_svdq_did_not_write(tmp_path: Path, document: object) -> None:
+    path = tmp_path / "recording.json"
+    path.write_text(json.dumps({"runs": [RUN]}))
+    assert read_profile(path).pace_s == 1.2
+    path.write_text(json.dumps(document))
+    with contextlib.suppress(InputError):  # what is left may be enough
+        advise(read_profile(path))
+
+
+@pytest.mark.parametrize("pid", [-1, 5000, 2**63, None, "x"])
+def test_a_trace_of_more_ranks_than_there_are(tmp_path: Path, pid: object) -> None:
+    path = tmp_path / "recording.json"
+    path.write_text(json.dumps({"traceEvents": [EVENT | {"pid": pid}, EVENT | {"name": "steps 0-1"}]}))
+    with pytest.raises(InputError, match="not a recording"):
+        read_profile(path)
+
+
+def test_a_recording_that_is_nested_deeply(tmp_path: Path) -> None:
+    (path := tmp_path / "recording.json").write_text("[" * 2000 + "]" * 2000)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_profile(path)

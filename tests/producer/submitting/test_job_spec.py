@@ -8,7 +8,7 @@ import pytest
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions
+from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, nearest_side
 from svdq.producer.submitting.photos import Photo
 
 PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", name="cup")
@@ -92,3 +92,10 @@ def test_errors_name_parameters_as_the_user_does() -> None:
         JobSpec(options=(SubmitOptions(motion_bucket_id=-1),)).check(spell=str)
     with pytest.raises(InputError, match=r"^size 100x100 is not allowed"):
         JobSpec(options=(SubmitOptions(width=100, height=100),)).check(spell=str)
+
+
+@pytest.mark.parametrize(("pixels", "side"), [(-1, 64), (0, 64), (95, 64), (97, 128), (10**400, 4096)])
+def test_the_nearest_size_of_any_number(pixels: int, side: int) -> None:
+    assert nearest_side(pixels) == side
+    with pytest.raises(InputError, match=rf"the nearest such size is {side}x576"):
+        JobSpec(options=(SubmitOptions(width=pixels),)).check()

@@ -1,0 +1,298 @@
+"""The readers of foreign data, each with valid input, its mutation and the exceptions that it documents."""
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from PIL import Image, features
+
+from svdq.pipeline import photo
+from svdq.pipeline.errors import InputError, SampleError
+from svdq.pipeline.models.memory import ACTIVITIES, MeasuredMemory, shape_for
+from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.advice import advise
+from svdq.pipeline.planning.recordings import read_profile
+from svdq.pipeline.video import write_video
+from svdq.producer.job import Job
+from svdq.producer.results.provenance import notice_of, read_provenance
+from svdq.producer.results.results import find_results
+from svdq.producer.settings import Settings, origins
+from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.batch import read_batch
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.photos import check_photo
+from svdq.producer.watching.folder_config import FolderConfig
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.output.finished import find_result
+from tests.finished import add_video
+from tests.fuzz.messages import framed, messages, mutate_checkpoint, mutate_message, read_message, sample
+from tests.fuzz.mutate import mutate_bytes, mutate_csv, mutate_json, mutate_toml
+from tests.fuzz.records import job_records
+from tests.fuzz.run import Target
+
+_MAX_PIXELS = 1_000_000
+_NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
+_JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4, width=64, height=64, frames=2)
+_PARAMETERS = VideoParameters(seed=3, steps=9, frames=2, width=64, height=64)
+
+
+def photos(folder: Path, stack: ExitStack) -> Target:
+    """Photos as they are submitted, and as the worker loads and prepares them."""
+    path = folder / "photo.jpg"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        with contextlib.suppress(InputError):
+            check_photo(path, _MAX_PIXELS)
+        photo.prepare(photo.load(data, _MAX_PIXELS), 64, 64)
+
+    return Target(seeds=_photo_seeds(), mutate=mutate_bytes, read=read, allowed=(SampleError,))
+
+
+def _photo_seeds() -> list[bytes]:
+    noise = Image.effect_noise((48, 32), 60)
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "words"
+    seeds = []
+    formats = [("JPEG", "RGB"), ("JPEG", "CMYK"), ("JPEG", "L"), ("PNG", "RGBA"), ("PNG", "P"), ("PNG", "I;16")]
+    formats += [("WEBP", "RGBA"), ("TIFF", "RGB"), ("TIFF", "F"), ("GIF", "P"), ("BMP", "RGB"), ("PPM", "RGB")]
+    formats += [("AVIF", "RGB")] * features.check("avif") + [("JPEG2000", "RGB")] * features.check("jpg_2000")
+    for kind, mode in formats:
+        image = Image.new(mode, noise.size, 300) if mode == "I;16" else noise.convert("RGB").convert(mode)
+        options = {"exif": exif} if kind in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF") and mode != "F" else {}
+        image.save(file := io.BytesIO(), kind, **options)
+        seeds.append(file.getvalue())
+    frames = [noise.convert("RGB")] * 2
+    for kind in ("MPO", "GIF", "WEBP", "TIFF"):
+        frames[0].save(file := io.BytesIO(), kind, save_all=True, append_images=frames[1:])
+        seeds.append(file.getvalue())
+    noise.save(file := io.BytesIO(), "TIFF", compression="tiff_lzw")
+    noise.convert("RGB").save(file2 := io.BytesIO(), "JPEG", progressive=True)
+    return [*seeds, file.getvalue(), file2.getvalue()]
+
+
+def _lists(name: str, seeds: Sequence[bytes], mutate: Callable[..., bytes]) -> Callable[[Path, ExitStack], Target]:
+    def make(folder: Path, stack: ExitStack) -> Target:
+        path = folder / name
+
+        def read(data: bytes) -> None:
+            path.write_bytes(data)
+            read_batch(path, _NOW)
+
+        return Target(seeds=seeds, mutate=mutate, read=read, allowed=(InputError,))
+
+    return make
+
+
+_CSV = b"""photo,frames,size,seed,motion_bucket_id,format,fit,priority,name,at,output
+a.jpg,25,576x320,7,127,mp4 gif,crop,high,{stem}-{seed},,holiday/day 1
+b.jpg,,,,60,,,,,2030-01-01 07:00,
+"""
+_JSONL = b"""{"photo": "a.jpg", "frames": 25, "size": "576x320", "format": ["mp4", "gif"], "name": "{stem}"}
+{"photo": "b.jpg", "noise_aug_strength": 0.1, "at": "2030-01-01 07:00", "output": "x", "priority": "low"}
+"""
+
+
+def _mutate_jsonl(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    lines = data.splitlines()
+    number = random.randrange(len(lines))
+    lines[number] = mutate_json(random, lines[number], lines)
+    return b"\n".join(lines)
+
+
+_SETTINGS = b"""redis_url = "redis://:secret@127.0.0.1:6379/0"
+storage = "videos"
+model = "preview"
+max_pixels = 1000000
+max_attempts = 2
+stall_s = 60.5
+memory_limit = "24GB"
+"""
+_FOLDER = b"""frames = 25
+steps = 4
+size = "576x320"
+seed = 7
+noise_aug_strength = 0.1
+format = ["mp4", "gif"]
+fit = "pad"
+priority = "low"
+"""
+
+
+def settings(folder: Path, stack: ExitStack) -> Target:
+    """The settings file of the working folder and of the home."""
+    home, here = folder / "home", folder / "here"
+    home.mkdir()
+    here.mkdir()
+    stack.callback(os.chdir, Path.cwd())
+    os.chdir(here)
+
+    def read(data: bytes) -> None:
+        for place in (here, home):
+            (place / "svdq.toml").write_bytes(data)
+            try:
+                Settings.load(home=home)
+                origins(home=home)
+            finally:
+                (place / "svdq.toml").unlink()
+
+    return Target(seeds=[_SETTINGS, _SETTINGS + _FOLDER], mutate=mutate_toml, read=read, allowed=(InputError,))
+
+
+def folder_config(folder: Path, stack: ExitStack) -> Target:
+    """The settings file of a watched folder."""
+    (folder / "inner").mkdir()
+
+    def read(data: bytes) -> None:
+        (folder / "inner" / "svdq.toml").write_bytes(data)
+        list(FolderConfig(folder, JobSpec()).order_for("inner/a.jpg").options)
+
+    return Target(seeds=[_FOLDER], mutate=mutate_toml, read=read, allowed=(InputError,))
+
+
+def _document() -> bytes:
+    model = {"name": "preview", "notice": "preview", "compute": {"dtype": "float32"}}
+    outputs = [f"/x/outputs/photo-{'1' * 20}.mp4"]
+    document = {"svdq": "0.1", "job_id": "1" * 20, "job": _JOB.model_dump(mode="json"), "model": model}
+    more = {"outputs": outputs, "finished_at": "2026-05-01T00:00:00+00:00", "seconds": {"encode": 1.0}}
+    return json.dumps(document | more).encode()
+
+
+def _read_like(path: Path) -> None:
+    """Read as `svdq submit --like` and `svdq inspect` do."""
+    document = read_provenance(path)
+    notice_of(document)
+    JobSpec(options=(SubmitOptions().over(document["job"]),)).check()
+
+
+def sidecar(folder: Path, stack: ExitStack) -> Target:
+    """A sidecar as `--like` reads it, as `find_results` does, and as the last rank does."""
+    storage = Storage(str(folder / "storage"))
+    good = add_video(storage, 2)
+    job_id = add_video(storage, 1)
+    path = folder / "storage" / "outputs" / f"photo-{job_id}.json"
+    seeds = [path.read_bytes(), _document().replace(b"1" * 20, job_id.encode())]
+    job = Job.model_validate(json.loads(seeds[0])["job"])
+    model = ModelInfo(name="preview", notice="", default_frames=2)
+    assert find_result(storage, model, job, job_id), "the seed is find_resultd"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        assert good in [result.job_id for result in find_results(storage)], "the other video is missing"
+        json.dumps(find_result(storage, model, job, job_id)).encode()
+        _read_like(path)
+
+    return Target(seeds=seeds, mutate=mutate_json, read=read, allowed=(InputError,))
+
+
+def video_comment(folder: Path, stack: ExitStack) -> Target:
+    """The comment in a video file."""
+    frames = np.zeros((2, 64, 64, 3), np.uint8)
+    seeds = []
+    for kind in ("mp4", "gif", "webp", "png"):
+        path = folder / f"seed.{kind}"
+        write_video(frames, path, kind, 7, _document().decode())
+        seeds.append((path / "frame_0001.png" if kind == "png" else path).read_bytes())
+    path = folder / "video.mp4"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        _read_like(path)
+
+    return Target(seeds=seeds, mutate=mutate_bytes, read=read, allowed=(InputError,))
+
+
+def rank_message(folder: Path, stack: ExitStack) -> Target:
+    """What a neighbouring rank sends, through a socket."""
+    return Target(
+        seeds=[framed(message) for message in messages(_PARAMETERS)],
+        mutate=mutate_message,
+        read=read_message,
+        # Memory that cannot be had, below what the largest sample takes, ends the link as well.
+        allowed=(ConnectionError, ValueError, RuntimeError),
+    )
+
+
+def checkpoint(folder: Path, stack: ExitStack) -> Target:
+    """A checkpoint."""
+    codec = Codec(model="tiny", device=torch.device("cpu"), compute={"dtype": "float32"})
+    seeds = [bytes(codec.encode(replace(sample(_PARAMETERS), step=step))) for step in (1, 5)]
+
+    def read(data: bytes) -> None:
+        found = codec.decode(data, "job", _PARAMETERS)
+        assert found.tensors["latents"].shape == (1, 2, 4, 8, 8)
+
+    return Target(seeds=seeds, mutate=mutate_checkpoint, read=read, allowed=(ValueError,))
+
+
+def memory_file(folder: Path, stack: ExitStack) -> Target:
+    """What earlier groups have measured of memory."""
+    peaks = dict.fromkeys(ACTIVITIES, 10**9)
+    MeasuredMemory(folder=folder).learn(_PARAMETERS, peaks, ran_out=True)
+    (path,) = folder.glob("*.json")
+    seeds = [path.read_bytes()]
+    other = _PARAMETERS.model_copy(update={"width": 128, "frames": 14})
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        memory = MeasuredMemory(folder=folder)
+        for parameters in (_PARAMETERS, other):
+            for activity in ACTIVITIES:
+                assert memory.expected(activity, shape_for(activity, parameters), lambda shape: 10**9) > 0
+            assert memory.largest_chunk(parameters) > 0
+            memory.learn(parameters, {"step": 2 * 10**9}, ran_out=True)
+
+    return Target(seeds=seeds, mutate=mutate_json, read=read, allowed=())
+
+
+def recording(folder: Path, stack: ExitStack) -> Target:
+    """What `svdq plan` and `svdq advise` read."""
+    run = {"through": "loop", "ranks": 2, "per_sample_mean_s": 1.2, "efficiency": 0.9, "steps": 4}
+    run |= {"steps_per_rank": [2, 2], "step_ms": 500.0, "encode_ms": 50.0, "decode_ms": 100.0}
+    events = []
+    for video in range(3):
+        for rank, (name, start) in enumerate(
+            (("encode", 0.0), ("steps 0-1", 0.1), ("steps 2-3", 1.1), ("decode", 2.1))
+        ):
+            pid, ts = rank // 2, (start + video) * 1e6
+            events.append(
+                {"ph": "X", "pid": pid, "tid": 1, "ts": ts, "dur": 9e5, "name": name, "args": {"job": str(video)}}
+            )
+    seeds = [
+        json.dumps({"runs": [run, run | {"ranks": 1, "steps_per_rank": [4]}]}),
+        json.dumps({"traceEvents": events}),
+    ]
+    path = folder / "recording.json"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        advise(read_profile(path))
+
+    return Target(seeds=[seed.encode() for seed in seeds], mutate=mutate_json, read=read, allowed=(InputError,))
+
+
+TARGETS: dict[str, Callable[[Path, ExitStack], Target]] = {
+    "photo": photos,
+    "list-csv": _lists("list.csv", [_CSV, _CSV.replace(b",", b";")], mutate_csv),
+    "list-jsonl": _lists("list.jsonl", [_JSONL], _mutate_jsonl),
+    "settings": settings,
+    "folder-config": folder_config,
+    "sidecar": sidecar,
+    "video-comment": video_comment,
+    "job-records": job_records,
+    "rank-message": rank_message,
+    "checkpoint": checkpoint,
+    "memory-file": memory_file,
+    "recording": recording,
+}
