@@ -24,7 +24,7 @@ def sample(parameters: VideoParameters) -> Sample:
         boundaries=(0, 4, 9),
         step=4,
         tensors={"latents": torch.zeros(1, 2, 4, 8, 8), "image_embedding": torch.ones(1, 1, 5)},
-        ticket={"name": "photo", "formats": ["mp4"]},
+        metadata={"name": "photo", "formats": ["mp4"]},
         stages=((0, 4, 0.25),),
         seconds={"encode": 0.5},
         memory={"step": 7},

@@ -17,7 +17,7 @@ from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.status import snapshot
-from svdq.producer.status.ranks import IntakeStatus, RankStatus, ShapeCosts, Trouble
+from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts
 from svdq.producer.status.status import list_jobs, view_many
 from svdq.producer.untrusted_job import UntrustedJob
 from tests.fuzz.mutate import mutate_bytes, mutate_json
@@ -89,7 +89,7 @@ def _seed(record: dict[str, str], payload: dict[bytes, bytes]) -> bytes:
         steps=4,
         step=2,
         intake=IntakeStatus(worker="here.7", in_flight=(_ID,), costs=(_COSTS,), pace_s=2.0),
-        troubles=(Trouble(effect="It waits", reason="Disk full.", since=1.0, attempts=2, job_ids=(_ID,)),),
+        conditions=(Condition(effect="It waits", reason="Disk full.", since=1.0, attempts=2, job_ids=(_ID,)),),
     )
     worker = {
         "queues": "svdq-high,svdq-default",

@@ -156,7 +156,7 @@ def folder_config(folder: Path, stack: ExitStack) -> Target:
 
     def read(data: bytes) -> None:
         (folder / "inner" / "svdq.toml").write_bytes(data)
-        list(FolderConfig(folder, JobSpec()).order_for("inner/a.jpg").options)
+        list(FolderConfig(folder, JobSpec()).spec_for("inner/a.jpg").options)
 
     return Target(seeds=[_FOLDER], mutate=mutate_toml, read=read, allowed=(InputError,))
 
@@ -173,7 +173,7 @@ def _read_like(path: Path) -> None:
     """Read as `svdq submit --like` and `svdq inspect` do."""
     document = read_provenance(path)
     notice_of(document)
-    JobSpec(options=(SubmitOptions().over(document["job"]),)).check()
+    JobSpec(options=(SubmitOptions().with_defaults_from(document["job"]),)).check()
 
 
 def sidecar(folder: Path, stack: ExitStack) -> Target:
