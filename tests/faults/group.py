@@ -69,13 +69,14 @@ class Group:
 
     def ranks(self) -> list[psutil.Process]:
         """The processes of its ranks, rank 0 first; fewer while it is started again."""
-        found = []
+        found: dict[int, psutil.Process] = {}
         for process in self.family():
             with contextlib.suppress(psutil.Error):
                 environment = process.environ()
                 if "svdq.worker" in process.cmdline() and "--run-dir" in process.cmdline() and "RANK" in environment:
-                    found.append((int(environment["RANK"]), process))
-        return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+                    # Before it becomes ffmpeg, a child of a rank looks like the rank, which comes first.
+                    found.setdefault(int(environment["RANK"]), process)
+        return [process for _, process in sorted(found.items())]
 
     # Faults.
 
