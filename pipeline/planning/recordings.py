@@ -90,7 +90,7 @@ def read_profile(path: Path) -> Profile:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"no JSON: {error}"
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
         raise InputError(
             f"{path} cannot be read ({reason}); give a file of svdq bench --json or of --trace."
         ) from error

@@ -45,4 +45,4 @@ def test_a_neighbour_that_sends_nonsense_is_reported_as_lost(pair) -> None:
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
     Receiver(Channel(pair[1], CPU), 0, lost.put)
     pair[0].sendall(b"\0\0\0\2[]")
-    assert "Rank 0 cannot be heard any more" in lost.get(timeout=60)
+    assert "Cannot receive from rank 0 any more" in lost.get(timeout=60)
