@@ -179,6 +179,9 @@ class Report:
         sections = [
             "\n\n".join([f"## {title}", *section.text]) for title, section in self.sections.items() if section.text
         ]
-        self.path.write_text("\n\n".join(["# GPU check", *sections, self._ending()]) + "\n", encoding="utf-8")
+        # In one step: a machine that is taken back in the middle of it leaves the report before.
+        partial = self.path.with_suffix(".partial")
+        partial.write_text("\n\n".join(["# GPU check", *sections, self._ending()]) + "\n", encoding="utf-8")
+        partial.replace(self.path)
         kept = {"figures": self.figures, "sections": {title: asdict(one) for title, one in self.sections.items()}}
         self._kept_at.write_text(json.dumps(kept, indent=2), encoding="utf-8")

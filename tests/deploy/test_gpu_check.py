@@ -66,7 +66,8 @@ def test_what_a_command_prints_is_in_the_report_before_it_ends(
     code = f"""
 import pathlib, time
 print("first row")
-while "first row" not in pathlib.Path({str(path)!r}).read_text():
+report = pathlib.Path({str(path)!r})
+while not report.exists() or "first row" not in report.read_text():
     time.sleep(0.05)
 print("and it was there")
 """
