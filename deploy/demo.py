@@ -102,7 +102,7 @@ class Demo:
     @contextlib.contextmanager
     def group(self) -> "Iterator[subprocess.Popen[bytes]]":
         """Start the ranks, and stop them at the end of the block."""
-        # A session of its own: Ctrl-C reaches only this process, which then stops the ranks in order.
+        # A separate session: Ctrl-C reaches only this process, which then stops the ranks in order.
         with LOG.open("wb") as log:
             group = subprocess.Popen(
                 [SVDQ, "worker", *GROUP],

@@ -17,7 +17,7 @@ ABANDONED_S = 24 * 60 * 60
 
 #: `<machine>@<process id>.<start of the process>-<random>`.
 _NAME = re.compile(r"(?P<machine>[0-9a-f]{12})@(?P<pid>\d{1,10})\.(?P<start>\d{1,20})-[0-9a-f]{16}(?:\.old)?")
-#: Names by versions before 0.2: `<host>@<process id>-<random>`.
+#: Names by earlier versions: `<host>@<process id>-<random>`.
 _OLD_NAME = re.compile(r"[^@/]+@\d{1,10}-[0-9a-f]{16}(?:\.old)?")
 
 
