@@ -11,7 +11,7 @@ import pytest
 
 from svdq.worker import doctor
 from svdq.worker.identity import process_is_gone
-from svdq.worker.launcher.gpus import all_gpus, ask, gpu_names, num_gpus, visible_gpus
+from svdq.worker.launcher.gpus import all_gpus, ask, num_gpus, visible_gpus
 from tests.worker.conftest import wait_until
 
 TWO = 'echo "GPU 0: RTX A5000 (UUID: GPU-a)"; echo "GPU 1: RTX A5000 (UUID: GPU-b)"'
@@ -65,7 +65,7 @@ def test_gpus_are_listed_by_nvidias_tool_once(
     put_nvidia_smi: PutNvidiaSmi, script: str, devices: list[str], names: list[str]
 ) -> None:
     calls = put_nvidia_smi(script)
-    assert (visible_gpus(), num_gpus(), gpu_names()) == (devices, len(devices), names)
+    assert (visible_gpus(), num_gpus(), list(all_gpus().names)) == (devices, len(devices), names)
     assert len(calls.read_text().splitlines()) == 1
     assert bool(all_gpus().failure) == ("exit" in script)
 

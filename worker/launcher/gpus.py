@@ -92,11 +92,6 @@ def num_gpus() -> int:
     return len(visible_gpus())
 
 
-def gpu_names() -> list[str]:
-    """Name all GPUs of this machine as torch names them, such as "NVIDIA RTX A5000"."""
-    return list(all_gpus().names)
-
-
 def share_out(gpus: Sequence[str], num_groups: int, num_ranks: int) -> list[list[str]]:
     """Give each group the GPUs of its ranks, which take turns at those that there are.
 
