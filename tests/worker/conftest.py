@@ -16,13 +16,13 @@ import pytest
 import redis
 from PIL import Image
 
+from svdq.producer import process_identity
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import connect
 from svdq.producer.settings import Settings
 from svdq.producer.status.status import JobView, view, view_many
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import submit
-from svdq.worker import identity
 from svdq.worker.queue.rq_adapter import GroupWorker
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
@@ -183,8 +183,8 @@ def dead(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> GroupWorke
     """A worker whose name says that its process is gone."""
     with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
         process.wait()
-    parts = identity.new_name().rsplit("-", 2)
-    monkeypatch.setattr(identity, "new_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
+    parts = process_identity.worker_name().rsplit("-", 2)
+    monkeypatch.setattr(process_identity, "worker_name", lambda: f"{parts[0]}-{process.pid}-{parts[2]}")
     worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
     monkeypatch.undo()
     worker.register_birth()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from svdq.producer.process_identity import is_running
 from svdq.worker import doctor
-from svdq.worker.identity import process_is_gone
 from svdq.worker.launcher.gpus import all_gpus, ask, num_gpus, visible_gpus
 from tests.worker.conftest import wait_until
 
@@ -79,7 +79,7 @@ def test_a_tool_that_hangs_is_killed_with_its_children(put_nvidia_smi: PutNvidia
     assert answer is not None
     assert answer.failure == "nvidia-smi did not answer within 1 s"
     child = int((tmp_path / "child").read_text())
-    wait_until(lambda: process_is_gone(child))
+    wait_until(lambda: is_running(child) is False)
 
 
 def findings() -> dict[str, tuple[str, str]]:

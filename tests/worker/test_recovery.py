@@ -4,9 +4,7 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -20,7 +18,6 @@ from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.workers import view_workers
-from svdq.worker import identity
 from svdq.worker.queue import transitions
 from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.recovery.crash_count import CrashCount, count_crash, must_run_alone, read_count
@@ -65,65 +62,6 @@ def leftovers(connection: redis.Redis) -> list[bytes]:
     """Keys that stand for work in progress."""
     patterns = ("rq:wip:*", "rq:execution:*", "rq:queue:*:intermediate", keys.POPPED, keys.CANCELED, keys.CRASHES)
     return [key for pattern in patterns for key in connection.scan_iter(pattern)]
-
-
-# Who is gone.
-
-
-def test_a_name_tells_whether_its_process_is_gone() -> None:
-    name = identity.new_name()
-    assert not identity.is_gone(name)
-    before, pid, place = name.rsplit("-", 2)
-    assert identity.is_gone(f"{before}-{2**22 + 1}-{place}")
-    reused = place.split(".")
-    reused[1] = "1"  # the same number, started at another time
-    assert identity.is_gone(f"{before}-{pid}-{'.'.join(reused)}")
-
-
-@pytest.mark.parametrize("name", ["", "1", "svdq-a-b-c-d", f"svdq-{socket.gethostname()}-x-y.1.z", "a-1-x.2.c"])
-def test_of_others_nothing_is_assumed(name: str) -> None:
-    assert not identity.is_gone(name)
-
-
-def test_a_process_that_is_only_not_collected_is_gone() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "pass"])
-    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
-        pass
-    assert identity.process_is_gone(process.pid)
-    process.wait()
-    assert not identity.process_is_gone(os.getpid())
-
-
-def test_a_process_that_is_hidden_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with hidepid=invisible or ProtectProc=invisible, where a process of another user has no folder in /proc."""
-    with subprocess.Popen(["sleep", "60"]) as process:
-        before, _, place = identity.new_name().rsplit("-", 2)
-        name = f"{before}-{process.pid}-{place.replace('.' + place.split('.')[1], '.1')}"
-        assert identity.is_gone(name)  # seen: another one has its number
-        monkeypatch.setattr(identity, "PROC", tmp_path)
-        assert not identity.is_gone(name)
-        assert not identity.process_is_gone(process.pid)
-        process.kill()
-        process.wait()
-        assert identity.is_gone(name)
-        assert identity.process_is_gone(process.pid)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a /proc that hides processes")
-@pytest.mark.parametrize("hidepid", ["1", "2"])
-def test_under_hidepid_a_worker_of_another_user_is_not_gone(hidepid: str) -> None:
-    script = (
-        f"mount -t proc -o hidepid={hidepid} proc /proc && "
-        'exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all "$0" -c "$1" "$2"'
-    )
-    look = "import sys; from svdq.worker import identity; print(identity.is_gone(sys.argv[1]))"
-    name = identity.new_name()
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, sys.executable, look, name], capture_output=True, text=True
-    )
-    if "mount:" in done.stderr or "unshare:" in done.stderr or "setpriv:" in done.stderr:
-        pytest.skip(done.stderr)
-    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 # Hand-overs.

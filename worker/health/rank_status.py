@@ -16,8 +16,8 @@ import torch
 from svdq.pipeline.costs import CostModel
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Topology
+from svdq.producer import process_identity
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus, ShapeCosts
-from svdq.worker import identity
 from svdq.worker.health.histograms import RankMetrics
 
 #: Seconds over which the busy share is taken.
@@ -143,7 +143,7 @@ def describe(
     """Make the record of this process with all that never changes; opening the model took `load_s` seconds."""
     now = time.time()
     return RankStatus(
-        group=identity.group_name(on_one_host=topology.local_num_ranks == topology.num_ranks),
+        group=process_identity.group_name(on_one_host=topology.local_num_ranks == topology.num_ranks),
         rank=topology.rank,
         num_ranks=topology.num_ranks,
         host=socket.gethostname(),

@@ -14,8 +14,8 @@ import redis
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.transport.sockets import facing
 from svdq.producer import keys
+from svdq.producer.process_identity import group_name
 from svdq.producer.settings import Settings
-from svdq.worker.identity import group_name
 from svdq.worker.redis_client import connect
 
 #: Port of the store where none is named; torchrun's own.

@@ -8,12 +8,12 @@ from typing import Any
 
 from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError
-from svdq.worker.identity import process_is_gone, start_of
+from svdq.producer.process_identity import is_running, start_of
 
 
 def write_pid(folder: Path, rank: int) -> None:
     """Leave this process's id and start for the launcher: from now on the rank listens to signals."""
-    _write(folder / f"rank{rank}.pid", f"{os.getpid()} {start_of(os.getpid())}")
+    _write(folder / f"rank{rank}.pid", f"{os.getpid()} {start_of(os.getpid()) or ''}")
 
 
 def read_pids(folder: Path) -> dict[int, int]:
@@ -24,7 +24,7 @@ def read_pids(folder: Path) -> dict[int, int]:
 def running_pids(folder: Path) -> dict[int, int]:
     """Return the process ids of the ranks that listen, by rank; an id that another process has now is none."""
     found = _read_processes(folder)
-    return {rank: pid for rank, (pid, start) in found.items() if not process_is_gone(pid, start)}
+    return {rank: pid for rank, (pid, start) in found.items() if is_running(pid, start) is not False}
 
 
 def _read_processes(folder: Path) -> dict[int, tuple[int, str]]:

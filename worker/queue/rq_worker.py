@@ -15,10 +15,9 @@ from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import clean_worker_registry
 
 from svdq.pipeline.errors import SvdqError
-from svdq.producer import keys
+from svdq.producer import keys, process_identity
 from svdq.producer.queue import SvdqQueue, queues
 from svdq.producer.untrusted_job import UntrustedJob
-from svdq.worker import identity
 from svdq.worker.queue import transitions
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class RqWorker(BaseWorker):
         """
         super().__init__(
             queues(connection),
-            name=identity.new_name(),
+            name=process_identity.worker_name(),
             connection=connection,
             serializer=JSONSerializer,
             job_class=UntrustedJob,

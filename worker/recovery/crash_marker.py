@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from svdq.worker.identity import is_gone, name_of
+from svdq.producer.process_identity import is_gone, process_name
 
 #: What a rank does with a job, in the order in which a job goes through it.
 Phase = Literal["prepare", "encode", "warm-up", "step", "decode", "write"]
@@ -123,7 +123,7 @@ def folder_without_launcher(home: Path) -> Path:
     for old in folder.glob("*"):
         if is_gone(old.name):
             shutil.rmtree(old, ignore_errors=True)
-    return folder / name_of(os.getppid(), "torchrun")
+    return folder / process_name(os.getppid(), "torchrun")
 
 
 def _suspects_in(record: bytes, rank: int) -> Iterator[CrashSuspect]:

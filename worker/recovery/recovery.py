@@ -18,9 +18,8 @@ import rq
 from rq.executions import Execution
 from rq.job import JobStatus
 
-from svdq.producer import keys
+from svdq.producer import keys, process_identity
 from svdq.producer.untrusted_job import key_of
-from svdq.worker import identity
 from svdq.worker.queue import transitions
 from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.queue.rq_worker import BEAT_S
@@ -71,8 +70,8 @@ class Recovery:
             count_crash(self._connection, suspects)
             self._is_counted = True
         for queue in self._worker.queues:
-            popped = self._return_popped_to_queue(queue, identity.is_gone)
-            taken = [item for item in self._taken(queue, self._entries(queue)) if identity.is_gone(item.worker)]
+            popped = self._return_popped_to_queue(queue, process_identity.is_gone)
+            taken = [item for item in self._taken(queue, self._entries(queue)) if process_identity.is_gone(item.worker)]
             self._log_taken_back(queue, popped + self._return_to_queue(queue, taken, transitions.FOREVER))
             self._release_deferred(queue)
         for job_id in map(_text, self._connection.hkeys(keys.CRASHES)):
@@ -221,7 +220,7 @@ class Recovery:
 
     def _forget_pauses(self) -> None:
         for name in map(_text, self._connection.hkeys(keys.PAUSES)):
-            if identity.is_gone(name):
+            if process_identity.is_gone(name):
                 self._connection.hdel(keys.PAUSES, name)
 
 
