@@ -18,7 +18,7 @@ from svdq.cli.parameters import PRIORITIES, given, parameter_options
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
-    from svdq.producer.watching.events import Event
+    from svdq.producer.watching.state import Event
 
 EXAMPLES = """\b
 Examples:
@@ -97,7 +97,7 @@ def watch(
     from svdq.producer.settings import Settings
     from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.options import SubmitOptions
-    from svdq.producer.watching.options import PHOTO_GLOBS, Selection, WatchOptions
+    from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
     from svdq.producer.watching.watch import watch as watch_folder
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
@@ -109,7 +109,7 @@ def watch(
             _notify_systemd()
 
     with StopSignals() as stop:
-        summary = watch_folder(
+        counts = watch_folder(
             settings,
             folder,
             JobSpec(options=(options,), priority=priority),
@@ -126,7 +126,7 @@ def watch(
         )
     if stop.number == signal.SIGINT:
         return EXIT_INTERRUPTED
-    return EXIT_FAILED if once and (summary.rejected or summary.waiting) else 0
+    return EXIT_FAILED if once and (counts["rejected"] or counts["waiting"]) else 0
 
 
 def _print(event: "Event", *, as_json: bool) -> None:

@@ -15,12 +15,13 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-#: Folder for copies that are not complete yet, beside their final names.
-COPYING = ".svdq-copying"
+#: Private folder beside a file that is being moved or deleted, and beside the final name of one that is being copied.
+MOVING, COPYING = ".svdq-moving", ".svdq-copying"
 #: Size in the signature of anything that is not a regular file.
 NOT_REGULAR = -1
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 #: What file systems without hard links answer to `link`.
 _NO_HARD_LINKS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK)
 
@@ -45,12 +46,6 @@ class Signature(NamedTuple):
     def of(cls, status: os.stat_result) -> "Signature":
         """Make the signature of what `lstat` or `fstat` returned."""
         return cls(status.st_size if stat.S_ISREG(status.st_mode) else NOT_REGULAR, status.st_mtime_ns)
-
-
-def split(path: str) -> tuple[str, str]:
-    """Split a path with slashes into its folder and its name."""
-    folder, _, name = path.rpartition("/")
-    return folder, name
 
 
 @contextlib.contextmanager
@@ -94,7 +89,7 @@ def open_file(name: str, folder: int) -> BufferedReader:
 
 def signature(root: Path, path: str) -> Signature | None:
     """Return the signature of a file below `root`, or None if it does not exist."""
-    folder, name = split(path)
+    folder, name = os.path.split(path)
     try:
         with open_folder(root, folder) as here:
             return Signature.of(os.stat(name, dir_fd=here, follow_symlinks=False))
@@ -102,48 +97,55 @@ def signature(root: Path, path: str) -> Signature | None:
         return None
 
 
-def exists(name: str, folder: int) -> bool:
-    """Return whether an open folder has anything of this name."""
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+def delete_file(root: Path, path: str, version: Signature) -> None:
+    """Delete a file below `root`, unless it was replaced by another version.
+
+    Raises:
+        OSError: it cannot be deleted.
+    """
+    with _claimed(root, path, version) as source:
+        if source is not None:
+            os.unlink(os.path.basename(path), dir_fd=source)
 
 
-def free_names(name: str) -> Iterator[str]:
-    """Yield `a.jpg`, `a-2.jpg`, `a-3.jpg` and so on."""
-    stem, suffix = os.path.splitext(name)
-    yield name
-    for number in itertools.count(2):
-        yield f"{stem}-{number}{suffix}"
+def move_file(
+    root: Path, path: str, version: Signature, target: Path, subfolder: str, note: str | None = None
+) -> Path | None:
+    """Move a file below `root` to the same path below `target/subfolder`, also across file systems.
 
+    It gets the first free name of `a.jpg`, `a-2.jpg`, `a-3.jpg` and so on. If a name has a file with the same bytes,
+    one of the two is kept.
 
-def move(name: str, source: int, target: int, new_name: str) -> str:
-    """Move a file from one open folder to another, also across file systems, and return its name there.
+    Args:
+        root: trusted, may be reached through links.
+        path: from `root`, with slashes.
+        version: the version to move.
+        target: trusted, may be reached through links.
+        subfolder: reached without following links; created.
+        note: written to `<name>.txt` beside the file; then all its names are new.
 
-    It gets the first free name of `free_names`. If that name has a file with the same bytes, one of the two is kept.
+    Returns:
+        the new path, or None if the file was replaced by another version, which stays.
 
     Raises:
         OSError: it cannot be moved and is still where it was.
     """
-    try:
-        return _rename(name, source, target, new_name)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(COPYING, 0o700, dir_fd=target)
-    copying = _open(COPYING, _FOLDER, target)
-    try:
-        _copy(name, source, copying)
-        placed = _rename(name, copying, target, new_name)
-    finally:
-        os.close(copying)
-        with contextlib.suppress(OSError):
-            os.rmdir(COPYING, dir_fd=target)
-    os.unlink(name, dir_fd=source)
-    return placed
+    folder, name = os.path.split(path)
+    with (
+        _claimed(root, path, version) as source,
+        open_folder(target, f"{subfolder}/{folder}", create=True) as there,
+    ):
+        if source is None:
+            return None
+        placed = _move(name, source, there, name) if note is None else _move_with_note(name, source, there, note)
+        return target / subfolder / folder / placed
+
+
+def restore(folder: int) -> None:
+    """Move the files that a killed watcher had claimed in an open folder back to their names."""
+    if _exists(MOVING, folder):
+        with contextlib.suppress(OSError), _private_folder(MOVING, folder) as private:
+            _move_all(private, folder)
 
 
 def _open(name: str, flags: int, folder: int) -> int:
@@ -156,9 +158,101 @@ def _open(name: str, flags: int, folder: int) -> int:
         raise
 
 
+@contextlib.contextmanager
+def _private_folder(name: str, parent: int) -> Iterator[int]:
+    """Create and open a folder that only this user can enter, and remove it at the end if it is empty."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+    descriptor = _open(name, _FOLDER, parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=parent)
+
+
+def _unlink(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _move_all(source: int, target: int) -> None:
+    for name in os.listdir(source):
+        _move(name, source, target, name)
+
+
+@contextlib.contextmanager
+def _claimed(root: Path, path: str, version: Signature) -> Iterator[int | None]:
+    """Rename a file into a private folder and yield that folder, or None if the file is another version.
+
+    A newer version that takes the name meanwhile is neither moved nor deleted. A file that is still in the private
+    folder at the end gets its name back.
+    """
+    folder, name = os.path.split(path)
+    with open_folder(root, folder) as here, _private_folder(MOVING, here) as private:
+        _move_all(private, here)  # what a killed watcher left
+        os.rename(name, name, src_dir_fd=here, dst_dir_fd=private)
+        try:
+            found = Signature.of(os.stat(name, dir_fd=private, follow_symlinks=False))
+            yield private if found == version else None
+        finally:
+            _move_all(private, here)
+
+
+def _move(name: str, source: int, target: int, new_name: str) -> str:
+    """Move a file from one open folder to another and return its name there; see `move_file`."""
+    try:
+        return _rename(name, source, target, new_name)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    with _private_folder(COPYING, target) as copying, contextlib.ExitStack() as stack:
+        stack.callback(_unlink, name, copying)
+        _unlink(name, copying)  # what a killed copy left, which may be linked to a complete file
+        _copy(name, source, copying)
+        placed = _rename(name, copying, target, new_name)
+    os.unlink(name, dir_fd=source)
+    return placed
+
+
+def _move_with_note(name: str, source: int, target: int, note: str) -> str:
+    """Move a file to a free name whose `<name>.txt` is free, too, and write the note to that."""
+    for free_name in _free_names(name):
+        if _exists(free_name, target):
+            continue
+        try:
+            descriptor = os.open(f"{free_name}.txt", _NEW_FILE, 0o666, dir_fd=target)
+        except FileExistsError:
+            continue
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{note}\n")
+            return _move(name, source, target, free_name)
+        except OSError:
+            os.unlink(f"{free_name}.txt", dir_fd=target)
+            raise
+    raise AssertionError("names do not end")
+
+
+def _exists(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _free_names(name: str) -> Iterator[str]:
+    stem, suffix = os.path.splitext(name)
+    yield name
+    for number in itertools.count(2):
+        yield f"{stem}-{number}{suffix}"
+
+
 def _rename(name: str, source: int, target: int, new_name: str) -> str:
     """Rename within one file system: a hard link, unlike `rename`, never replaces a file."""
-    for candidate in free_names(new_name):
+    for candidate in _free_names(new_name):
         try:
             os.link(name, candidate, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
         except FileExistsError:
@@ -167,7 +261,7 @@ def _rename(name: str, source: int, target: int, new_name: str) -> str:
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
-            if exists(candidate, target):
+            if _exists(candidate, target):
                 continue
             os.rename(name, candidate, src_dir_fd=source, dst_dir_fd=target)
             return candidate
@@ -177,22 +271,14 @@ def _rename(name: str, source: int, target: int, new_name: str) -> str:
 
 
 def _copy(name: str, source: int, target: int) -> None:
-    """Copy a file with its mode and times into a private folder, over what a killed copy left there."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=target)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    try:
-        with open_file(name, source) as file, os.fdopen(os.open(name, flags, 0o600, dir_fd=target), "wb") as copy:
-            shutil.copyfileobj(file, copy, 1 << 20)
-            copy.flush()
-            status = os.fstat(file.fileno())
-            os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
-            os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
-            os.fsync(copy.fileno())
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=target)
-        raise
+    """Copy a file with its mode and times into a private folder."""
+    with open_file(name, source) as file, os.fdopen(os.open(name, _NEW_FILE, 0o600, dir_fd=target), "wb") as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
+        copy.flush()
+        status = os.fstat(file.fileno())
+        os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
+        os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.fsync(copy.fileno())
 
 
 def _are_equal(name: str, folder: int, other_name: str, other_folder: int) -> bool:

@@ -1,10 +1,16 @@
-"""The parameters of a photo in a watched folder: the command's flags, overridden by the nearest `svdq.toml`.
+"""How a folder is watched: which files are photos by their names, their parameters, and what happens afterwards.
 
-The file wins, because flags apply to the whole tree and the file to a part of it.
+The parameters are the command's flags, overridden by the nearest `svdq.toml`: flags apply to the whole tree, the file
+to a part of it.
 """
 
+import errno
+import fnmatch
+import os
+import re
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,122 @@ from svdq.producer.settings import FILE_NAME, MAX_FILE_BYTES, PARAMETER_KEYS, Se
 from svdq.producer.submitting.fields import read_field
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import safe_name
-from svdq.producer.watching.directory import open_file, open_folder, split
+from svdq.producer.submitting.sources import SUFFIXES
+from svdq.producer.watching.directory import open_file, open_folder
+
+#: What is taken unless patterns are given.
+PHOTO_GLOBS = tuple(f"*{suffix}" for suffix in sorted(SUFFIXES))
+#: Files that are still being written, or never were photos: browsers, copy programs, editors, synchronizers.
+#: Names that start with a dot are left out, too, as are the temporary files of rsync, lftp, Nextcloud and others.
+TEMPORARY_GLOBS = (
+    *("~*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.filepart", "*.crdownload", "*.download"),
+    *("*.opdownload", "*.aria2", "*.!qb", "*.!ut", "*.gstmp"),
+)
+#: Folders that systems create for thumbnails and deleted files.
+SYSTEM_FOLDERS = frozenset(
+    {"@eadir", "#recycle", "$recycle.bin", "__macosx", "lost+found", "system volume information"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which files are submitted. Patterns ignore case, because cameras write `IMG_1.JPG`."""
+
+    #: Whether those in subfolders are.
+    recursive: bool = False
+    #: Patterns of names; those with a slash are for the path from the watched folder.
+    globs: tuple[str, ...] = PHOTO_GLOBS
+
+    def matches(self, path: str) -> bool:
+        """Return whether a file is a photo to submit, by its path from the watched folder."""
+        name = os.path.basename(path)
+        return self._is_visible(path) and any(_matches(path if "/" in glob else name, (glob,)) for glob in self.globs)
+
+    def includes(self, path: str) -> bool:
+        """Return whether a file is submitted or, where all photos are wanted, reported as ignored."""
+        return self._is_visible(path) if self.globs == PHOTO_GLOBS else self.matches(path)
+
+    def _is_visible(self, path: str) -> bool:
+        *folders, name = path.split("/")
+        if (folders and not self.recursive) or not all(map(is_photo_folder, folders)):
+            return False
+        return not is_temporary(name) and name != FILE_NAME
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """How a folder is watched."""
+
+    #: Which files are submitted.
+    selection: Selection = field(default_factory=Selection)
+    #: Whether files are that existed before the folder was first watched.
+    existing: bool = False
+    #: Seconds without a change after which a file has stopped growing.
+    stable_for_s: float = 2.0
+    #: What happens to photos afterwards: `keep`, `move:DIR` or `delete`.
+    on_success: str = "keep"
+    #: Scan the folder regularly, instead of using notifications.
+    poll: bool = False
+    #: Process what is there, then end; files that still grow or are on hold are left to the next run.
+    once: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostSubmit:
+    """What happens to photos after they were submitted."""
+
+    #: The watched folder, resolved.
+    root: Path
+    #: Whether photos stay where they are; then no file is ever changed.
+    keep: bool
+    #: Folder that they are moved to, or None; `subfolder` below it is reached without following links.
+    target: Path | None = None
+    subfolder: str = ""
+
+    @classmethod
+    def parse(cls, text: str, root: Path) -> "PostSubmit":
+        """Parse `keep`, `move:DIR` or `delete`; a relative DIR is in the watched folder.
+
+        Raises:
+            InputError: it is none of them, or would move photos to where they are.
+        """
+        action, _, folder = text.partition(":")
+        if action == "move" and folder.strip():
+            target = Path(os.path.normpath(root / os.path.expanduser(folder)))
+            if not target.is_relative_to(root):
+                target = target.resolve()
+            if target == root:
+                raise InputError(f"--on-success {text} is not allowed: the photos are there already; name another DIR.")
+            if target.is_relative_to(root):
+                return cls(root=root, keep=False, target=root, subfolder=target.relative_to(root).as_posix())
+            return cls(root=root, keep=False, target=target)
+        if text not in ("keep", "delete"):
+            raise InputError(f"--on-success {text} is not allowed: it must be keep, move:DIR or delete.")
+        return cls(root=root, keep=text == "keep")
+
+    @property
+    def target_folder(self) -> Path | None:
+        """The folder that photos are moved to, or None."""
+        return self.target / self.subfolder if self.target else None
+
+    def prepare(self) -> None:
+        """Create the target folder and check that photos can be moved.
+
+        Raises:
+            InputError: they cannot.
+        """
+        try:
+            if not self.keep and not os.access(self.root, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.root))
+            if self.target is not None:
+                self.target.mkdir(parents=True, exist_ok=True)
+                with open_folder(self.target, self.subfolder, create=True):
+                    pass
+        except OSError as error:
+            raise InputError(
+                f"Photos cannot be moved or deleted in {str(self.target_folder or self.root)!r} ({error.strerror}); "
+                "check the folder and its permissions, or leave photos where they are with --on-success keep."
+            ) from error
 
 
 class FolderConfig:
@@ -40,14 +161,11 @@ class FolderConfig:
         Raises:
             InputError: the nearest file cannot be read or is not valid.
         """
-        folder = split(path)[0]
+        folder = os.path.dirname(path)
         folders = folder.split("/") if folder else []
-        spec: JobSpec | None = None
-        for depth in range(len(folders), -1, -1):
-            spec = self._read("/".join(folders[:depth]))
-            if spec is not None:
-                break
-        return replace(spec or self._spec, folder="/".join(map(safe_name, folders)))
+        read = (self._read("/".join(folders[:depth])) for depth in range(len(folders), -1, -1))
+        spec = next(filter(None, read), self._spec)
+        return replace(spec, folder="/".join(map(safe_name, folders)))
 
     def _read(self, folder: str) -> JobSpec | None:
         """Return the parameters by the file in a folder, or None if it has none."""
@@ -83,6 +201,26 @@ class FolderConfig:
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error
         return spec
+
+
+def is_photo_folder(name: str) -> bool:
+    """Return whether a folder of this name may hold people's photos."""
+    return not name.startswith(".") and name.lower() not in SYSTEM_FOLDERS
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file of this name is hidden or still being written."""
+    return name.startswith(".") or _matches(name, TEMPORARY_GLOBS)
+
+
+def _matches(text: str, globs: tuple[str, ...]) -> bool:
+    return _pattern(globs).match(text.lower()) is not None
+
+
+@cache
+def _pattern(globs: tuple[str, ...]) -> re.Pattern[str]:
+    """Compile patterns into one."""
+    return re.compile("|".join(fnmatch.translate(glob.lower()) for glob in globs))
 
 
 def _fields(name: str, value: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from svdq.producer.watching.options import WatchOptions
+from svdq.producer.watching.folder_config import WatchOptions
 
 #: Seconds that `wait` takes at most, so that signals are handled soon.
 TICK_S = 0.2

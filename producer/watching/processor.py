@@ -5,71 +5,31 @@ with the same parameters finds the job that exists.
 """
 
 import contextlib
+import math
 import os
 import time
-from collections import Counter
 from pathlib import Path
 
 import redis
 
-from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.queue import connect, plain_errors
-from svdq.producer.settings import Settings
+from svdq.pipeline.errors import InputError
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Enqueued, Entry, enqueue_many
+from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import check_data, read_file
-from svdq.producer.watching.directory import Signature, open_file, open_folder, signature, split
-from svdq.producer.watching.events import Event, Report, Summary
-from svdq.producer.watching.folder_config import FolderConfig
-from svdq.producer.watching.options import WatchOptions, is_temporary
-from svdq.producer.watching.post_submit import REJECTED, PostSubmit, reject
-from svdq.producer.watching.scanner import Debounce
-from svdq.producer.watching.state import Outcome, Record, State
+from svdq.producer.watching.directory import delete_file, move_file, open_file, open_folder, signature
+from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions, is_temporary
+from svdq.producer.watching.scanner import Debounce, WaitingFile
+from svdq.producer.watching.state import Event, Record, Report, State
 
+#: Folder in the watched folder for files that are no photos.
+REJECTED = "rejected"
 #: A file that is no photo must be unchanged for this many times `--stable-for`: it may be half copied.
 BAD_FACTOR = 4
 #: Seconds until a file on hold is tried again: its svdq.toml is invalid, or it cannot be read or moved.
 HOLD_S = 2.0
-
-
-class Submitter:
-    """Submits photos one at a time over a connection that is renewed when it is lost."""
-
-    def __init__(self, settings: Settings) -> None:
-        """Initialize; nothing is reached yet.
-
-        Raises:
-            InputError: there is no such kind of storage.
-        """
-        self.settings = settings
-        self._storage = Storage(settings.storage)
-        self._connection: redis.Redis | None = None
-
-    def submit(self, data: bytes, entry: Entry) -> Enqueued:
-        """Store a photo and enqueue its job, unless a job of that id exists.
-
-        Raises:
-            UnavailableError: Redis or the storage cannot be reached; the same can be done again.
-        """
-        if not self._storage.has_input(entry.job.image, len(data)):
-            self._storage.write_bytes(entry.job.image, data)
-        if self._connection is not None:
-            with contextlib.suppress(UnavailableError):  # the server may have been restarted
-                return self._enqueue(self._connection, entry)
-            self.close()
-        self._connection = connect(self.settings)
-        return self._enqueue(self._connection, entry)
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _enqueue(self, connection: redis.Redis, entry: Entry) -> Enqueued:
-        with plain_errors(self.settings):
-            return enqueue_many(connection, [entry])[0]
+#: Seconds without a file on hold for a reason after which the reason is reported again.
+REPORT_AGAIN_S = 60.0
 
 
 class Processor:
@@ -77,90 +37,83 @@ class Processor:
 
     def __init__(
         self,
-        root: Path,
         options: WatchOptions,
+        storage: Storage,
+        max_pixels: int,
         state: State,
         config: FolderConfig,
-        submitter: Submitter,
         post_submit: PostSubmit,
-        pending: Debounce,
+        waiting: Debounce,
         report: Report,
     ) -> None:
         """Initialize.
 
         Args:
-            root: the watched folder, resolved.
-            options: how it is watched.
+            options: how the folder is watched.
+            storage: takes the photos.
+            max_pixels: of a photo.
             state: what became of files.
             config: the parameters of each photo.
-            submitter: takes the photos.
-            post_submit: what happens to files afterwards.
-            pending: files that wait; those that were processed are removed.
+            post_submit: the folder, and what happens to photos afterwards.
+            waiting: files that wait; those that were processed are removed.
             report: called with each event.
         """
-        self._root = root
-        self._selection = options.selection
-        self._stable_for_s = options.stable_for_s
-        self._once = options.once
-        self._max_pixels = submitter.settings.max_pixels
+        self._options = options
+        self._storage = storage
+        self._max_pixels = max_pixels
         self._state = state
         self._config = config
-        self._submitter = submitter
+        self._root = post_submit.root
         self._post_submit = post_submit
-        self._pending = pending
+        self._waiting = waiting
         self._report = report
-        self.summary = Summary()
-        #: Files that were submitted and could not be moved or deleted yet.
-        self._submitted: dict[str, Signature] = {}
-        #: Why files are on hold, and how many there are for each reason, which is reported once.
-        self._on_hold: dict[str, str] = {}
-        self._reasons: Counter[str] = Counter()
+        #: When a file was last on hold, by the reason.
+        self._held_s: dict[str, float] = {}
 
-    def process(self, path: str) -> bool:
-        """Process a file that is due, if it has not changed; return whether it was submitted.
+    def process(self, file: WaitingFile, connection: redis.Redis) -> bool:
+        """Process a file that is due, if it has not changed; return whether it was submitted to Redis.
 
         Raises:
-            UnavailableError: Redis, the storage or the state cannot be used; the file is still due.
+            UnavailableError: the storage or the state cannot be used; the file is still due.
+            redis.RedisError: Redis cannot be used; the file is still due.
         """
-        version = self._pending.signature(path)
-        if self._has_changed(path, version):
+        if self._has_changed(file):
             return False
-        if not version.is_regular or not self._selection.matches(path):
-            self._ignore(path, version)
+        if not file.signature.is_regular or not self._options.selection.matches(file.path):
+            self._ignore(file)
             return False
-        if self._submitted.get(path) == version:
-            self._finish(path, version)
+        if file.is_submitted:
+            self._finish(file)
             return False
         try:
-            spec = self._config.spec_for(path)
+            spec = self._config.spec_for(file.path)
         except InputError as error:
-            self._hold(path, f"{error} Its photos wait until this is corrected.")
+            self._hold(file, f"{error} Its photos wait until this is corrected.")
             return False
         try:
-            data = self._read(path)
-            if self._has_changed(path, version):
+            data = self._read(file.path)
+            if self._has_changed(file):
                 return False
-            entry = self._entry(path, data, spec)
+            entry = self._entry(file.path, data, spec)
         except OSError as error:
-            reason = error.strerror or error
-            self._hold(path, f"The file {str(self._root / path)!r} cannot be read ({reason}). Trying again.")
+            self._hold(file, f"{self._shown(file)} cannot be read ({error.strerror or error}). Trying again.")
             return False
         except InputError as error:
-            self._reject(path, version, error)
+            self._reject(file, str(error))
             return False
         try:
-            is_submitted = self._submit(path, data, entry)
+            is_submitted = self._submit(file, data, entry, connection)
         except InputError as error:  # another program has written something under the job's key
-            self._hold(path, f"{error} Trying again.")
+            self._hold(file, f"{error} Trying again.")
             return False
-        self._submitted[path] = version
+        file.is_submitted = True
         if self._post_submit.keep:
-            self._state.put(path, Record(version, Outcome.SUBMITTED, entry.job_id))
-        self._finish(path, version)
+            self._state.put(file.path, Record(file.signature, "submitted", entry.job_id))
+        self._finish(file)
         return is_submitted
 
     def _read(self, path: str) -> bytes:
-        folder, name = split(path)
+        folder, name = os.path.split(path)
         with open_folder(self._root, folder) as descriptor, open_file(name, descriptor) as file:
             return read_file(file, self._root / path, self._max_pixels)
 
@@ -169,119 +122,102 @@ class Processor:
         job, job_id = next(spec.jobs(photo, first_index=1))
         return Entry(job=job, job_id=job_id, priority=spec.priority)
 
-    def _submit(self, path: str, data: bytes, entry: Entry) -> bool:
-        """Submit a photo; return whether Redis was asked."""
-        record = self._state.get(path)
-        if record is not None and record.outcome is Outcome.SUBMITTED and record.job_id == entry.job_id:
-            self._report_known(path, entry.job_id, "submitted before")  # it was only touched, or copied again
+    def _submit(self, file: WaitingFile, data: bytes, entry: Entry, connection: redis.Redis) -> bool:
+        """Submit a photo unless its record has the same job; return whether Redis was used."""
+        record = self._state.get(file.path)
+        is_recorded = record is not None and record.outcome == "submitted" and record.job_id == entry.job_id
+        text = f"{entry.job_id}  {file.path}"
+        if is_recorded:  # it was only touched, or copied again
+            self._report(Event(kind="known", path=file.path, job_id=entry.job_id, text=f"{text} (submitted before)"))
             return False
-        enqueued = self._submitter.submit(data, entry)
+        if not self._storage.has_input(entry.job.image, len(data)):
+            self._storage.write_bytes(entry.job.image, data)
+        (enqueued,) = enqueue_many(connection, [entry])
         if enqueued.is_new:
-            self.summary.submitted += 1
-            text = f"{entry.job_id}  {path}"
-            self._report(Event(kind="submitted", path=path, job_id=entry.job_id, text=text))
+            self._report(Event(kind="submitted", path=file.path, job_id=entry.job_id, text=text))
         else:
-            status = enqueued.rq_job.get_status(refresh=False).value
-            self._report_known(path, entry.job_id, f"exists already, {status}")
+            text += f" (exists already, {enqueued.rq_job.get_status(refresh=False).value})"
+            self._report(Event(kind="known", path=file.path, job_id=entry.job_id, text=text))
         return True
 
-    def _finish(self, path: str, version: Signature) -> None:
-        """Keep, move or delete a file that was submitted."""
+    def _finish(self, file: WaitingFile) -> None:
+        """Keep, move or delete a photo that was submitted, unless it was replaced since or is gone."""
+        post_submit = self._post_submit
         try:
-            self._post_submit.finish(path, version)
-        except FileNotFoundError:
-            pass  # somebody else has removed it
+            with contextlib.suppress(FileNotFoundError):
+                if post_submit.target is not None:
+                    move_file(self._root, file.path, file.signature, post_submit.target, post_submit.subfolder)
+                elif not post_submit.keep:
+                    delete_file(self._root, file.path, file.signature)
         except OSError as error:
-            where = str(self._root / path)
             reason = error.strerror or error
-            self._hold(path, f"The file {where!r} was submitted and cannot be moved or deleted ({reason}).")
+            self._hold(file, f"{self._shown(file)} was submitted and cannot be moved or deleted ({reason}).")
             return
-        if not self._post_submit.keep:
-            self._state.remove(path)
-        self._release(path)
+        if not post_submit.keep:
+            self._state.remove(file.path)
+        self._waiting.remove(file)
 
-    def _ignore(self, path: str, version: Signature) -> None:
+    def _ignore(self, file: WaitingFile) -> None:
         """Report a file that is not opened, once."""
-        self._state.put(path, Record(version, Outcome.IGNORED))
-        self._release(path)
-        self.summary.ignored += 1
+        self._state.put(file.path, Record(file.signature, "ignored"))
+        self._waiting.remove(file)
         reason = "its name is not that of a photo. If it is one, convert it to JPEG."
-        if not version.is_regular:
+        if not file.signature.is_regular:
             reason = "it is a symbolic link or a special file. To submit it, put the photo itself here."
-        self._report(Event(kind="ignored", path=path, text=f"{path} is ignored: {reason}"))
+        self._report(Event(kind="ignored", path=file.path, text=f"{file.path} is ignored: {reason}"))
 
-    def _reject(self, path: str, version: Signature, error: InputError) -> None:
+    def _reject(self, file: WaitingFile, reason: str) -> None:
         """Reject a file that is no photo, unless it may still become one."""
         now_s = time.monotonic()
-        is_young = self._pending.unchanged_s(path, now_s) < BAD_FACTOR * self._stable_for_s
-        if is_young or (version.size == 0 and self._has_partial(path)):
-            self._pending.postpone(path, now_s + self._stable_for_s)
+        is_young = now_s - file.since_s < BAD_FACTOR * self._options.stable_for_s
+        if is_young or (file.signature.size == 0 and self._has_partial(file.path)):
+            file.due_s = now_s + self._options.stable_for_s
             return
         moved_to = None
-        if not self._post_submit.keep:
-            try:
-                moved_to = reject(self._root, path, version, str(error))
-            except OSError as problem:
-                reason = problem.strerror or problem
-                error = InputError(f"{error} It cannot be moved to {REJECTED}/ ({reason}) and stays where it is.")
-            else:
-                if moved_to is None:  # it was replaced
-                    self._release(path)
-                    return
-        if moved_to is None:
-            self._state.put(path, Record(version, Outcome.REJECTED))
+        if self._post_submit.keep:
+            self._state.put(file.path, Record(file.signature, "rejected"))
         else:
-            self._state.remove(path)
-        self._release(path)
-        self.summary.rejected += 1
-        text = f"{error} It was moved to {str(moved_to)!r}." if moved_to else str(error)
-        self._report(Event(kind="rejected", path=path, text=text, moved_to=str(moved_to) if moved_to else None))
+            try:
+                moved_to = move_file(self._root, file.path, file.signature, self._root, REJECTED, reason)
+            except OSError as error:
+                reason += f" It cannot be moved to {REJECTED}/ ({error.strerror or error}) and stays where it is."
+                self._state.put(file.path, Record(file.signature, "rejected"))
+            else:
+                self._state.remove(file.path)
+                if moved_to is None:  # it was replaced
+                    self._waiting.remove(file)
+                    return
+                reason += f" It was moved to {str(moved_to)!r}."
+        self._waiting.remove(file)
+        moved = str(moved_to) if moved_to else None
+        self._report(Event(kind="rejected", path=file.path, text=reason, moved_to=moved))
 
     def _has_partial(self, path: str) -> bool:
         """Return whether a download is beside a file: some browsers put an empty file in its final place."""
-        folder, name = split(path)
+        folder, name = os.path.split(path)
         stem = Path(name).stem
         with contextlib.suppress(OSError), open_folder(self._root, folder) as descriptor:
             return any(is_temporary(other) and other.startswith(stem) for other in os.listdir(descriptor))
         return False
 
-    def _has_changed(self, path: str, version: Signature) -> bool:
+    def _has_changed(self, file: WaitingFile) -> bool:
         """Return whether a file has another version; that one waits until it is stable, or for the next run."""
-        now = signature(self._root, path)
-        if now == version:
+        now = signature(self._root, file.path)
+        if now == file.signature:
             return False
-        self._release(path)
-        if now is not None and self._once:
-            self.summary.waiting += 1
-        elif now is not None:
-            self._pending.update(path, now, time.monotonic())
+        self._waiting.remove(file)
+        if now is not None:
+            newer = self._waiting.update(file.path, now, time.monotonic())
+            newer.due_s = math.inf if self._options.once else newer.due_s
         return True
 
-    def _hold(self, path: str, reason: str) -> None:
+    def _hold(self, file: WaitingFile, reason: str) -> None:
         """Try a file again later, or in the next run; each reason is reported once."""
-        if self._on_hold.get(path) != reason:
-            self._release_hold(path)
-            self._on_hold[path] = reason
-            self._reasons[reason] += 1
-            if self._reasons[reason] == 1:
-                self._report(Event(kind="problem", path=path, text=reason))
-        if self._once:
-            self._pending.remove(path)
-            self.summary.waiting += 1
-        else:
-            self._pending.postpone(path, time.monotonic() + HOLD_S)
+        now_s = time.monotonic()
+        file.due_s = math.inf if self._options.once else now_s + HOLD_S
+        if now_s - self._held_s.get(reason, -math.inf) > REPORT_AGAIN_S:
+            self._report(Event(kind="problem", path=file.path, text=reason))
+        self._held_s[reason] = now_s
 
-    def _release(self, path: str) -> None:
-        """Stop waiting for a file."""
-        self._pending.remove(path)
-        self._submitted.pop(path, None)
-        self._release_hold(path)
-
-    def _release_hold(self, path: str) -> None:
-        reason = self._on_hold.pop(path, None)
-        if reason is not None:
-            self._reasons[reason] -= 1
-
-    def _report_known(self, path: str, job_id: str, note: str) -> None:
-        self.summary.known += 1
-        self._report(Event(kind="known", path=path, job_id=job_id, text=f"{job_id}  {path} ({note})"))
+    def _shown(self, file: WaitingFile) -> str:
+        return f"The file {str(self._root / file.path)!r}"

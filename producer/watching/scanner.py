@@ -7,18 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from svdq.producer.job import MAX_FOLDER_LENGTH
-from svdq.producer.watching.directory import Signature, open_folder
-from svdq.producer.watching.options import WatchOptions, is_photo_folder
-from svdq.producer.watching.post_submit import restore
-from svdq.producer.watching.state import Outcome, Record, State
+from svdq.producer.watching.directory import Signature, open_folder, restore
+from svdq.producer.watching.folder_config import WatchOptions, is_photo_folder
+from svdq.producer.watching.state import Record, State
 
 
 @dataclass(kw_only=True)
-class _Pending:
+class WaitingFile:
+    """One version of a file that is not processed yet."""
+
+    #: Path from the watched folder.
+    path: str
     signature: Signature
-    #: When this version was first seen, and when it is to be processed.
+    #: When this version was first seen, and when it is to be processed; infinity means in the next run.
     since_s: float
     due_s: float
+    #: Whether it was submitted and could not be moved or deleted yet.
+    is_submitted: bool = False
 
 
 class Debounce:
@@ -31,37 +36,24 @@ class Debounce:
             stable_for_s: seconds without a change after which a file is due.
         """
         self._stable_for_s = stable_for_s
-        self._files: dict[str, _Pending] = {}
+        #: By path.
+        self.files: dict[str, WaitingFile] = {}
 
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def update(self, path: str, signature: Signature, now_s: float) -> None:
+    def update(self, path: str, signature: Signature, now_s: float) -> WaitingFile:
         """Record the current version of a file; a new version is due after `stable_for_s`."""
-        file = self._files.get(path)
+        file = self.files.get(path)
         if file is None or file.signature != signature:
-            self._files[path] = _Pending(signature=signature, since_s=now_s, due_s=now_s + self._stable_for_s)
+            due_s = now_s + self._stable_for_s
+            file = self.files[path] = WaitingFile(path=path, signature=signature, since_s=now_s, due_s=due_s)
+        return file
 
-    def due(self, now_s: float) -> list[str]:
-        """Return the files that are due, the one that waited longest first; they stay until postponed or removed."""
-        due = [(file.due_s, path) for path, file in self._files.items() if file.due_s <= now_s]
-        return [path for _, path in sorted(due)]
+    def due(self, now_s: float) -> list[WaitingFile]:
+        """Return the files that are due, the one that waited longest first; they stay until they are removed."""
+        return sorted((file for file in self.files.values() if file.due_s <= now_s), key=lambda file: file.due_s)
 
-    def postpone(self, path: str, due_s: float) -> None:
-        """Change when a file is due, unless it changes before."""
-        self._files[path].due_s = due_s
-
-    def remove(self, path: str) -> None:
+    def remove(self, file: WaitingFile) -> None:
         """Stop waiting for a file."""
-        self._files.pop(path, None)
-
-    def signature(self, path: str) -> Signature:
-        """Return the version of a file that is waited for."""
-        return self._files[path].signature
-
-    def unchanged_s(self, path: str, now_s: float) -> float:
-        """Return for how many seconds a file has not changed."""
-        return now_s - self._files[path].since_s
+        self.files.pop(file.path, None)
 
 
 class Scanner:
@@ -82,19 +74,16 @@ class Scanner:
         self._excluded = excluded
         self._state = state
 
-    def scan(self, pending: Debounce) -> None:
-        """Add the current version of each file that was not processed to `pending`.
+    def scan(self, waiting: Debounce) -> None:
+        """Add the current version of each file that was not processed to `waiting`.
 
         Raises:
             OSError: the folder cannot be read.
             UnavailableError: the state cannot be read.
         """
-        for folder, files in self._folders():
-            known = self._state.in_folder(folder)
-            for name, signature in files.items():
-                path = f"{folder}/{name}" if folder else name
-                if not self._is_processed(path, signature, known.get(name)):
-                    pending.update(path, signature, time.monotonic())
+        for path, signature in self._files():
+            if not self._is_processed(path, signature, self._state.get(path)):
+                waiting.update(path, signature, time.monotonic())
 
     def old_files(self) -> Iterator[tuple[str, Signature]]:
         """Yield the files that existed before the folder was first watched, or before they were selected.
@@ -103,53 +92,51 @@ class Scanner:
             OSError: the folder cannot be read.
         """
         last = self._state.selection
-        for folder, files in self._folders():
-            known = self._state.in_folder(folder)
-            for name, signature in files.items():
-                path = f"{folder}/{name}" if folder else name
-                is_photo = self._selection.matches(path)
-                # A file that was ignored may be a photo by the patterns of today.
-                is_known = name in known and not (is_photo and known[name].outcome is Outcome.IGNORED)
-                was_watched = last is not None and (last.matches(path) if is_photo else last.includes(path))
-                if not is_known and not was_watched:
-                    yield path, signature
+        for path, signature in self._files():
+            record = self._state.get(path)
+            is_photo = self._selection.matches(path)
+            # A file that was ignored may be a photo by the patterns of today.
+            is_known = record is not None and not (is_photo and record.outcome == "ignored")
+            was_watched = last is not None and (last.matches(path) if is_photo else last.includes(path))
+            if not is_known and not was_watched:
+                yield path, signature
 
     def _is_processed(self, path: str, signature: Signature, record: Record | None) -> bool:
         if record is None or record.signature != signature:
             return False
-        if record.outcome is Outcome.SKIPPED:
+        if record.outcome == "skipped":
             return not self._existing
-        if record.outcome is Outcome.IGNORED:
+        if record.outcome == "ignored":
             return not (signature.is_regular and self._selection.matches(path))
         return True
 
-    def _folders(self) -> Iterator[tuple[str, dict[str, Signature]]]:
-        """Yield each folder with the files in it that are of interest; skip folders that cannot be read.
+    def _files(self) -> Iterator[tuple[str, Signature]]:
+        """Yield the files of interest; skip folders that cannot be read.
 
         Raises:
             OSError: the watched folder itself cannot be read.
         """
         excluded = {identity for path in self._excluded if (identity := _identity(path))}
-        waiting = [""]
-        while waiting:
-            folder = waiting.pop()
+        folders = [""]
+        while folders:
+            folder = folders.pop()
             try:
-                files, folders = self._list(folder, excluded)
+                files, inner = self._list(folder, excluded)
             except OSError:
                 if not folder:
                     raise
                 continue
-            yield folder, files
+            yield from files
             if self._selection.recursive:
-                waiting.extend(sorted(folders, reverse=True))
+                folders += reversed(inner)
 
-    def _list(self, folder: str, excluded: set[tuple[int, int]]) -> tuple[dict[str, Signature], list[str]]:
-        files: dict[str, Signature] = {}
-        folders = []
+    def _list(self, folder: str, excluded: set[tuple[int, int]]) -> tuple[list[tuple[str, Signature]], list[str]]:
+        """Return the files of interest in one folder, and its folders, both by name."""
+        files, folders = [], []
         with open_folder(self.root, folder) as descriptor:
             # The identity of a folder, unlike its path, is the same through links and bind mounts.
             if folder and _identity(descriptor) in excluded:
-                return {}, []
+                return [], []
             restore(descriptor)
             with os.scandir(descriptor) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
@@ -159,7 +146,7 @@ class Scanner:
                             folders.append(path)
                     elif self._selection.includes(path):
                         try:
-                            files[entry.name] = Signature.of(entry.stat(follow_symlinks=False))
+                            files.append((path, Signature.of(entry.stat(follow_symlinks=False))))
                         except FileNotFoundError:
                             continue
         return files, folders

@@ -1,23 +1,23 @@
-"""What a watcher remembers of a folder's files, in one SQLite file a folder under SVDQ_HOME.
+"""What became of the files of a watched folder: reported as events, and remembered in an SQLite file under SVDQ_HOME.
 
-It is not in the watched folder, where `rsync --delete` or a read-only card would get in the way.
+The SQLite file is not in the watched folder, where `rsync --delete` or a read-only card would get in the way. Nothing
+is lost without it: ids of jobs are made of their content, so a photo that is submitted again finds its job.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.watching.directory import Signature, split
-from svdq.producer.watching.options import Selection
+from svdq.producer.watching.directory import Signature
+from svdq.producer.watching.folder_config import Selection
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS seen (
@@ -27,18 +27,43 @@ CREATE TABLE IF NOT EXISTS seen (
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
+#: watching   it has started; from now on changes are noticed
+#: submitted  a photo became a job
+#: known      a photo whose job exists already
+#: rejected   a file that is no photo
+#: ignored    a file whose name is not that of a photo, or a link; it stays where it is
+#: problem    something is wrong that may be resolved; reported once
+#: resolved   a problem is over
+#: stopped    the end, with the totals
+Kind = Literal["watching", "submitted", "known", "rejected", "ignored", "problem", "resolved", "stopped"]
 
-class Outcome(StrEnum):
-    """What became of a file."""
+#: Outcomes that are remembered. `skipped`: the file existed before the folder was first watched, and `--existing` was
+#: not given. The others are kinds of events; files that are gone from the folder are not remembered.
+Outcome = Literal["skipped", "submitted", "rejected", "ignored"]
 
-    #: It existed before the folder was first watched, and `--existing` was not given.
-    SKIPPED = "skipped"
-    #: It was submitted and stays where it is.
-    SUBMITTED = "submitted"
-    #: It is no photo; this was reported.
-    REJECTED = "rejected"
-    #: Its name is not that of a photo, or it is a link; this was reported.
-    IGNORED = "ignored"
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happened."""
+
+    kind: Kind
+    #: A sentence, or the line of a job.
+    text: str
+    #: The file, by its path from the watched folder.
+    path: str | None = None
+    #: Id of the job.
+    job_id: str | None = None
+    #: Where the file is now, if it was rejected and moved.
+    moved_to: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one flat JSON object with the time; fields that do not apply are left out."""
+        values = {"path": self.path, "id": self.job_id, "moved_to": self.moved_to, "text": self.text}
+        given = {name: value for name, value in values.items() if value}
+        return {"event": self.kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds")} | given
+
+
+Report = Callable[[Event], None]
 
 
 class Record(NamedTuple):
@@ -67,18 +92,25 @@ class State:
         """
         stem = hashlib.sha256(os.fsencode(root)).hexdigest()[:20]
         self._path = home / "watch" / f"{stem}.sqlite"
-        with self._plain_errors(), contextlib.ExitStack() as stack:
+        with self._plain_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_lock(self._path.with_suffix(".lock"), root))
-            self._database = sqlite3.connect(self._path, isolation_level=None)
-            stack.callback(self._database.close)
-            # The lock excludes other processes; this avoids shared memory, which network file systems lack.
-            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._database.execute("PRAGMA journal_mode = WAL")
-            # A power cut may undo the last changes. The files are then submitted again, which finds their jobs.
-            self._database.execute("PRAGMA synchronous = NORMAL")
-            self._database.executescript(_SCHEMA)
-            self._open = stack.pop_all()
+            self._database = sqlite3.connect(self._path, isolation_level=None, timeout=0)
+            try:
+                # Locks the file until the end of the process, however it ends, and avoids shared memory, which network
+                # file systems lack.
+                self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+                self._database.execute("PRAGMA journal_mode = WAL")
+                # A power cut may undo the last changes. The files are then submitted again, which finds their jobs.
+                self._database.execute("PRAGMA synchronous = NORMAL")
+                self._database.executescript(_SCHEMA)
+            except sqlite3.Error as error:
+                self._database.close()
+                if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                    raise InputError(
+                        f"The folder {str(root)!r} is already watched by another process; a folder can have only one "
+                        "watcher."
+                    ) from error
+                raise
 
     def __enter__(self) -> Self:
         """Return self."""
@@ -86,7 +118,7 @@ class State:
 
     def __exit__(self, *_: object) -> None:
         """Close it and release the lock."""
-        self._open.close()
+        self._database.close()
 
     @property
     def selection(self) -> Selection | None:
@@ -103,39 +135,26 @@ class State:
         with self._plain_errors(), self._database:  # which commits or rolls back
             self._database.execute("BEGIN")
             for path, signature in skipped:
-                self.put(path, Record(signature, Outcome.SKIPPED))
+                self.put(path, Record(signature, "skipped"))
             self._database.execute("REPLACE INTO meta VALUES ('selection', ?)", (json.dumps(asdict(selection)),))
 
     def get(self, path: str) -> Record | None:
         """Return the record of a file, by its path from the watched folder."""
-        folder, name = split(path)
-        return self.in_folder(folder, name).get(name)
-
-    def in_folder(self, folder: str, name: str | None = None) -> dict[str, Record]:
-        """Return the records of the files in one folder by name, or only that of `name`."""
-        query = "SELECT name, size, mtime_ns, outcome, job_id FROM seen WHERE folder = ?"
-        key = [os.fsencode(folder)]
-        if name is not None:
-            query += " AND name = ?"
-            key.append(os.fsencode(name))
+        query = "SELECT size, mtime_ns, outcome, job_id FROM seen WHERE folder = ? AND name = ?"
         with self._plain_errors():
-            rows = self._database.execute(query, key)
-            return {
-                os.fsdecode(found): Record(Signature(size, mtime_ns), Outcome(outcome), job_id)
-                for found, size, mtime_ns, outcome, job_id in rows
-            }
+            row = self._database.execute(query, _key(path)).fetchone()
+            return Record(Signature(*row[:2]), *row[2:]) if row else None
 
     def put(self, path: str, record: Record) -> None:
         """Remember a file, in place of its earlier record."""
-        values = (*map(os.fsencode, split(path)), *record.signature, record.outcome, record.job_id)
+        values = (*_key(path), *record.signature, record.outcome, record.job_id)
         with self._plain_errors():
             self._database.execute("REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def remove(self, path: str) -> None:
         """Forget a file."""
-        key = tuple(map(os.fsencode, split(path)))
         with self._plain_errors():
-            self._database.execute("DELETE FROM seen WHERE folder = ? AND name = ?", key)
+            self._database.execute("DELETE FROM seen WHERE folder = ? AND name = ?", _key(path))
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:
@@ -148,19 +167,5 @@ class State:
             ) from error
 
 
-def _lock(path: Path, root: Path) -> IO[str]:
-    """Take a lock that the kernel releases however the process ends; the file names its process."""
-    file = path.open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        process = file.read().strip() or "?"
-        file.close()
-        raise InputError(
-            f"The folder {str(root)!r} is already watched by process {process}; a folder can have only one watcher."
-        ) from error
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
+def _key(path: str) -> tuple[bytes, ...]:
+    return tuple(map(os.fsencode, os.path.split(path)))

@@ -1,8 +1,9 @@
 """Watches a folder: what `svdq watch` calls."""
 
-import contextlib
+import math
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
@@ -10,14 +11,11 @@ from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.watching.events import Conditions, Event, Report, Summary
-from svdq.producer.watching.folder_config import FolderConfig
+from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.notifier import Notifier, Stop
-from svdq.producer.watching.options import WatchOptions
-from svdq.producer.watching.post_submit import REJECTED, PostSubmit
-from svdq.producer.watching.processor import Processor, Submitter
+from svdq.producer.watching.processor import REJECTED, Processor
 from svdq.producer.watching.scanner import Debounce, Scanner
-from svdq.producer.watching.state import State
+from svdq.producer.watching.state import Event, Report, State
 
 #: Seconds between scans: without notifications or shortly after one, and else, in case a notification was lost.
 POLL_S, RESCAN_S = 2.0, 60.0
@@ -33,7 +31,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
 
 def watch(
     settings: Settings, folder: Path, spec: JobSpec, options: WatchOptions, report: Report, stop: Stop
-) -> Summary:
+) -> Counter[str]:
     """Watch a folder until a stop is requested, or once.
 
     Args:
@@ -44,39 +42,49 @@ def watch(
         report: called with each event.
         stop: ends it, after the current file.
 
+    Returns:
+        the number of events by kind, and as `waiting` the number of files that are left to the next run.
+
     Raises:
         InputError: the folder or an option is not valid, or the folder is already watched; nothing was done.
         UnavailableError: the state cannot be used; with `once` also Redis or the storage.
     """
-    storage = Storage(settings.storage).folder
-    root = _root(folder, storage)
+    counts: Counter[str] = Counter()
+
+    def count_and_report(event: Event) -> None:
+        counts[event.kind] += 1
+        report(event)
+
+    storage = Storage(settings.storage)
+    root = _root(folder, storage.folder)
     post_submit = PostSubmit.parse(options.on_success, root)
     config = FolderConfig(root, spec)
-    submitter = Submitter(settings)
-    with State(settings.home, root) as state, contextlib.closing(submitter):
+    with State(settings.home, root) as state:
         unavailable = _check_redis(settings)
         if unavailable is not None and options.once:
             raise unavailable
         post_submit.prepare()
-        excluded = [root / REJECTED, settings.home, *filter(None, (post_submit.target_folder, storage))]
+        excluded = [root / REJECTED, settings.home, *filter(None, (post_submit.target_folder, storage.folder))]
         scanner = Scanner(root, options, excluded, state)
         notifier = Notifier(root, options, stop)
         notifier.wait()  # from here on changes are noticed
-        pending = Debounce(options.stable_for_s)
-        processor = Processor(root, options, state, config, submitter, post_submit, pending, report)
         skipped = [] if options.existing or options.once else list(scanner.old_files())
         state.begin(options.selection, skipped)
         num_photos = sum(options.selection.matches(path) for path, _ in skipped)
         note = f" Photos that are in it already are skipped: {num_photos:,}; --existing submits them."
         report(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}"))
-        watcher = Watcher(scanner, processor, notifier, pending, Conditions(report), stop)
+        waiting = Debounce(options.stable_for_s)
+        processor = Processor(
+            options, storage, settings.max_pixels, state, config, post_submit, waiting, count_and_report
+        )
+        watcher = Watcher(settings, scanner, processor, notifier, waiting, report, stop)
         if options.once:
             watcher.run_once()
         else:
             watcher.run(unavailable)
-        processor.summary.waiting += len(pending)
-        report(Event(kind="stopped", text=processor.summary.sentence()))
-        return processor.summary
+        counts["waiting"] = len(waiting.files)
+        report(Event(kind="stopped", text=_summary(counts)))
+        return counts
 
 
 class Watcher:
@@ -84,22 +92,26 @@ class Watcher:
 
     def __init__(
         self,
+        settings: Settings,
         scanner: Scanner,
         processor: Processor,
         notifier: Notifier,
-        pending: Debounce,
-        conditions: Conditions,
+        waiting: Debounce,
+        report: Report,
         stop: Stop,
     ) -> None:
         """Initialize with the parts of a watcher."""
+        self._settings = settings
         self._scanner = scanner
         self._processor = processor
         self._notifier = notifier
-        self._pending = pending
-        self._conditions = conditions
+        self._waiting = waiting
+        self._report = report
         self._stop = stop
+        #: Names of the conditions that are reported as problems and not resolved yet.
+        self._problems: set[str] = set()
         self._scan_at_s = self._earliest_scan_s = 0.0
-        self._notified_s = float("-inf")
+        self._notified_s = -math.inf
         self._root_id: tuple[int, int] | None = None
         self._retry_at_s, self._delay_s = 0.0, FIRST_DELAY_S
 
@@ -126,17 +138,20 @@ class Watcher:
             UnavailableError: Redis, the storage or the state cannot be used.
         """
         self._scan()
-        while self._pending and not self._stop.is_set():
+        while any(file.due_s < math.inf for file in self._waiting.files.values()) and not self._stop.is_set():
             self._process_due()
             self._notifier.wait()
 
     def _process_due(self) -> None:
-        for path in self._pending.due(time.monotonic())[:BATCH]:
-            if self._stop.is_set():
-                return
-            if self._processor.process(path):
-                self._delay_s = FIRST_DELAY_S
-                self._conditions.set("unavailable", None, "Redis and the storage can be used again.")
+        due = self._waiting.due(time.monotonic())[:BATCH]
+        if due:
+            with session(self._settings) as connection:
+                for file in due:
+                    if self._stop.is_set():
+                        return
+                    if self._processor.process(file, connection):
+                        self._delay_s = FIRST_DELAY_S
+                        self._set("unavailable", None, "Redis and the storage can be used again.")
 
     def _scan(self) -> None:
         started_s = time.monotonic()
@@ -144,17 +159,17 @@ class Watcher:
         readable = f"The folder {str(root)!r} can be read again."
         try:
             status = root.stat()
-            self._scanner.scan(self._pending)
+            self._scanner.scan(self._waiting)
         except OSError as error:
-            self._conditions.set("folder", f"The folder {str(root)!r} cannot be read ({error.strerror}).", readable)
+            self._set("folder", f"The folder {str(root)!r} cannot be read ({error.strerror}).", readable)
             self._scan_at_s = started_s + POLL_S
             return
-        self._conditions.set("folder", None, readable)
+        self._set("folder", None, readable)
         if self._root_id is not None and self._root_id != (status.st_dev, status.st_ino):
             self._notifier.restart()  # it was mounted or created again
         self._root_id = (status.st_dev, status.st_ino)
         problem = self._notifier.problem
-        self._conditions.set(
+        self._set(
             "notifications",
             f"There are no notifications of changes ({problem}); the folder is polled." if problem else None,
             "There are notifications of changes again.",
@@ -166,12 +181,22 @@ class Watcher:
 
     def _back_off(self, error: UnavailableError) -> None:
         """Pause, for longer each time, because Redis, the storage or the state cannot be used."""
-        self._conditions.set("unavailable", f"{error} Photos wait until it can be used again.", "")
+        self._set("unavailable", f"{error} Photos wait until it can be used again.", "")
         self._retry_at_s = time.monotonic() + self._delay_s
         self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
 
+    def _set(self, condition: str, problem: str | None, resolved: str) -> None:
+        """Report a condition when it becomes a problem, with that sentence, and when it is resolved."""
+        if problem is not None and condition not in self._problems:
+            self._problems.add(condition)
+            self._report(Event(kind="problem", text=problem))
+        elif problem is None and condition in self._problems:
+            self._problems.remove(condition)
+            self._report(Event(kind="resolved", text=resolved))
+
 
 def _root(folder: Path, storage: Path | None) -> Path:
+    """Resolve the folder to watch and check it."""
     if not os.path.isdir(folder):
         raise InputError(f"There is no folder {str(folder)!r} to watch; create it, or check its path.")
     root = folder.resolve()
@@ -192,3 +217,9 @@ def _check_redis(settings: Settings) -> UnavailableError | None:
             return None
     except UnavailableError as error:
         return error
+
+
+def _summary(counts: Counter[str]) -> str:
+    parts = [f"{counts['submitted']} submitted, {counts['known']} known already, {counts['rejected']} rejected"]
+    parts += [f"{counts[kind]} {kind}" for kind in ("ignored", "waiting") if counts[kind]]
+    return f"{', '.join(parts)}."

@@ -13,8 +13,8 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.watching.events import Event
-from svdq.producer.watching.options import Selection, WatchOptions
+from svdq.producer.watching.folder_config import Selection, WatchOptions
+from svdq.producer.watching.state import Event
 from svdq.producer.watching.watch import watch
 
 Once = Callable[..., list[Event]]

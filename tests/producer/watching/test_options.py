@@ -2,7 +2,7 @@
 
 import pytest
 
-from svdq.producer.watching.options import Selection
+from svdq.producer.watching.folder_config import Selection
 
 
 @pytest.mark.parametrize(

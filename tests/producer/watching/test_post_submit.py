@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.watching.directory import Signature, signature
-from svdq.producer.watching.post_submit import PostSubmit, reject
+from svdq.producer.watching.directory import Signature, delete_file, move_file, signature
+from svdq.producer.watching.folder_config import PostSubmit
 
 
 @pytest.fixture
@@ -29,8 +29,15 @@ def version(root: Path, path: str) -> Signature:
     return found
 
 
-def finish(on_success: str, root: Path, path: str = "day/a.jpg") -> None:
-    PostSubmit.parse(on_success, root).finish(path, version(root, path))
+def move_after(on_success: str, root: Path) -> None:
+    """Move or delete day/a.jpg."""
+    post_submit = PostSubmit.parse(on_success, root)
+    assert post_submit.target is not None
+    move_file(root, "day/a.jpg", version(root, "day/a.jpg"), post_submit.target, post_submit.subfolder)
+
+
+def reject(root: Path, path: str, version: Signature, reason: str) -> Path | None:
+    return move_file(root, path, version, root, "rejected", reason)
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -39,14 +46,14 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def test_a_moved_file_keeps_its_folder(root: Path) -> None:
-    finish("move:done", root)
+    move_after("move:done", root)
     assert files(root) == {"done/day/a.jpg": "new"}
 
 
 def test_a_moved_file_gets_a_free_name(root: Path) -> None:
     (root / "done" / "day").mkdir(parents=True)
     (root / "done" / "day" / "a.jpg").write_text("old")
-    finish("move:done", root)
+    move_after("move:done", root)
     assert files(root) == {"done/day/a.jpg": "old", "done/day/a-2.jpg": "new"}
 
 
@@ -54,14 +61,12 @@ def test_a_file_that_is_in_the_target_already_is_not_stored_twice(root: Path) ->
     (root / "done" / "day").mkdir(parents=True)
     # As after a kill between the two steps of a move.
     (root / "done" / "day" / "a.jpg").hardlink_to(root / "day" / "a.jpg")
-    finish("move:done", root)
+    move_after("move:done", root)
     assert files(root) == {"done/day/a.jpg": "new"}
 
 
-def test_keep_and_delete(root: Path) -> None:
-    finish("keep", root)
-    assert files(root) == {"day/a.jpg": "new"}
-    finish("delete", root)
+def test_delete(root: Path) -> None:
+    delete_file(root, "day/a.jpg", version(root, "day/a.jpg"))
     assert files(root) == {}
 
 
@@ -77,14 +82,16 @@ def test_a_rejected_file_has_its_reason_beside_it(root: Path) -> None:
     assert files(root) == {"rejected/day/a.jpg": "new", "rejected/day/a.jpg.txt": "It is damaged.\n"}
 
 
-@pytest.mark.parametrize("action", ["move:done", "delete", "reject"])
+@pytest.mark.parametrize("action", ["move", "delete", "reject"])
 def test_a_newer_version_stays(root: Path, action: str) -> None:
     old = version(root, "day/a.jpg")
     (root / "day" / "a.jpg").write_text("newer")
     if action == "reject":
         assert reject(root, "day/a.jpg", old, "It is damaged.") is None
+    elif action == "delete":
+        delete_file(root, "day/a.jpg", old)
     else:
-        PostSubmit.parse(action, root).finish("day/a.jpg", old)
+        assert move_file(root, "day/a.jpg", old, root, "done") is None
     assert files(root) == {"day/a.jpg": "newer"}
 
 
@@ -103,13 +110,13 @@ def test_a_file_is_moved_to_another_disk_whole_and_once(root: Path, other_disk: 
     source = root / "day" / "a.jpg"
     source.chmod(0o640)
     os.utime(source, (1_000, 1_000))
-    finish(f"move:{other_disk}", root)
+    move_after(f"move:{other_disk}", root)
     assert (files(root), files(other_disk)) == ({}, {"day/a.jpg": "new"})
     status = (other_disk / "day" / "a.jpg").stat()
     assert (status.st_mtime, status.st_mode & 0o777) == (1_000, 0o640)
 
     source.write_text("new")  # as after a kill between the copy and the end
-    finish(f"move:{other_disk}", root)
+    move_after(f"move:{other_disk}", root)
     assert (files(root), files(other_disk)) == ({}, {"day/a.jpg": "new"})
 
 
@@ -126,7 +133,7 @@ def test_a_version_that_comes_during_a_copy_to_another_disk_is_kept(root: Path, 
 
     replacing = threading.Thread(target=replace_during_copy)
     replacing.start()
-    finish(f"move:{other_disk}", root)
+    move_after(f"move:{other_disk}", root)
     replacing.join()
     assert files(root) == {"day/a.jpg": "newer"}
     assert [path.stat().st_size for path in other_disk.rglob("*.jpg")] == [1 << 26]
@@ -139,5 +146,5 @@ def test_file_systems_without_hard_links(root: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "link", refuse)
     (root / "done" / "day").mkdir(parents=True)
     (root / "done" / "day" / "a.jpg").write_text("old")
-    finish("move:done", root)
+    move_after("move:done", root)
     assert files(root) == {"done/day/a.jpg": "old", "done/day/a-2.jpg": "new"}

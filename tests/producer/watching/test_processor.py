@@ -1,45 +1,40 @@
-"""One file at a time, with a real Redis, storage and ledger, and with kills between any two steps."""
+"""One file at a time, with a real Redis, storage and state, and with kills between any two steps."""
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
-from svdq.producer.embedded_redis.server import stop_server
-from svdq.producer.queue import SvdqQueue, read_job
+from svdq.producer.queue import SvdqQueue, read_job, session
 from svdq.producer.settings import Settings
-from svdq.producer.submitting.enqueue import Enqueued, Entry
+from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.watching.directory import signature
-from svdq.producer.watching.events import Event
-from svdq.producer.watching.folder_config import FolderConfig
-from svdq.producer.watching.options import Selection, WatchOptions
-from svdq.producer.watching.post_submit import PostSubmit
-from svdq.producer.watching.processor import Processor, Submitter
+from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, Selection, WatchOptions
+from svdq.producer.watching.processor import Processor
 from svdq.producer.watching.scanner import Debounce
-from svdq.producer.watching.state import Outcome, Record, State
+from svdq.producer.watching.state import Event, Record, Report, State
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing of ours catches it."""
+    """Simulates kill -9: svdq does not catch it."""
 
 
-class LethalSubmitter(Submitter):
-    """Is killed before or after it submits."""
+class LethalStorage(Storage):
+    """Is killed before a photo is stored."""
 
-    def __init__(self, settings: Settings, *, submits: bool) -> None:
-        super().__init__(settings)
-        self._submits = submits
-
-    def submit(self, data: bytes, entry: Entry) -> Enqueued:
-        if self._submits:
-            super().submit(data, entry)
+    def has_input(self, key: str, num_bytes: int | None = None) -> bool:
         raise Killed
+
+
+def kill_at_report(event: Event) -> None:
+    """Kill the watcher just after the job is in the queue."""
+    raise Killed
 
 
 class LethalState(State):
@@ -63,26 +58,32 @@ class Bench:
         self.events: list[Event] = []
 
     def process(
-        self, path: str, *, submitter: Submitter | None = None, state_class: type[State] = State, times: int = 1
+        self,
+        path: str,
+        *,
+        storage_class: type[Storage] = Storage,
+        state_class: type[State] = State,
+        report: Report | None = None,
+        times: int = 1,
     ) -> Record | None:
         """Process a file that has stopped growing; return what is remembered of it."""
-        with state_class(self.settings.home, self.root) as state:
-            pending = Debounce(0)
+        with state_class(self.settings.home, self.root) as state, session(self.settings) as connection:
+            waiting = Debounce(0)
             processor = Processor(
-                self.root,
                 WatchOptions(selection=Selection(recursive=True), stable_for_s=0),
+                storage_class(self.settings.storage),
+                self.settings.max_pixels,
                 state,
                 FolderConfig(self.root, self.spec),
-                submitter or Submitter(self.settings),
                 PostSubmit.parse(self.on_success, self.root),
-                pending,
-                self.events.append,
+                waiting,
+                report or self.events.append,
             )
             version = signature(self.root, path)
             assert version is not None
-            pending.update(path, version, time.monotonic())
+            file = waiting.update(path, version, time.monotonic())
             for _ in range(times):
-                processor.process(path)
+                processor.process(file, connection)
             return state.get(path)
 
     @property
@@ -111,13 +112,13 @@ def test_a_kill_between_two_steps_neither_loses_nor_doubles(
 ) -> None:
     bench.on_success = on_success
     root = bench.root
-    submitter = state_class = None
-    if place == "before it is remembered":
-        state_class = LethalState
-    else:
-        submitter = LethalSubmitter(bench.settings, submits=place == "after the queue")
+    lethal: dict[str, Any] = {
+        "before the queue": {"storage_class": LethalStorage},
+        "after the queue": {"report": kill_at_report},
+        "before it is remembered": {"state_class": LethalState},
+    }
     with pytest.raises(Killed):
-        bench.process("day/a.jpg", submitter=submitter, state_class=state_class or State)
+        bench.process("day/a.jpg", **lethal[place])
     if (root / "day" / "a.jpg").exists():
         bench.process("day/a.jpg")
     assert queued(connection) == [2]
@@ -131,7 +132,7 @@ def test_a_job_has_the_folder_of_its_photo(bench: Bench, connection: redis.Redis
     assert job is not None
     assert (job.name, job.folder) == ("a", "day")
     assert record is not None
-    assert record[1:] == (Outcome.SUBMITTED, SvdqQueue(connection=connection).job_ids[0])
+    assert record[1:] == ("submitted", SvdqQueue(connection=connection).job_ids[0])
 
 
 def test_a_photo_that_was_only_touched_is_known(bench: Bench, connection: redis.Redis) -> None:
@@ -170,7 +171,7 @@ def test_the_same_photo_is_one_job_in_a_folder_and_another_in_another_folder(
 
 
 @pytest.mark.parametrize("on_success", ["keep", "delete"])
-def test_a_bad_file_is_told_and_never_deleted(bench: Bench, connection: redis.Redis, on_success: str) -> None:
+def test_a_bad_file_is_reported_and_never_deleted(bench: Bench, connection: redis.Redis, on_success: str) -> None:
     bench.on_success = on_success
     path = bench.root / "day" / "bad.jpg"
     path.write_text("no photo")
@@ -181,23 +182,13 @@ def test_a_bad_file_is_told_and_never_deleted(bench: Bench, connection: redis.Re
     assert queued(connection) == []
     if on_success == "keep":
         assert record is not None
-        assert record.outcome is Outcome.REJECTED
+        assert record.outcome == "rejected"
         assert path.exists()
         assert not (bench.root / "rejected").exists()
     else:
         assert record is None
         assert (bench.root / "rejected" / "day" / "bad.jpg").read_text() == "no photo"
         assert "not a photo" in (bench.root / "rejected" / "day" / "bad.jpg.txt").read_text()
-
-
-def test_a_restarted_server_is_found_again(bench: Bench, home: Path) -> None:
-    data = (bench.root / "day" / "a.jpg").read_bytes()
-    (bench.root / "b.jpg").write_bytes(data + b"more")
-    with contextlib.closing(Submitter(bench.settings)) as submitter:
-        bench.process("day/a.jpg", submitter=submitter)
-        assert stop_server(home)
-        bench.process("b.jpg", submitter=submitter)
-    assert bench.kinds == ["submitted", "submitted"]
 
 
 def test_an_empty_file_beside_its_download_is_waited_for(bench: Bench) -> None:
