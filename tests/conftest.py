@@ -1,4 +1,4 @@
-"""Fixtures: a home of its own for a test, with a real Redis server that ends with it."""
+"""Fixtures of all tests: a home for each test, and one real Redis server for each test process."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 
@@ -61,9 +61,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of the one Redis server of this test process; `home` empties it before each test."""
+    folder = tmp_path_factory.mktemp("redis")
+    url = ensure_server(folder)
+    with redis.Redis.from_url(url) as client:
+        client.config_set("appendfsync", "everysec")  # tests need no power-cut safety
+    yield url
+    stop_server(folder)
+
+
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """SVDQ_HOME of this test; nothing else is set, and the working folder is empty."""
+def home(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_redis: str
+) -> Iterator[Path]:
+    """SVDQ_HOME of this test, in an empty working folder, with the shared Redis server, emptied.
+
+    A test that stops, restarts or configures a server uses `own_server` too.
+    """
     for name in [name for name in os.environ if name.startswith("SVDQ_")]:
         monkeypatch.delenv(name)
     folder = tmp_path / "home"
@@ -71,8 +87,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     work.mkdir()
     monkeypatch.chdir(work)
     monkeypatch.setenv("SVDQ_HOME", str(folder))
+    if "own_server" not in request.fixturenames:
+        with redis.Redis.from_url(shared_redis) as client:
+            client.flushall()
+        monkeypatch.setenv("SVDQ_REDIS_URL", shared_redis)
     yield folder
     stop_server(folder)
+
+
+@pytest.fixture
+def own_server(home: Path) -> Path:
+    """Return the home; no Redis server is set, so that the first use starts the embedded one in it."""
+    return home
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from svdq.producer.settings import Settings
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -32,6 +34,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("own_server")
 def test_a_table_without_secrets(svdq: Cli) -> None:
     done = svdq("config", "--storage", "s3://key:hidden@bucket/x?token=hidden")
     assert done.returncode == 0

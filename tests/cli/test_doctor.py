@@ -78,6 +78,7 @@ def test_quick_looks_at_redis_and_storage_only(svdq: Cli) -> None:
     assert subjects == ["redis", "persistence", "maxmemory-policy", "storage", "free"]
 
 
+@pytest.mark.usefixtures("own_server")
 def test_a_server_that_may_lose_jobs(svdq: Cli, connection: redis.Redis) -> None:
     connection.config_set("appendonly", "no")
     connection.config_set("maxmemory-policy", "allkeys-lru")

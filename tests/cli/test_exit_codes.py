@@ -64,6 +64,7 @@ def test_0_done(svdq: Cli) -> None:
     assert svdq("list").returncode == 0
 
 
+@pytest.mark.usefixtures("own_server")
 def test_1_some_failed(svdq: Cli) -> None:
     Path("bad.jpg").write_text("no photo")
     done = svdq("submit", "photo.jpg", "bad.jpg", "--skip-bad")
@@ -131,6 +132,7 @@ def test_3_storage_cannot_be_reached(svdq: Cli, tmp_path: Path, arguments: list[
     assert done.stderr.splitlines()[-1].startswith("Error: ")
 
 
+@pytest.mark.usefixtures("own_server")
 def test_3_no_place_for_the_embedded_server(svdq: Cli, home: Path) -> None:
     home.mkdir(exist_ok=True)
     (home / "redis").write_text("no folder")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import redis
 import rq
 from rq.job import JobStatus
@@ -249,6 +250,7 @@ def test_nothing_yet(svdq: Cli) -> None:
     assert "svdq submit" in done.stderr
 
 
+@pytest.mark.usefixtures("own_server")
 def test_redis(svdq: Cli, home: Path) -> None:
     assert svdq("redis", "url").returncode == 1
     url = svdq("redis", "start").stdout.strip()

@@ -250,6 +250,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_one_look(group: dict[str, s
 # While Redis is away.
 
 
+@pytest.mark.usefixtures("own_server")
 def test_it_goes_on_while_redis_is_away(home: Path, connection: redis.Redis) -> None:
     command = [*SVDQ, "top", "--json", "--interval", "0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

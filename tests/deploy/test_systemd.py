@@ -25,6 +25,9 @@ Deploy = Callable[..., tuple[int, str, str]]
 NAMES = {"svdq-redis.service", "svdq-worker.service", "svdq-night.service", "svdq-night.timer", "svdq-watch.service"}
 HARDENED = ["svdq-redis.service", "svdq-worker.service", "svdq-night.service", "svdq-watch.service"]
 
+#: The units are for the embedded server.
+pytestmark = pytest.mark.usefixtures("own_server")
+
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
 
 

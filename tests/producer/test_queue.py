@@ -106,6 +106,7 @@ def test_a_server_that_never_answers(home: object, monkeypatch: pytest.MonkeyPat
         (["-@all", "+auth", "+hello", "+ping", "+client"], "", "does not allow its user to do this ("),
     ],
 )
+@pytest.mark.usefixtures("own_server")
 def test_a_server_that_lets_one_in_with_a_password_or_rights(
     connection: redis.Redis, settings: Settings, svdq: Cli, acl: list[str], login: str, sentence: str
 ) -> None:

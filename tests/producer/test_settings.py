@@ -8,6 +8,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.settings import MAX_FILE_BYTES, Settings, without_secrets
 
 
+@pytest.mark.usefixtures("own_server")
 def test_defaults(home: Path) -> None:
     settings = Settings.load()
     assert settings.home == home

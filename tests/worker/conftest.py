@@ -94,7 +94,8 @@ class House:
     def environment(self, **more: str) -> dict[str, str]:
         """The user's environment."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SVDQ_")}
-        return {**clean, "SVDQ_HOME": str(self.settings.home), **more}
+        server = {"SVDQ_REDIS_URL": self.settings.redis_url} if self.settings.redis_url else {}
+        return {**clean, "SVDQ_HOME": str(self.settings.home), **server, **more}
 
     def run(self, program: str, *arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run a console script to its end."""
@@ -192,12 +193,9 @@ def dead(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> GroupWorke
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    for name in [name for name in os.environ if name.startswith("SVDQ_")]:
-        monkeypatch.delenv(name)
+def house(tmp_path: Path, settings: Settings) -> Iterator[House]:
     photo = tmp_path / "photo.jpg"
     Image.effect_noise((160, 100), 60).convert("RGB").save(photo)
-    settings = Settings.load(home=tmp_path / "home")
     house = House(tmp_path, settings, connect(settings), photo)
     yield house
     house.leave()

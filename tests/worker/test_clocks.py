@@ -10,9 +10,8 @@ import redis
 import rq
 from rq.job import JobStatus
 
-from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
-from svdq.producer.queue import RENDER, SvdqQueue, fetch
+from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
 from svdq.worker.queue import transitions
 from svdq.worker.queue.rq_adapter import GroupWorker
@@ -66,7 +65,7 @@ print(held.execution.composite_key)
 
 @pytest.fixture
 def url(settings: Settings) -> str:
-    return ensure_server(settings.home)
+    return server_url(settings)
 
 
 def run(url: str, shift_s: float, script: str) -> str:

@@ -16,7 +16,7 @@ from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer import control, keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
-from svdq.producer.queue import fetch, read_job
+from svdq.producer.queue import fetch, read_job, server_url
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.codec import Codec
@@ -44,7 +44,7 @@ def open_intake(house) -> Iterator[Open]:
         checkpoint_reader: CheckpointReader | None = None,
         **options: object,
     ) -> Intake:
-        link = link or connect(ensure_server(house.settings.home))
+        link = link or connect(server_url(house.settings))
         storage = Storage(house.settings.storage)
         intake = Intake(link, storage, MODEL, IntakeOptions(**options), checkpoint_reader, checkpoint_writer)
         opened.append((intake, link))
@@ -236,6 +236,7 @@ def test_a_photo_with_too_many_pixels_is_not_decoded(house, open_intake: Open, u
     assert "more than the 100 that are allowed" in house.view(job_id).error
 
 
+@pytest.mark.usefixtures("own_server")
 def test_an_end_is_written_when_redis_is_back(house, open_intake: Open, until) -> None:
     first, second = house.submit(), house.submit()
     intake = open_intake()
@@ -297,7 +298,7 @@ def test_a_job_whose_name_was_lost_on_its_way_is_taken_all_the_same(
 ) -> None:
     """It would wait for its lease, or a minute for RQ's maintenance, which spends a retry; a burst would end before."""
     job_ids = [house.submit() for _ in range(number)]
-    lossy = kind.from_url(ensure_server(house.settings.home))
+    lossy = kind.from_url(server_url(house.settings))
     intake = open_intake(lossy, burst=True)
     began = time.monotonic()
     requests = [take(intake) for _ in job_ids]
@@ -423,7 +424,7 @@ def test_an_end_that_redis_has_written_and_could_not_say_so_counts(
 ) -> None:
     job_id = house.submit()
     checkpoint_writer = Forgetter()
-    lossy = kind.from_url(ensure_server(house.settings.home))
+    lossy = kind.from_url(server_url(house.settings))
     intake = open_intake(lossy, checkpoint_writer)
     request = take(intake)
     intake.ended(finished(request) if failure is None else Report(job_id=job_id, body={}, result={}, failure=failure))

@@ -98,6 +98,7 @@ def test_a_group_listens_nowhere_and_leaves_nothing_behind(open_house: House) ->
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.usefixtures("own_server")
 def test_another_user_is_refused(open_house: House) -> None:
     group = open_house.start(2, model="simulated:step_ms=5")
     home = open_house.settings.home

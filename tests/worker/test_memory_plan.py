@@ -19,8 +19,8 @@ from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
+from svdq.producer.queue import server_url
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.reader import CheckpointReader
@@ -262,7 +262,7 @@ def open_intake(house):
     opened = []
 
     def start(memory: MemoryPlan) -> Intake:
-        link = connect(ensure_server(house.settings.home))
+        link = connect(server_url(house.settings))
         intake = Intake(link, Storage(house.settings.storage), MODEL, IntakeOptions(memory=memory))
         opened.append((intake, link))
         intake.start()

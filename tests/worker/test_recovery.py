@@ -14,7 +14,6 @@ import redis
 from svdq.pipeline.models.tiny import write_tiny_model
 from svdq.producer import keys
 from svdq.producer.control import cancel
-from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.workers import view_workers
@@ -433,7 +432,7 @@ def test_jobs_of_a_host_that_died_are_taken_over_by_another(house, until) -> Non
         model=SIMULATED,
         under=("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$0" "$@"'),
         SVDQ_HOME=str(house.folder / "elsewhere"),
-        SVDQ_REDIS_URL=ensure_server(house.settings.home),
+        SVDQ_REDIS_URL=house.settings.redis_url,
         SVDQ_STORAGE=house.settings.storage,
     )
     jobs = [house.submit(steps=400) for _ in range(3)]
@@ -476,6 +475,7 @@ def answers(connection: redis.Redis) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_server")
 def test_redis_that_is_killed_comes_back_and_nothing_is_lost(house, until) -> None:
     group = house.start(1, model=SIMULATED)
     jobs = [house.submit(steps=20) for _ in range(5)]

@@ -82,6 +82,7 @@ def test_a_short_restart_is_not_noticed_by_who_submits(house, own_redis: OwnRedi
     assert submitted.returncode == 0, submitted.stderr
 
 
+@pytest.mark.usefixtures("own_server")
 def test_the_embedded_server_is_started_again(house, until) -> None:
     """Here as after `svdq redis stop`; killed, in test_recovery.py."""
     jobs = [house.submit(steps=20) for _ in range(6)]
