@@ -153,7 +153,7 @@ def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(hous
     assert take(intake).job_id == bad
     intake.ended(Report(job_id=bad, body={}, result={}, failure="It broke."))
     assert intake.take() is None
-    assert house.states([first, bad]) == ["finished", "failed"]
+    assert [view.status for view in house.wait([first, bad])] == ["finished", "failed"]
 
 
 def test_an_urgent_job_overtakes_what_is_not_taken_yet(house, open_intake: Open) -> None:
@@ -453,6 +453,7 @@ def test_the_result_of_a_job_that_was_taken_away_is_dropped(
     request = take(intake)
     intake.ended(finished(request))
     until(lambda: house.view(other).ended)
+    until(lambda: other in checkpoint_writer.forgotten)
     assert house.view(job_id).status == status
     assert "its result here is dropped" in caplog.text
     # Whoever has it now goes on from its checkpoints.
