@@ -9,7 +9,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import OutputFile
-from svdq.pipeline.models.compute import APPROXIMATE, COMPILED, DTYPES
+from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,9 +182,9 @@ def bench_model(
 def _check_name(model: str | None) -> None:
     """Refuse models that have no parts to measure."""
     from svdq.pipeline.errors import InputError
-    from svdq.pipeline.models.model_index import is_svd
+    from svdq.pipeline.models.names import has_weights
 
-    if model is not None and not is_svd(model):
+    if model is not None and not has_weights(model):
         raise InputError(
             f"The model {model} has no UNet and no VAE to measure; give a StableVideoDiffusionPipeline folder or hub "
             "id, or leave --model out for the published sizes."

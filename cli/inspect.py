@@ -52,7 +52,7 @@ def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:
 
 
 def _size(value: object) -> str:
-    from svdq.pipeline.models.size_text import size_text
+    from svdq.pipeline.models.memory import size_text
 
     return size_text(value) if isinstance(value, int) else _words(value)
 

@@ -36,7 +36,7 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     again. HF_HOME moves the cache; HF_TOKEN gives access to models whose license must be accepted.
     """
     from svdq.pipeline.models import pull as hub
-    from svdq.pipeline.models.size_text import size_text
+    from svdq.pipeline.models.memory import size_text
     from svdq.worker.launcher.gpus import num_gpus
 
     wanted = variant or ("fp16" if num_gpus() else "full")
@@ -74,7 +74,7 @@ def tiny(folder: Path) -> None:
 
     require_torch("the untrained model")
     # Imported here so that `--help` does not import torch.
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     write_tiny_model(folder)
     echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")

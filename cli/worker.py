@@ -135,8 +135,8 @@ def _logging(log_format: str) -> Iterator[None]:
 
 def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:
     """Check what can be checked before any rank starts, then run unless another burst does."""
-    from svdq.pipeline.ffmpeg import ffmpeg_version
     from svdq.pipeline.installed import require_torch
+    from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.producer.queue import connect
     from svdq.producer.results.pages import check_target
     from svdq.worker.launcher.burst_lock import burst_lock, devices_of

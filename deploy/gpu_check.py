@@ -304,7 +304,7 @@ def _random_model(folder: Path) -> str:
     """Write a model of the published sizes, unless it exists from an earlier run."""
     import torch
 
-    from svdq.pipeline.models.full_size import COMPONENTS, write_full_size_model
+    from svdq.pipeline.models.svd.full_size import COMPONENTS, write_full_size_model
 
     whole = folder.with_name("full-size-is-whole")
     if not whole.exists():

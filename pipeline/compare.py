@@ -18,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from svdq.pipeline import photo
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
-from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
+from svdq.pipeline.media.image import load_photo, prepare_photo
+from svdq.pipeline.models.base import Frames, Part
+from svdq.pipeline.models.loader import dtype_for, open_model
+from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Sample
@@ -128,7 +129,7 @@ def render_with_diffusers(
     model: str, image: Image.Image, parameters: VideoParameters, *, device: str = "cpu"
 ) -> NDArray[np.uint8]:
     """Render one video with diffusers' StableVideoDiffusionPipeline; return frames (F, H, W, 3)."""
-    from svdq.pipeline.models.svd_folder import be_quiet
+    from svdq.pipeline.models.svd.folder import be_quiet
 
     be_quiet()  # before the import, since transformers warns while it is imported
     from diffusers import StableVideoDiffusionPipeline
@@ -174,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     width, _, height = options.size.partition("x")
     try:
         data = options.image.read_bytes()
-        image = photo.prepare(photo.load(data, 10**9), int(width), int(height), options.fit)
+        image = prepare_photo(load_photo(data, 10**9), int(width), int(height), options.fit)
         videos = [
             VideoParameters(
                 frames=options.frames,

@@ -5,9 +5,9 @@ import time
 from dataclasses import replace
 
 from svdq.pipeline.failures import say_why
+from svdq.pipeline.models.base import Frames, VideoModel
 from svdq.pipeline.models.device_memory import is_out_of_memory, release_memory
 from svdq.pipeline.models.memory import ChunkLimits, chunk_of
-from svdq.pipeline.models.model import Frames, VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 

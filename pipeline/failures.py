@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError, SvdqError
+from svdq.pipeline.models.base import VideoModel, blame
 from svdq.pipeline.models.device_memory import is_host_memory, is_out_of_memory, release_memory
-from svdq.pipeline.models.finite_weights import blame
-from svdq.pipeline.models.model import VideoModel
 from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
 

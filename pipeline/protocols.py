@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from PIL.Image import Image
 
-from svdq.pipeline.models.model import Frames
+from svdq.pipeline.models.base import Frames
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from svdq.pipeline.costs import CostModel, Shape
 from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
-from svdq.pipeline.models.model import VideoModel
+from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Partitioner
 from svdq.pipeline.protocols import Checkpointer, Monitor, NoCheckpointer, Report, Request, Sink, Source

@@ -10,7 +10,7 @@ from typing import Self
 
 import torch
 
-from svdq.pipeline.models.model import VideoModel
+from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.protocols import Checkpointer, Monitor, Sink, Source
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer

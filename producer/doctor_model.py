@@ -7,10 +7,9 @@ from pathlib import Path
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.folder_check import WEIGHTS, find_problems, stored, variants
 from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, estimate, shape_for
-from svdq.pipeline.models.model_index import UNET_DEFAULTS, is_svd, is_untrained, read_json
-from svdq.pipeline.models.simulated_timings import timings_of
-from svdq.pipeline.models.size_text import size_text
+from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, estimate, shape_for, size_text
+from svdq.pipeline.models.names import has_weights, timings_of
+from svdq.pipeline.models.svd.layout import UNET_DEFAULTS, is_untrained, read_json
 from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.doctor import Finding, failure
 
@@ -27,7 +26,7 @@ def check_model(name: str) -> Iterator[Finding]:
         yield Finding(subject=SUBJECT, level="ok", text="preview (no diffusion model); SVDQ_MODEL chooses another")
         return
     try:
-        if is_svd(name):
+        if has_weights(name):
             yield from _check_folder(find_folder(name), name)
         else:
             timings_of(name)

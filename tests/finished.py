@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from svdq.pipeline.video import write_video
+from svdq.pipeline.media.video import write_video
 from svdq.producer.job import Job
 from svdq.producer.storage.storage import Storage
 

@@ -19,10 +19,11 @@ import torch
 
 from svdq.pipeline.device import check_computes, choose_device
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.compute import ComputeOptions, dtype_of
+from svdq.pipeline.models.base import ModelInfo, Part
 from svdq.pipeline.models.compute_check import check
 from svdq.pipeline.models.device_memory import capacity, name_of
-from svdq.pipeline.models.model import ModelInfo, Part, open_model
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.options import ComputeOptions, dtype_of
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import Topology, build_stage, join

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.pipeline.ffmpeg import ADVICE, ffmpeg_version
+from svdq.pipeline.media.ffmpeg import ADVICE, ffmpeg_version
 from svdq.producer.doctor import Finding
 from svdq.worker.launcher.gpus import Answer, ask
 

@@ -18,7 +18,8 @@ from PIL import Image
 
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
-from svdq.pipeline.models.model import Frames, Part, dtype_for, open_model
+from svdq.pipeline.models.base import Frames, Part
+from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Sample

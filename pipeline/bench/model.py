@@ -18,14 +18,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from svdq.pipeline.models.compute import DTYPES, ComputeOptions, stored_bytes
+from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.device_memory import is_out_of_memory
-from svdq.pipeline.models.full_size import COMPONENTS, write_full_size_model
-from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.model_index import UNET_DEFAULTS
-from svdq.pipeline.models.svd import SvdModel
-from svdq.pipeline.models.svd_folder import SvdFolder
-from svdq.pipeline.models.tiny import SCHEDULER_CONFIG
+from svdq.pipeline.models.options import DTYPES, ComputeOptions, stored_bytes
+from svdq.pipeline.models.svd.folder import SvdFolder
+from svdq.pipeline.models.svd.full_size import COMPONENTS, write_full_size_model
+from svdq.pipeline.models.svd.layout import UNET_DEFAULTS
+from svdq.pipeline.models.svd.model import SvdModel
+from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG
 from svdq.pipeline.parameters import VideoParameters
 
 #: The parts to measure, and the components of a model that each loads.

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import compute
-from svdq.pipeline.models.compute import ComputeOptions, dtype_of
+from svdq.pipeline.models import options
 from svdq.pipeline.models.device_memory import is_out_of_memory
+from svdq.pipeline.models.options import ComputeOptions, dtype_of
 
 
 def check(options: ComputeOptions, device: torch.device) -> None:
@@ -68,6 +68,6 @@ def _compiled(device: torch.device, dtype: torch.dtype) -> None:
         return functional.silu(values) + 1
 
     with torch.inference_mode():
-        torch.compile(small, fullgraph=True, dynamic=False, backend=compute.BACKEND)(
+        torch.compile(small, fullgraph=True, dynamic=False, backend=options.BACKEND)(
             torch.ones(64, device=device, dtype=dtype)
         )

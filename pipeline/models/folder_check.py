@@ -12,8 +12,8 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.hub import is_from_cache
-from svdq.pipeline.models.model_index import UNET_DEFAULTS, check_configs, check_index, read_json
 from svdq.pipeline.models.safetensors_header import StoredTensor, read_header
+from svdq.pipeline.models.svd.layout import UNET_DEFAULTS, check_configs, check_index, read_json
 
 #: The components with weights, and the prefix of their files.
 WEIGHTS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "image_encoder": "model"}

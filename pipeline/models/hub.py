@@ -3,24 +3,7 @@
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_index import HUB_ID
-
-
-def split_id(name: str) -> tuple[str, str | None]:
-    """Split a hub id into `organisation/model` and the revision after an @, if there is one.
-
-    Raises:
-        InputError: the name is not a hub id.
-    """
-    if name.count("@") > 1:
-        raise InputError(f"{name!r} names two revisions; give one, after an @ or with --revision.")
-    if not HUB_ID.fullmatch(name):
-        raise InputError(
-            f"{name!r} is not a hub id; write it as organisation/model, or organisation/model@revision, such as "
-            "stabilityai/stable-video-diffusion-img2vid-xt."
-        )
-    repository, _, revision = name.partition("@")
-    return repository, revision or None
+from svdq.pipeline.models.names import HUB_ID, split_id
 
 
 def cached(name: str) -> Path | None:

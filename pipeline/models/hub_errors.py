@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
-from svdq.pipeline.models.hub import split_id
+from svdq.pipeline.models.names import split_id
 
 
 def hub_client() -> Any:

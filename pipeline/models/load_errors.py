@@ -9,7 +9,7 @@ import torch
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.device_memory import is_out_of_memory
-from svdq.pipeline.models.size_text import size_text
+from svdq.pipeline.models.memory import size_text
 
 logger = logging.getLogger(__name__)
 

@@ -46,6 +46,11 @@ FORMAT = 2
 Shape = tuple[int, ...]
 
 
+def size_text(num_bytes: int) -> str:
+    """Format a number of bytes with one decimal."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def chunk_of(parameters: VideoParameters) -> int:
     """Return the number of frames that are decoded at a time."""
     return min(parameters.decode_chunk_size or parameters.num_frames, parameters.num_frames)

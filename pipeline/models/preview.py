@@ -16,7 +16,7 @@ from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.model import Frames, ModelInfo, Part
+from svdq.pipeline.models.base import Frames, ModelInfo, Part
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 

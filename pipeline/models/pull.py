@@ -12,11 +12,12 @@ from typing import Literal
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.folder_check import WEIGHTS, is_half, weight_files
-from svdq.pipeline.models.hub import cached, split_id
+from svdq.pipeline.models.hub import cached
 from svdq.pipeline.models.hub_errors import explained, hub_client
-from svdq.pipeline.models.model_index import COMPONENTS
+from svdq.pipeline.models.memory import size_text
+from svdq.pipeline.models.names import split_id
 from svdq.pipeline.models.safetensors_header import file_problem
-from svdq.pipeline.models.size_text import size_text
+from svdq.pipeline.models.svd.layout import COMPONENTS
 
 #: fp16 suits GPUs; CPUs need full.
 Variant = Literal["fp16", "full"]

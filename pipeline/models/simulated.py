@@ -20,8 +20,8 @@ from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.model import Frames, ModelInfo, Part
-from svdq.pipeline.models.simulated_timings import Timings, timings_of
+from svdq.pipeline.models.base import Frames, ModelInfo, Part
+from svdq.pipeline.models.names import Timings, timings_of
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from PIL import ImageOps
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.photo_file import open_photo, pillow_without_limits
+from svdq.pipeline.media.image import open_photo, pillow_without_limits
 from svdq.producer.job import INPUT_KEY
 from svdq.producer.results import pages
 from svdq.producer.results.pages import text

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from PIL import Image, UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
-from svdq.pipeline.photo_file import EXTENSIONS, open_photo, pillow_without_limits
+from svdq.pipeline.media.image import EXTENSIONS, open_photo, pillow_without_limits
 from svdq.producer.threads import NUM_CORES, Budget, ordered_map
 
 ACCEPTED = "JPEG, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"

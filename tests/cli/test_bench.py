@@ -8,7 +8,7 @@ import torch
 
 from svdq.cli import main
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.tiny import write_tiny_model
+from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.worker.bench.bench import BenchReport, write_results
 
 QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "30"]

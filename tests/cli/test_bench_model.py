@@ -11,8 +11,8 @@ from svdq.cli.main import run
 from svdq.pipeline.bench import model as bench
 from svdq.pipeline.bench.files import write_json
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.svd import SvdModel
-from svdq.pipeline.models.tiny import write_tiny_model
+from svdq.pipeline.models.svd.model import SvdModel
+from svdq.pipeline.models.svd.tiny import write_tiny_model
 
 # diffusers makes an array of a tensor of its scheduler in a way that numpy 2 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")

@@ -29,7 +29,7 @@ def findings(done: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, st
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model."""
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_model(folder)

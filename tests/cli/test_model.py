@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model as it would lie on the hub, with much that svdq does not read."""
     from safetensors.torch import load_file, save_file
 
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     folder = tmp_path_factory.mktemp("hub") / "model"
     write_tiny_model(folder)

@@ -161,7 +161,7 @@ def test_several_ranks_are_done_before_their_section_ends(
 
 @pytest.mark.long
 def test_the_script_runs_on_a_processor(gpu_check: ModuleType, tmp_path: Path) -> None:
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     write_tiny_model(tmp_path / "tiny")
     report = tmp_path / "gpu-check.md"

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageSequence
 
-from svdq.pipeline.models.model import Part
+from svdq.pipeline.media.video import write_video
+from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.parameters import Format
-from svdq.pipeline.video import write_video
 from svdq.producer.job import Job
 
 

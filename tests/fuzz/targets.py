@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from PIL import Image, features
 
-from svdq.pipeline import photo
 from svdq.pipeline.errors import InputError, SampleError
+from svdq.pipeline.media.image import load_photo, prepare_photo
+from svdq.pipeline.media.video import write_video
+from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.memory import ACTIVITIES, MeasuredMemory, shape_for
-from svdq.pipeline.models.model import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.advice import advise
 from svdq.pipeline.planning.recordings import read_profile
-from svdq.pipeline.video import write_video
 from svdq.producer.job import Job
 from svdq.producer.results.provenance import notice_of, read_provenance
 from svdq.producer.results.results import find_results
@@ -55,7 +55,7 @@ def photos(folder: Path, stack: ExitStack) -> Target:
         path.write_bytes(data)
         with contextlib.suppress(InputError):
             check_photo(path, _MAX_PIXELS)
-        photo.prepare(photo.load(data, _MAX_PIXELS), 64, 64)
+        prepare_photo(load_photo(data, _MAX_PIXELS), 64, 64)
 
     return Target(seeds=_photo_seeds(), mutate=mutate_bytes, read=read, allowed=(SampleError,))
 

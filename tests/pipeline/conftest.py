@@ -28,7 +28,7 @@ def one_thread():
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
     """The folder of the untrained model."""
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_model(folder)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from svdq.pipeline.costs import CostPrior
-from svdq.pipeline.models.model import Frames, ModelInfo
+from svdq.pipeline.models.base import Frames, ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Sample

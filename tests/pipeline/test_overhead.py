@@ -14,9 +14,9 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline.compare import call_diffusers
-from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.svd import SvdModel
-from svdq.pipeline.models.svd_folder import be_quiet
+from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.svd.folder import be_quiet
+from svdq.pipeline.models.svd.model import SvdModel
 from tests.pipeline.fakes import Alone, request
 
 #: Gives how much was counted so far.

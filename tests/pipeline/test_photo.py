@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.photo import load, prepare
-from svdq.pipeline.photo_file import pillow_without_limits
+from svdq.pipeline.media.image import load_photo, pillow_without_limits, prepare_photo
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options) -> bytes:
@@ -39,7 +38,7 @@ def test_any_photo_gets_the_size(width, height, out_width, out_height, fit, mode
         photo = Image.fromarray(np.zeros((height, width), np.uint16))
     else:
         photo = Image.new(mode, (width, height))
-    prepared = prepare(photo, out_width, out_height, fit)
+    prepared = prepare_photo(photo, out_width, out_height, fit)
     assert prepared.size == (out_width, out_height)
     assert prepared.mode == "RGB"
 
@@ -47,18 +46,18 @@ def test_any_photo_gets_the_size(width, height, out_width, out_height, fit, mode
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
 def test_photo_of_the_right_size_keeps_its_pixels(fit):
     photo = gradient(128, 64)
-    assert np.array_equal(prepare(encoded(photo), 128, 64, fit), photo)
+    assert np.array_equal(prepare_photo(encoded(photo), 128, 64, fit), photo)
 
 
 def test_crop_takes_the_centre():
-    pixels = np.asarray(prepare(gradient(400, 100), 100, 100, "crop"))
+    pixels = np.asarray(prepare_photo(gradient(400, 100), 100, 100, "crop"))
     assert pixels[50, 0, 0] == pytest.approx(255 * 0.375, abs=3)
     assert pixels[50, -1, 0] == pytest.approx(255 * 0.625, abs=3)
     assert pixels[0, 50, 1] <= 3
 
 
 def test_pad_puts_black_beside_the_whole_photo():
-    pixels = np.asarray(prepare(gradient(100, 100), 192, 64, "pad"))
+    pixels = np.asarray(prepare_photo(gradient(100, 100), 192, 64, "pad"))
     assert (pixels[:, :64] == 0).all()
     assert (pixels[:, 128:] == 0).all()
     assert pixels[32, 127, 0] > 245
@@ -66,7 +65,7 @@ def test_pad_puts_black_beside_the_whole_photo():
 
 
 def test_stretch_shows_everything():
-    pixels = np.asarray(prepare(gradient(400, 100), 64, 64, "stretch"))
+    pixels = np.asarray(prepare_photo(gradient(400, 100), 64, 64, "stretch"))
     assert pixels[32, 0, 0] < 10
     assert pixels[32, -1, 0] > 245
 
@@ -86,13 +85,13 @@ def test_exif_orientation_is_honoured(orientation):
     }[orientation]
     exif = Image.Exif()
     exif[0x0112] = orientation
-    assert np.array_equal(prepare(encoded(stored, exif=exif), 96, 64), upright)
+    assert np.array_equal(prepare_photo(encoded(stored, exif=exif), 96, 64), upright)
 
 
 def test_transparency_is_laid_on_black():
     photo = Image.new("RGBA", (64, 64), (200, 100, 50, 0))
     photo.paste((200, 100, 50, 255), (0, 0, 32, 64))
-    pixels = np.asarray(prepare(encoded(photo), 64, 64))
+    pixels = np.asarray(prepare_photo(encoded(photo), 64, 64))
     assert tuple(pixels[0, 0]) == (200, 100, 50)
     assert tuple(pixels[0, 63]) == (0, 0, 0)
 
@@ -100,24 +99,24 @@ def test_transparency_is_laid_on_black():
 def test_palette_transparency_is_laid_on_black():
     photo = Image.new("P", (64, 64), 1)
     photo.putpalette([10, 20, 30, 200, 100, 50])
-    assert tuple(np.asarray(prepare(encoded(photo, transparency=1), 64, 64))[0, 0]) == (0, 0, 0)
+    assert tuple(np.asarray(prepare_photo(encoded(photo, transparency=1), 64, 64))[0, 0]) == (0, 0, 0)
 
 
 def test_16_bit_gray_is_scaled_not_clipped():
     gray = np.full((64, 64), 128 * 257, np.uint16)
-    assert (np.asarray(prepare(encoded(Image.fromarray(gray)), 64, 64)) == 128).all()
+    assert (np.asarray(prepare_photo(encoded(Image.fromarray(gray)), 64, 64)) == 128).all()
 
 
 def test_first_frame_of_an_animation():
     frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert tuple(np.asarray(prepare(data, 64, 64))[0, 0]) == (255, 0, 0)
+    assert tuple(np.asarray(prepare_photo(data, 64, 64))[0, 0]) == (255, 0, 0)
 
 
 def test_the_photo_itself_is_not_changed():
     photo = gradient(64, 64)
     before = photo.copy()
-    prepare(photo, 128, 64, "pad")
+    prepare_photo(photo, 128, 64, "pad")
     assert np.array_equal(photo, before)
 
 
@@ -126,7 +125,7 @@ def test_the_photo_itself_is_not_changed():
 )
 def test_bytes_that_are_no_image(data):
     with pytest.raises(SampleError, match="cannot be decoded"):
-        prepare(data, 64, 64)
+        prepare_photo(data, 64, 64)
 
 
 @given(st.data())
@@ -135,12 +134,12 @@ def test_damaged_files_fail_with_a_sentence_or_decode(photo_bytes, data):
     place = data.draw(st.integers(0, 2000))
     damaged = photo_bytes[:place] + data.draw(st.binary(max_size=4)) + photo_bytes[place + 4 : end]
     with suppress(SampleError):  # a sentence, not whatever Pillow raises
-        assert prepare(damaged, 64, 64).size == (64, 64)
+        assert prepare_photo(damaged, 64, 64).size == (64, 64)
 
 
 def test_truncated_photo(photo_bytes):
     with pytest.raises(SampleError, match="truncated"):
-        load(photo_bytes[:5000])
+        load_photo(photo_bytes[:5000])
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -157,16 +156,16 @@ def png_header(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("change", [lambda data: data[: data.index(b"mdat") + 4] + bytes(300), lambda data: data[:300]])
 def test_a_damaged_avif_fails_with_a_sentence(change):
     data = encoded(gradient(64, 64), "AVIF")
-    assert load(data).size == (64, 64)
+    assert load_photo(data).size == (64, 64)
     with pytest.raises(SampleError, match="cannot be decoded"):
-        load(change(data))
+        load_photo(change(data))
 
 
 def test_too_many_pixels():
     with pytest.raises(SampleError, match="12000 x 10000 pixels, more than the 1,000,000"):
-        load(png_header(12000, 10000), max_pixels=1_000_000)
+        load_photo(png_header(12000, 10000), max_pixels=1_000_000)
     with pytest.raises(SampleError, match="The photo"):
-        load(png_header(60000, 60000))
+        load_photo(png_header(60000, 60000))
 
 
 def test_only_formats_of_photos_are_opened() -> None:
@@ -179,15 +178,15 @@ def test_only_formats_of_photos_are_opened() -> None:
         with Image.open(BytesIO(data)) as image:
             assert image.format in ("EPS", "ICO")
         with pytest.raises(SampleError, match="cannot be decoded"):
-            load(data)
+            load_photo(data)
 
 
 def test_the_limit_on_pixels_is_ours_alone(photo_bytes, monkeypatch):
     """Pillow's own, which no setting changes, refused what was accepted at submission."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    width, height = load(photo_bytes).size
+    width, height = load_photo(photo_bytes).size
     with pytest.raises(SampleError, match="more than the"):
-        load(photo_bytes, width * height - 1)
+        load_photo(photo_bytes, width * height - 1)
     with pillow_without_limits(), pillow_without_limits():
         pass
     assert Image.MAX_IMAGE_PIXELS == 100

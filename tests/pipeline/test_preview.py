@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline.errors import SampleError
+from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import preview
-from svdq.pipeline.models.model import Part, open_model
-from svdq.pipeline.models.tiny import SCHEDULER_CONFIG
+from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.photo import prepare
 
 ALL = Part.ENCODER | Part.DENOISER | Part.DECODER
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def photo(photo_bytes):
-    return prepare(photo_bytes, 192, 128)
+    return prepare_photo(photo_bytes, 192, 128)
 
 
 def parameters(**changes):

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from svdq.pipeline import compare, photo
+from svdq.pipeline import compare
 from svdq.pipeline.bench.bench import Workload, run_loop
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model import Part, open_model
+from svdq.pipeline.media.image import load_photo, prepare_photo
+from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.parameters import VideoParameters
 
 GUIDED = VideoParameters(seed=11, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60)
@@ -22,7 +24,7 @@ VIDEOS = [
 
 @pytest.fixture(scope="module")
 def image(photo_bytes):
-    return photo.prepare(photo.load(photo_bytes, 10**8), 64, 64, "crop")
+    return prepare_photo(load_photo(photo_bytes, 10**8), 64, 64, "crop")
 
 
 @pytest.fixture(scope="module")

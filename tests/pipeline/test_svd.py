@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from svdq.pipeline import compare
 from svdq.pipeline.errors import InputError, SampleError
-from svdq.pipeline.models.model import Part, open_model
-from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.photo import prepare
 
 CPU = torch.device("cpu")
 #: Guidance on, off, and both scales high.
@@ -57,7 +58,7 @@ def reference(tiny_model):
 
 @pytest.fixture(scope="module")
 def photo(photo_bytes):
-    return prepare(photo_bytes, 128, 64)
+    return prepare_photo(photo_bytes, 128, 64)
 
 
 def render(ranks, photo, values, boundaries, decode_chunk_size):
@@ -102,7 +103,7 @@ def test_same_bits_as_diffusers_for_any_decode_chunk_size(ranks, reference, phot
 )
 def test_same_bits_as_diffusers_for_other_parameters(ranks, reference, photo_bytes, changes):
     values = parameters(steps=2, **changes)
-    photo = prepare(photo_bytes, values.width, values.height, "pad")
+    photo = prepare_photo(photo_bytes, values.width, values.height, "pad")
     assert np.array_equal(render(ranks, photo, values, (0, 1, 1, 2), 2), reference(photo, values, 2))
 
 
@@ -115,7 +116,7 @@ def test_one_frame_with_the_default_guidance_works(ranks, photo):
 
 def test_interleaved_samples_do_not_disturb_each_other(ranks, reference, photo_bytes):
     jobs = [parameters("on"), parameters("off", steps=7, frames=2, seed=12), parameters("high", width=64, fps=20)]
-    photos = [prepare(photo_bytes, values.width, values.height) for values in jobs]
+    photos = [prepare_photo(photo_bytes, values.width, values.height) for values in jobs]
     tensors = [ranks[0].encode(photo, values) for photo, values in zip(photos, jobs, strict=True)]
     denoisers = [ranks[1].denoiser(*pair) for pair in zip(tensors, jobs, strict=True)]
     for index in range(7):

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from svdq.pipeline.animation import IMAGE_DESCRIPTION, finish_gif, spread
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.video import write_video
+from svdq.pipeline.media.animation import IMAGE_DESCRIPTION, finish_gif, spread
+from svdq.pipeline.media.video import write_video
 
 COMMENT = '{"seed": 7, "name": "Käfer ☕", "text": "a=b; \\"c\\"\\nd"}' * 20
 FORMATS = ["mp4", "gif", "webp", "png"]
@@ -238,5 +238,5 @@ def test_ffmpeg_that_cannot_be_started_fails_the_video(monkeypatch, tmp_path):
 
 
 def test_uses_no_torch():
-    code = "import sys, svdq.pipeline.video; sys.exit('torch' in sys.modules)"
+    code = "import sys, svdq.pipeline.media.video; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
+from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.results.provenance import read_provenance
@@ -106,7 +106,7 @@ def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(house) -> 
 @pytest.mark.long
 def test_a_video_says_how_it_was_computed(house) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     model = house.folder / "tiny"
     write_tiny_model(model)

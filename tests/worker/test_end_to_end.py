@@ -13,7 +13,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from svdq.pipeline import photo as photos
+from svdq.pipeline.media.image import prepare_photo
 from svdq.producer.results.provenance import read_provenance
 
 SIMULATED = "simulated:step_ms=100"
@@ -142,7 +142,7 @@ def test_seven_ranks_render_what_is_submitted_while_they_run(house) -> None:
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 def test_frames_equal_those_of_diffusers_and_burst_ends(house) -> None:
     """Through submit, Redis, three ranks and png files, with two different jobs in flight at once."""
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     model = house.folder / "tiny"
     write_tiny_model(model)
@@ -175,7 +175,7 @@ def diffusers_frames(model: Path, photo: Path, *, frames: int, steps: int, seed:
     import torch
     from diffusers import StableVideoDiffusionPipeline
 
-    from svdq.pipeline.models.svd_folder import be_quiet
+    from svdq.pipeline.models.svd.folder import be_quiet
 
     be_quiet()
     threads = torch.get_num_threads()
@@ -184,7 +184,7 @@ def diffusers_frames(model: Path, photo: Path, *, frames: int, steps: int, seed:
         pipeline = StableVideoDiffusionPipeline.from_pretrained(model, use_safetensors=True)
         pipeline.set_progress_bar_config(disable=True)
         output = pipeline(
-            photos.prepare(photo.read_bytes(), arguments["width"], arguments["height"]),
+            prepare_photo(photo.read_bytes(), arguments["width"], arguments["height"]),
             num_frames=frames,
             num_inference_steps=steps,
             generator=torch.Generator("cpu").manual_seed(seed),

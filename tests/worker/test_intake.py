@@ -11,7 +11,7 @@ import redis
 import torch
 from PIL import Image
 
-from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer import control, keys

@@ -150,7 +150,7 @@ def test_a_senseless_number_of_ranks_is_refused(house, ranks: str) -> None:
 @pytest.mark.slow
 def test_what_only_loading_shows_is_said_once(house, tmp_path: Path) -> None:
     """A rank finds it out; the user reads one sentence, nothing is tried again, and no rank is left."""
-    from svdq.pipeline.models.tiny import write_tiny_model
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
 
     folder = tmp_path / "model"
     write_tiny_model(folder)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.memory import MeasuredMemory
-from svdq.pipeline.models.model import ModelInfo
-from svdq.pipeline.models.tiny import write_tiny_model
+from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample

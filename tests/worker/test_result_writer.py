@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Resumption, Sample

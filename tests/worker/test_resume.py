@@ -10,7 +10,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from svdq.pipeline.models.tiny import write_tiny_model
+from svdq.pipeline.models.svd.tiny import write_tiny_model
 
 pytestmark = pytest.mark.slow
 

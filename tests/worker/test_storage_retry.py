@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.models.base import ModelInfo
 from svdq.producer.job import Job
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared

@@ -14,8 +14,9 @@ from svdq.pipeline.bench.files import write_json, writing
 from svdq.pipeline.bench.timeline import plot_timeline
 from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model import Part, open_model
-from svdq.pipeline.models.model_index import is_svd
+from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Costs
 from svdq.pipeline.trace import write_trace
@@ -91,7 +92,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
     with tempfile.TemporaryDirectory(prefix="svdq-tiny-") as folder:
         model = options.model
         if model == "tiny":
-            from svdq.pipeline.models.tiny import write_tiny_model
+            from svdq.pipeline.models.svd.tiny import write_tiny_model
 
             model = str(Path(folder, "tiny"))
             write_tiny_model(Path(model))
@@ -112,7 +113,7 @@ def _check_model(options: BenchOptions) -> None:
     Raises:
         InputError: it cannot be used.
     """
-    if not is_svd(options.model):
+    if not has_weights(options.model):
         # Made in code: what its name says is seen as it is opened, which takes no time.
         open_model(options.model, Part.DENOISER, torch.device("cpu"), torch.float32)
     elif options.model != "tiny":

@@ -12,7 +12,7 @@ import time
 
 import redis
 
-from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.protocols import Report, Request
 from svdq.producer.queue import statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus

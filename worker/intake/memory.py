@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, MeasuredMemory, chunk_of, estimate, shape_for
-from svdq.pipeline.models.model import ModelInfo
-from svdq.pipeline.models.model_index import is_svd
-from svdq.pipeline.models.size_text import size_text
+from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.models.memory import (
+    RESERVE_BYTES,
+    WORKSPACE_BYTES,
+    MeasuredMemory,
+    chunk_of,
+    estimate,
+    shape_for,
+    size_text,
+)
+from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.parameters import SIZE_MULTIPLE, VideoParameters
 
 logger = logging.getLogger(__name__)
@@ -188,7 +195,7 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
     # A limit is kept within a tenth, which is about what estimates are good for.
     slack = RESERVE_BYTES if limit is None else limit // 10
     measured = MeasuredMemory(unseen, slack, home / "memory", identity)
-    if not is_svd(info.name):
+    if not has_weights(info.name):
         if limit is not None:
             logger.warning(
                 "--memory-limit (SVDQ_MEMORY_LIMIT) has no effect with the model %s, which takes little memory.",

@@ -12,9 +12,9 @@ from typing import Any
 
 from PIL.Image import Image
 
-from svdq.pipeline import photo
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
@@ -161,7 +161,7 @@ class Prefetcher:
         if isinstance(found, Prepared):
             return found
         with self._mark(job_id):
-            image = photo.prepare(photo.load(found.photo, self._max_pixels), job.width, job.height, job.fit)
+            image = prepare_photo(found.photo, job.width, job.height, job.fit, self._max_pixels)
         return Prepared(photo=image, parameters=found.parameters)
 
     def _read(self, key: str, refusals: FileRefusals) -> bytes:

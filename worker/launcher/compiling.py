@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.options import ComputeOptions
 
 #: Seconds that compiling for a shape may take before a rank counts as hanging.
 COMPILE_S = 3 * 60 * 60.0

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
+from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions
+from svdq.pipeline.models.options import DEFAULTS, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import trace_text
 from svdq.producer.queue import server_url

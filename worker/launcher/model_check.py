@@ -1,10 +1,9 @@
 """Whether a model can be used, before any rank starts. Imports no torch."""
 
-from svdq.pipeline.models.compute import WEIGHTS
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.model_index import is_svd
-from svdq.pipeline.models.simulated_timings import timings_of
+from svdq.pipeline.models.names import has_weights, timings_of
+from svdq.pipeline.models.options import WEIGHTS
 
 
 def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> None:
@@ -18,7 +17,7 @@ def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") 
     Raises:
         InputError: it is not.
     """
-    if is_svd(name):
+    if has_weights(name):
         half = WEIGHTS.get(dtype, None if on_gpus is None else WEIGHTS["fp16" if on_gpus else "fp32"])
         check_folder(find_folder(name), name, half=half)
     elif name != "preview":

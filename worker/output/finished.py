@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.models.model import ModelInfo
+from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import Format, VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job

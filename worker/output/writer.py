@@ -18,9 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from svdq.pipeline import video
 from svdq.pipeline.errors import SvdqError, UnavailableError
-from svdq.pipeline.models.model import Frames, ModelInfo
+from svdq.pipeline.media import video
+from svdq.pipeline.models.base import Frames, ModelInfo
 from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer

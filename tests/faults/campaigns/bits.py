@@ -2,7 +2,7 @@
 
 import math
 
-from svdq.pipeline.models.tiny import write_tiny_model
+from svdq.pipeline.models.svd.tiny import write_tiny_model
 from tests.faults.arena import Arena
 from tests.faults.frames import RecordedReference
 from tests.faults.waiting import wait_until

@@ -59,13 +59,13 @@ def _kill_if(owner: object, name: str, is_poison: Callable[..., bool]) -> None:
 
 
 def _poison(phase: str, folder: Path) -> None:
-    from svdq.pipeline import photo, video
+    from svdq.pipeline.media import image, video
     from svdq.pipeline.models.simulated import SimulatedModel
 
     match phase:
         case "prepare":
             poison = (folder / "poison.jpg").read_bytes()
-            _kill_if(photo, "load", lambda data, *_: data == poison)
+            _kill_if(image, "load_photo", lambda data, *_: data == poison)
         case "encode":
             _kill_if(SimulatedModel, "encode", lambda _, photo, parameters: parameters.frames == POISON_FRAMES)
         case "warm-up":
@@ -136,7 +136,7 @@ def _dawdle(folder: Path) -> None:
 
 
 def _install(where: str, folder: Path) -> None:
-    from svdq.pipeline import photo, video
+    from svdq.pipeline.media import image, video
     from svdq.pipeline.models.simulated import SimulatedModel
     from svdq.producer.storage import folder_files, storage
     from svdq.worker.queue.rq_adapter import GroupWorker
@@ -151,7 +151,7 @@ def _install(where: str, folder: Path) -> None:
         case "before-acknowledgement":  # all files are there, Redis does not know
             _wrap(GroupWorker, "succeed", before=_killer(folder), after=None)
         case "during-prepare":
-            _wrap(photo, "load", before=_killer(folder, PHASE_VISITS), after=None)
+            _wrap(image, "load_photo", before=_killer(folder, PHASE_VISITS), after=None)
         case "during-decode":
             _wrap(SimulatedModel, "decode", before=_killer(folder, PHASE_VISITS), after=None)
         case "during-write":

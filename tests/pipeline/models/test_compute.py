@@ -11,12 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline import compare
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import compute
-from svdq.pipeline.models.compute import ComputeOptions
-from svdq.pipeline.models.model import Part, open_model
-from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models import options
+from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.photo import prepare
 
 CPU = torch.device("cpu")
 PARAMETERS = VideoParameters(seed=3, steps=2, frames=2, width=64, height=64)
@@ -24,7 +25,7 @@ PARAMETERS = VideoParameters(seed=3, steps=2, frames=2, width=64, height=64)
 
 @pytest.fixture(scope="module")
 def photo(photo_bytes):
-    return prepare(photo_bytes, 64, 64)
+    return prepare_photo(photo_bytes, 64, 64)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,8 @@ def denoise(model, tensors, parameters=PARAMETERS):
     return latents
 
 
-def open_with(folder, options=compute.DEFAULTS, dtype=torch.float32):
-    return SvdModel(str(folder), Part.DENOISER, CPU, dtype, options)
+def open_with(folder, chosen=options.DEFAULTS, dtype=torch.float32):
+    return SvdModel(str(folder), Part.DENOISER, CPU, dtype, chosen)
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +63,13 @@ def difference(latents, expected):
 
 @pytest.mark.parametrize(("name", "most"), [("fp16", 0.02), ("bf16", 0.2)])
 def test_half_precision_is_near_and_written_down(tiny_model, tensors, eager, name, most) -> None:
-    options = ComputeOptions(dtype=name)
-    dtype = compute.dtype_of(options, CPU)
-    model = open_with(tiny_model, options, dtype)
+    chosen = ComputeOptions(dtype=name)
+    dtype = options.dtype_of(chosen, CPU)
+    model = open_with(tiny_model, chosen, dtype)
     latents = denoise(model, {key: tensor.to(dtype) for key, tensor in tensors[0].items()})
     assert latents.dtype == dtype
     assert 0 < difference(latents, eager[0]) < most
-    assert model.info.compute == {"dtype": compute.DTYPES[name]}
+    assert model.info.compute == {"dtype": options.DTYPES[name]}
 
 
 class AttentionBatches(TorchFunctionMode):
@@ -86,7 +87,7 @@ class AttentionBatches(TorchFunctionMode):
 
 def test_split_attention_gives_the_same_bits(tiny_model, tensors, eager) -> None:
     model = open_with(tiny_model)
-    compute.split_attention(model.pipeline.unet, max_batch=20)
+    options.split_attention(model.pipeline.unet, max_batch=20)
     with AttentionBatches() as batches:
         found = denoise(model, tensors[0])
     assert torch.equal(found, eager[0])
@@ -95,7 +96,7 @@ def test_split_attention_gives_the_same_bits(tiny_model, tensors, eager) -> None
 
 def test_on_cuda_no_attention_has_a_larger_batch_than_its_kernels_take(tiny_model) -> None:
     """At twice 2048x1152, since the tiny model attends at half the resolution; without contents, for want of a GPU."""
-    unet = compute.apply(open_with(tiny_model).pipeline.unet, compute.DEFAULTS, torch.device("cuda")).to("meta")
+    unet = options.apply(open_with(tiny_model).pipeline.unet, options.DEFAULTS, torch.device("cuda")).to("meta")
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device="meta")
@@ -107,13 +108,13 @@ def test_on_cuda_no_attention_has_a_larger_batch_than_its_kernels_take(tiny_mode
 
 def test_split_attention_compiles_in_one_piece(tiny_model, compiled_graphs) -> None:
     model = open_with(tiny_model)
-    block = next(each for each in model.pipeline.unet.modules() if type(each).__name__ == compute.BLOCKS[1])
+    block = next(each for each in model.pipeline.unet.modules() if type(each).__name__ == options.BLOCKS[1])
     frames = torch.randn(4, 16, block.norm_in.normalized_shape[0])
     context = torch.randn(32, 1, block.attn2.to_k.in_features)
     with torch.inference_mode():
         whole = block(frames, num_frames=2, encoder_hidden_states=context)
-        compute.split_attention(model.pipeline.unet, max_batch=20)
-        compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=compute.BACKEND)
+        options.split_attention(model.pipeline.unet, max_batch=20)
+        compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=options.BACKEND)
         assert torch.equal(compiled(frames, num_frames=2, encoder_hidden_states=context), whole)
     assert len(compiled_graphs) == 1
 
@@ -141,7 +142,7 @@ def compiled_graphs(monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(compute, "BACKEND", backend)
+    monkeypatch.setattr(options, "BACKEND", backend)
     torch.compiler.reset()
     yield graphs
     torch.compiler.reset()
@@ -243,12 +244,12 @@ def test_samples_share_tables_but_no_counter(tiny_model, tensors) -> None:
 
 def test_int8_is_near_and_says_so(tiny_model, tensors, eager) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
-    options = ComputeOptions(approximate=("int8",))
-    model = open_with(tiny_model, options)
+    chosen = ComputeOptions(approximate=("int8",))
+    model = open_with(tiny_model, chosen)
     assert 1e-4 < difference(denoise(model, tensors[0]), eager[0]) < 0.1
     assert "approximate (int8)" in model.info.notice
     assert model.info.compute["approximate"] == ["int8"]
-    assert compute.weight_bytes(model.pipeline.unet) < 0.7 * compute.weight_bytes(open_with(tiny_model).pipeline.unet)
+    assert options.weight_bytes(model.pipeline.unet) < 0.7 * options.weight_bytes(open_with(tiny_model).pipeline.unet)
 
 
 def test_int8_without_its_package_is_one_sentence(tiny_model, monkeypatch) -> None:
@@ -271,5 +272,5 @@ def test_unknown_words_are_refused() -> None:
 
 
 def test_the_names_need_no_torch() -> None:
-    code = "import sys, svdq.pipeline.models.compute; sys.exit('torch' in sys.modules)"
+    code = "import sys, svdq.pipeline.models.options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

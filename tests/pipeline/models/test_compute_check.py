@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models import compute
-from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models import options
 from svdq.pipeline.models.compute_check import check
+from svdq.pipeline.models.options import ComputeOptions
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ def test_a_compiler_that_does_not_work_is_one_sentence(monkeypatch) -> None:
     def broken(graph, example_inputs):
         raise OSError("no g++")
 
-    monkeypatch.setattr(compute, "BACKEND", broken)
+    monkeypatch.setattr(options, "BACKEND", broken)
     with pytest.raises(
         InputError, match=r"^--compile blocks does not work on this processor \(.*no g\+\+.*--compile off"
     ):

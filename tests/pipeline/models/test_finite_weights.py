@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from svdq.pipeline.failures import say_where_it_broke
-from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.folder_check import check_folder
-from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 from tests.pipeline.fakes import Alone, CountingModel, ListMonitor, request

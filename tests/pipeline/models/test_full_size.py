@@ -17,9 +17,9 @@ from PIL import Image
 from svdq.pipeline.compare import QuietMonitor, _ListSource
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
-from svdq.pipeline.models.full_size import write_full_size_model
-from svdq.pipeline.models.model import ModelInfo, Part
-from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.models.base import ModelInfo, Part
+from svdq.pipeline.models.svd.full_size import write_full_size_model
+from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.topology import Links, Topology, build_stage

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from svdq.pipeline.models import full_size
-from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.svd import full_size
+from svdq.pipeline.models.svd.model import SvdModel
 
 
 def test_components_have_the_published_numbers_of_parameters() -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.load_errors import in_a_sentence
-from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.svd_folder import SvdFolder
+from svdq.pipeline.models.svd.folder import SvdFolder
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from svdq.pipeline.models.compute import ComputeOptions
+from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.memory import ChunkLimits, MeasuredMemory, estimate, shape_for
-from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
 
 SMALL = VideoParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from svdq.pipeline import compare
-from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.svd import SvdModel
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.photo import prepare
 
 CPU = torch.device("cpu")
 #: Divisors of 1000 and not, powers of 3 (where a rounding once went wrong), fewer and more than ranks.
@@ -77,7 +77,7 @@ class Both:
 
 @pytest.fixture(scope="module")
 def both(tiny_model, photo_bytes) -> Both:
-    return Both(tiny_model, prepare(photo_bytes, 64, 64))
+    return Both(tiny_model, prepare_photo(photo_bytes, 64, 64))
 
 
 def video(**changes) -> VideoParameters:

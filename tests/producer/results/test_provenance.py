@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from svdq.pipeline import video
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.media import video
 from svdq.producer.results.provenance import EXIF_IMAGE_DESCRIPTION, read_provenance
 
 RECORD = {"svdq": "0.1.0", "job": {"seed": 1, "name": "é" * 400}, "job_id": "0" * 20}

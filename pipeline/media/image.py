@@ -1,4 +1,4 @@
-"""Prepares a photo for the model: upright, RGB, of exactly the video's size.
+"""Reads photos, and prepares them for the model: upright, RGB, of exactly the video's size. Needs only Pillow.
 
 The steps, so that a comparison can prepare the photo for diffusers in the same way:
 
@@ -14,22 +14,82 @@ The steps, so that a comparison can prepare the photo for diffusers in the same 
 Resizing is Pillow's LANCZOS. A photo that already has the video's size keeps its pixels.
 """
 
-import numpy as np
-from PIL import Image, ImageOps
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+from io import BytesIO
+
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from svdq.pipeline.errors import SampleError, reason_of
 from svdq.pipeline.parameters import Fit
-from svdq.pipeline.photo_file import open_photo, pillow_without_limits
 
 #: Largest number of pixels of a photo, checked before decoding: 3 bytes each, so half a gigabyte of memory.
 MAX_PIXELS = 178_000_000
 
+#: Accepted formats by Pillow's name, and the extension they are stored with. Documents are left out, and formats whose
+#: decoder starts another program, such as EPS.
+EXTENSIONS = {
+    "JPEG": "jpg",
+    "MPO": "jpg",
+    "PNG": "png",
+    "WEBP": "webp",
+    "AVIF": "avif",
+    "TIFF": "tif",
+    "GIF": "gif",
+    "BMP": "bmp",
+    "JPEG2000": "jp2",
+    "PPM": "ppm",
+}
+#: Formats that Pillow reads without loading more plugins.
+_COMMON = ("JPEG", "PNG")
 
-def load(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+_lock = threading.Lock()
+#: Number of open blocks of `pillow_without_limits`, and Pillow's limit before the first.
+_open_blocks = 0
+_pillow_limit: int | None = None
+
+
+def open_photo(data: bytes) -> Image.Image:
+    """Read only the header of a photo.
+
+    Raises:
+        UnidentifiedImageError: the format is not in `EXTENSIONS`.
+        Exception: the photo is damaged; Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more.
+    """
+    with pillow_without_limits():
+        try:
+            return Image.open(BytesIO(data), formats=_COMMON)
+        except UnidentifiedImageError:
+            Image.init()  # loads all of Pillow's plugins, which takes longer than reading most photos
+            return Image.open(BytesIO(data), formats=[name for name in EXTENSIONS if name in Image.OPEN])
+
+
+@contextlib.contextmanager
+def pillow_without_limits() -> Iterator[None]:
+    """Disable Pillow's own limit on pixels and its warnings; callers check `max_pixels`."""
+    global _open_blocks, _pillow_limit
+    with _lock:
+        if not _open_blocks:
+            _pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        _open_blocks += 1
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        with _lock:
+            _open_blocks -= 1
+            if not _open_blocks:
+                Image.MAX_IMAGE_PIXELS = _pillow_limit
+
+
+def load_photo(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode the first frame of an image file.
 
     Args:
-        data: the bytes of the file, in one of the formats of `photo_file`.
+        data: the bytes of the file, in one of the formats of `EXTENSIONS`.
         max_pixels: the largest width times height; checked before anything is decoded.
 
     Raises:
@@ -53,7 +113,9 @@ def load(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     return image
 
 
-def prepare(photo: bytes | Image.Image, width: int, height: int, fit: Fit = "crop") -> Image.Image:
+def prepare_photo(
+    photo: bytes | Image.Image, width: int, height: int, fit: Fit = "crop", max_pixels: int = MAX_PIXELS
+) -> Image.Image:
     """Fit a photo to exactly `width` x `height` pixels in RGB; see the module's docstring for the steps.
 
     Args:
@@ -61,11 +123,12 @@ def prepare(photo: bytes | Image.Image, width: int, height: int, fit: Fit = "cro
         width: pixels.
         height: pixels.
         fit: how a photo of another aspect ratio is fitted.
+        max_pixels: as in `load_photo`.
 
     Raises:
-        SampleError: the bytes are not a complete image.
+        SampleError: as from `load_photo`.
     """
-    image = load(photo) if isinstance(photo, bytes) else photo
+    image = load_photo(photo, max_pixels) if isinstance(photo, bytes) else photo
     image = _rgb(_upright(image))
     size = (width, height)
     match fit:
@@ -87,9 +150,8 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "I" or image.mode.startswith("I;16"):
-        # Pillow's own conversion clips at 255 instead of scaling 16 bits.
-        gray = np.asarray(image).astype(np.float64) / 257
-        image = Image.fromarray(gray.round().clip(0, 255).astype(np.uint8))
+        # Pillow's own conversion clips at 255 instead of scaling 16 bits; `point` truncates, hence the half.
+        image = image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         black = Image.new("RGBA", image.size, (0, 0, 0, 255))

@@ -1,4 +1,4 @@
-"""The interface between the pipeline and a model: encode, denoise and decode, and opening a model by name.
+"""The interface between the pipeline and a model: encode, denoise and decode.
 
 A rank requests the parts that it needs, and only those are loaded.
 """
@@ -15,9 +15,6 @@ from PIL.Image import Image
 from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
-from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, dtype_of
-from svdq.pipeline.models.model_index import is_svd
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
@@ -116,42 +113,13 @@ class VideoModel(Protocol):
         ...
 
 
-def dtype_for(device: torch.device) -> torch.dtype:
-    """Return the default dtype: float32 on CPUs, where results equal diffusers' bit by bit; else float16."""
-    return dtype_of(DEFAULTS, device)
-
-
-def open_model(
-    name: str, parts: Part, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
-) -> VideoModel:
-    """Open a model: `preview`, `simulated[:key=value,…]`, or a diffusers folder or hub id.
+def blame(model: VideoModel, dtype: torch.dtype) -> str:
+    """Return the end of a sentence about NaN or infinite numbers: the cause, if it is a weight, and what to do.
 
     Args:
-        name: of the model.
-        parts: the parts to load.
-        device: where to compute.
-        dtype: of weights and activations; overrides that of the options.
-        options: compute options of the UNet.
-
-    Raises:
-        InputError: the model does not exist, cannot be loaded, or has no UNet for the options.
+        model: the model that computed them.
+        dtype: the dtype it computes in.
     """
-    if not is_svd(name) and options != DEFAULTS:
-        raise InputError(
-            f"The model {name} has no UNet, so it cannot be run with {', '.join(sorted(options.changed()))}; "
-            "leave that out, or set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id."
-        )
-    # Imported on demand: diffusers takes seconds, and a preview or simulated group does not need it.
-    if name == "preview":
-        from svdq.pipeline.models.preview import PreviewModel
-
-        return PreviewModel(parts, device, dtype)
-    if name == "simulated" or name.startswith("simulated:"):
-        from svdq.pipeline.models.simulated import SimulatedModel
-
-        return SimulatedModel.from_name(name, parts, device)
-    from svdq.pipeline.models.load_errors import in_a_sentence
-    from svdq.pipeline.models.svd import SvdModel
-
-    with in_a_sentence(f"The model {name}", device):
-        return SvdModel(name, parts, device, dtype, options)
+    if weight := model.broken_weights():
+        return f": the weights of {weight} are not finite; fetch the model {model.info.name} again."
+    return "; try another seed, or float32 in place of float16." if dtype == torch.float16 else "; try another seed."

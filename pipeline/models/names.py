@@ -1,10 +1,36 @@
-"""Parses the costs in the name of a simulated model, such as simulated:step_ms=50. Does not import torch."""
+"""The names of models: preview, simulated with its costs, a folder, or a hub id. Does not import torch."""
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from svdq.pipeline.errors import InputError
+
+#: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+
+
+def has_weights(name: str) -> bool:
+    """Return whether a model's name, as in SVDQ_MODEL, is a folder or a hub id, not a model made in code."""
+    return name != "preview" and name.partition(":")[0] != "simulated"
+
+
+def split_id(name: str) -> tuple[str, str | None]:
+    """Split a hub id into `organisation/model` and the revision after an @, if there is one.
+
+    Raises:
+        InputError: the name is not a hub id.
+    """
+    if name.count("@") > 1:
+        raise InputError(f"{name!r} names two revisions; give one, after an @ or with --revision.")
+    if not HUB_ID.fullmatch(name):
+        raise InputError(
+            f"{name!r} is not a hub id; write it as organisation/model, or organisation/model@revision, such as "
+            "stabilityai/stable-video-diffusion-img2vid-xt."
+        )
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
 
 
 class Timings(BaseModel):

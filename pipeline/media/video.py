@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
-from svdq.pipeline.animation import finish_gif, join_webp, spread
 from svdq.pipeline.errors import SampleError, UnavailableError
-from svdq.pipeline.ffmpeg import ADVICE, find_ffmpeg
+from svdq.pipeline.media.animation import finish_gif, join_webp, spread
+from svdq.pipeline.media.ffmpeg import ADVICE, find_ffmpeg
 from svdq.pipeline.parameters import Format
 
 #: Errors that keep an existing program from starting temporarily: too little memory, processes or open files.

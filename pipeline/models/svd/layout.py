@@ -1,7 +1,6 @@
 """Checks that a folder is a StableVideoDiffusionPipeline, by its model_index.json and configs, without torch."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,6 @@ UNET_DEFAULTS: dict[str, Any] = {
 
 #: Other names of the feature extractor's class: in old models, and in transformers without torchvision.
 _IMAGE_PROCESSORS = {"CLIPFeatureExtractor", "CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil"}
-
-#: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 
 
 def check_index(path: Path, name: str) -> None:
@@ -148,8 +144,3 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
 def is_untrained(folder: Path) -> bool:
     """Return whether a folder is marked as having random weights."""
     return (folder / UNTRAINED).is_file()
-
-
-def is_svd(name: str) -> bool:
-    """Return whether a model's name, as in SVDQ_MODEL, is a folder or a hub id, not a model made in code."""
-    return name != "preview" and name.partition(":")[0] != "simulated"

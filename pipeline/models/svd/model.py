@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.compute import DEFAULTS, ComputeOptions, apply, weight_bytes
+from svdq.pipeline.models.base import Frames, ModelInfo, Part, blame
 from svdq.pipeline.models.device_memory import MemoryMeter
-from svdq.pipeline.models.finite_weights import blame, first_not_finite
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.memory import shape_for
-from svdq.pipeline.models.model import Frames, ModelInfo, Part
-from svdq.pipeline.models.model_index import UNET_DEFAULTS, is_untrained
-from svdq.pipeline.models.svd_denoiser import SvdDenoiser
-from svdq.pipeline.models.svd_folder import SvdFolder
+from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, apply, weight_bytes
+from svdq.pipeline.models.svd.denoiser import SvdDenoiser
+from svdq.pipeline.models.svd.folder import SvdFolder, first_not_finite
+from svdq.pipeline.models.svd.layout import UNET_DEFAULTS, is_untrained
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 

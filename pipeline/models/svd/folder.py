@@ -6,19 +6,21 @@ Weights are read only from safetensors, never from pickles. Never uses the netwo
 import logging
 import math
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.compute import DTYPES, WEIGHTS
+from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.folder_check import another_model, check_folder, stored, variants
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.load_errors import in_a_sentence
-from svdq.pipeline.models.model import Part
-from svdq.pipeline.models.model_index import COMPONENTS, read_json
+from svdq.pipeline.models.options import DTYPES, WEIGHTS, stored_parts
 from svdq.pipeline.models.safetensors_header import StoredTensor
+from svdq.pipeline.models.svd.layout import COMPONENTS, read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,3 +191,20 @@ def be_quiet() -> None:
     # diffusers imports torchao if it is installed, which warns about each of its GPU parts that does not match.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def first_not_finite(pipeline: Any) -> str:
+    """Name the first weight of a diffusers pipeline that is NaN or infinite, such as `unet (conv_in.weight)`, or ""."""
+    for component, module in pipeline.components.items():
+        weights = (module.named_parameters(), module.named_buffers()) if isinstance(module, torch.nn.Module) else ()
+        for name, weight in chain(*weights):
+            if not all(_is_finite(part) for part in stored_parts(weight)):
+                return f"{component} ({name})"
+    return ""
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    # aminmax propagates NaN.
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor.detach()))).all())

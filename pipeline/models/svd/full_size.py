@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.models.model_index import UNET_DEFAULTS
-from svdq.pipeline.models.svd_folder import be_quiet
-from svdq.pipeline.models.tiny import write_model
+from svdq.pipeline.models.svd.folder import be_quiet
+from svdq.pipeline.models.svd.layout import UNET_DEFAULTS
+from svdq.pipeline.models.svd.tiny import write_model
 
 #: The components' settings as published with stable-video-diffusion-img2vid-xt.
 UNET_CONFIG: dict[str, Any] = UNET_DEFAULTS | {

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.model_index import UNTRAINED, is_untrained
-from svdq.pipeline.models.svd_folder import be_quiet
+from svdq.pipeline.models.svd.folder import be_quiet
+from svdq.pipeline.models.svd.layout import UNTRAINED, is_untrained
 
 _MARKER_TEXT = """# An untrained model
 

@@ -1,0 +1,1 @@
+"""Photos in, video files out."""

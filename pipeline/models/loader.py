@@ -1,0 +1,49 @@
+"""Opens a model by name: preview, simulated, or the family of a diffusers folder."""
+
+import torch
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.base import Part, VideoModel
+from svdq.pipeline.models.names import has_weights
+from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
+
+
+def dtype_for(device: torch.device) -> torch.dtype:
+    """Return the default dtype: float32 on CPUs, where results equal diffusers' bit by bit; else float16."""
+    return dtype_of(DEFAULTS, device)
+
+
+def open_model(
+    name: str, parts: Part, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
+) -> VideoModel:
+    """Open a model: `preview`, `simulated[:key=value,…]`, or a diffusers folder or hub id.
+
+    Args:
+        name: of the model.
+        parts: the parts to load.
+        device: where to compute.
+        dtype: of weights and activations; overrides that of the options.
+        options: compute options of the UNet.
+
+    Raises:
+        InputError: the model does not exist, cannot be loaded, or has no UNet for the options.
+    """
+    if not has_weights(name) and options != DEFAULTS:
+        raise InputError(
+            f"The model {name} has no UNet, so it cannot be run with {', '.join(sorted(options.changed()))}; "
+            "leave that out, or set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id."
+        )
+    # Imported on demand: diffusers takes seconds, and a preview or simulated group does not need it.
+    if name == "preview":
+        from svdq.pipeline.models.preview import PreviewModel
+
+        return PreviewModel(parts, device, dtype)
+    if name == "simulated" or name.startswith("simulated:"):
+        from svdq.pipeline.models.simulated import SimulatedModel
+
+        return SimulatedModel.from_name(name, parts, device)
+    from svdq.pipeline.models.load_errors import in_a_sentence
+    from svdq.pipeline.models.svd.model import SvdModel
+
+    with in_a_sentence(f"The model {name}", device):
+        return SvdModel(name, parts, device, dtype, options)

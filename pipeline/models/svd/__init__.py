@@ -1,0 +1,1 @@
+"""Stable Video Diffusion: StableVideoDiffusionPipeline of diffusers."""
