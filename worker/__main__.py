@@ -37,9 +37,10 @@ from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.checkpoint.writer import CheckpointWriter
+from svdq.worker.health.crash_marker import CrashMarker, folder_without_launcher, read_suspects
 from svdq.worker.health.histograms import CountingCheckpointStore, TimingTracer
 from svdq.worker.health.job_log_handler import JobLogHandler
-from svdq.worker.health.json_log import start_logging
+from svdq.worker.health.logging import start_logging
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
@@ -50,11 +51,10 @@ from svdq.worker.launcher import compiling, gpus, rundir
 from svdq.worker.launcher.compute_options import check_alike, compute_options, read
 from svdq.worker.launcher.gpus import visible_gpus
 from svdq.worker.launcher.hosts import address_book
+from svdq.worker.output.fence import Fence
 from svdq.worker.output.writer import ResultWriter
-from svdq.worker.recovery.crash_marker import CrashMarker, folder_without_launcher, read_suspects
-from svdq.worker.recovery.fence import Fence
-from svdq.worker.recovery.restarts import count_crash_here, lost, stalled, try_again
 from svdq.worker.redis_client import ConnectionHealth, connect, restarter, wait_for
+from svdq.worker.restarts import count_crash_here, lost, stalled, try_again
 from svdq.worker.signals import Signals
 
 logger = logging.getLogger("svdq.worker")

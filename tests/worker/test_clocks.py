@@ -14,9 +14,9 @@ from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
 from svdq.worker.queue import transitions
+from svdq.worker.queue.recovery import SILENT_S, Recovery
 from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S
-from svdq.worker.recovery.recovery import SILENT_S, Recovery
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -38,7 +38,7 @@ time.time = lambda: true_time() + shift_s
 import rq.utils
 assert abs(rq.utils.now().timestamp() - true_time() - shift_s) < 1, "the clock is not shifted"
 from svdq.worker.queue.rq_adapter import GroupWorker
-from svdq.worker.recovery.recovery import Recovery
+from svdq.worker.queue.recovery import Recovery
 from svdq.worker.redis_client import connect
 
 worker = GroupWorker(connect(url), on_stop=print, on_shutdown=print)

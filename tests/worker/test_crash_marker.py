@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from svdq.worker.recovery.crash_marker import (
+from svdq.worker.health.crash_marker import (
     RECORD_BYTES,
     SLOT_BYTES,
     CrashMarker,
@@ -91,7 +91,7 @@ def test_files_are_read_once_and_those_of_this_restart_are_left(tmp_path: Path) 
 
 def test_a_record_survives_kill_9(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from svdq.worker.recovery.crash_marker import CrashMarker\n"
+        "import os, sys; from pathlib import Path; from svdq.worker.health.crash_marker import CrashMarker\n"
         "marker = CrashMarker(Path(sys.argv[1]), 0, 0)\n"
         "for step in range(12): marker.begin('step', sys.argv[2], step)\n"
         "os.kill(os.getpid(), 9)"

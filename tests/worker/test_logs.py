@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from svdq.worker.health.job_log_handler import JobLogHandler
-from svdq.worker.health.json_log import GAP, LINE_BYTES, JsonFormatter, json_line
 from svdq.worker.health.json_stderr import as_json
+from svdq.worker.health.logging import GAP, LINE_BYTES, JsonFormatter, json_line
 from tests.worker.conftest import House, wait_until
 from tests.worker.own_redis import OwnRedis
 
@@ -149,7 +149,7 @@ def test_every_line_of_a_live_group_is_json(house: House, tmp_path: Path) -> Non
         (ended,) = [line for line in lines if re.match(f"Job {job_id} finished", line["message"])]
         assert (ended["rank"], ended["group"], ended["job_id"]) == (0, "0", job_id)
     by = {line["logger"] for line in lines}
-    assert {"svdq.worker.metrics.endpoint", "torchrun"} <= by
+    assert {"svdq.worker.health.metrics", "torchrun"} <= by
     assert SECRET not in group.text
 
 

@@ -30,13 +30,13 @@ from svdq.producer import keys
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import BOUNDS_S, Condition, IntakeStatus
+from svdq.worker.health import metrics as collector
 from svdq.worker.health.histograms import Histogram
 from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.metric_families import FAMILIES
+from svdq.worker.health.metrics import LauncherCollector
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
-from svdq.worker.metrics import collector
-from svdq.worker.metrics.collector import LauncherCollector
-from svdq.worker.metrics.families import FAMILIES
 from tests.queued import enqueue
 from tests.worker.conftest import Group, House, wait_until
 

@@ -17,11 +17,11 @@ from svdq.producer.control import cancel
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.workers import view_workers
+from svdq.worker.health.crash_marker import CrashSuspect, Phase
 from svdq.worker.queue import transitions
+from svdq.worker.queue.crash_count import CrashCount, count_crash, must_run_alone, read_count
+from svdq.worker.queue.recovery import POPPED_S, SILENT_S, Recovery
 from svdq.worker.queue.rq_adapter import GroupWorker
-from svdq.worker.recovery.crash_count import CrashCount, count_crash, must_run_alone, read_count
-from svdq.worker.recovery.crash_marker import CrashSuspect, Phase
-from svdq.worker.recovery.recovery import POPPED_S, SILENT_S, Recovery
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)

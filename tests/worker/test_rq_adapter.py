@@ -34,11 +34,10 @@ from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
 from svdq.producer.status.workers import view_workers
 from svdq.producer.untrusted_job import UntrustedJob
-from svdq.worker.queue import job_completion, rq_adapter, rq_worker, transitions
+from svdq.worker.queue import job_completion, recovery, rq_adapter, rq_worker, transitions
 from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S
-from svdq.worker.recovery import recovery
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)

@@ -1,1 +1,1 @@
-"""How a rank is: what it tells of itself, and who ends it when it hangs."""
+"""The state of a rank: its record, progress, logs, metrics and crash marker, and the watchdog."""

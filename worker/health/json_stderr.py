@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from svdq.worker.health.json_log import JsonFormatter, json_line
+from svdq.worker.health.logging import JsonFormatter, json_line
 
 #: Name of who wrote a line, where it does not say.
 UNKNOWN = "stderr"

@@ -17,10 +17,10 @@ from rq.job import Job
 from svdq.pipeline.sample import Sample
 from svdq.producer import keys
 from svdq.producer.status import job_log
+from svdq.worker.health.crash_marker import CrashMarker
 from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter
-from svdq.worker.recovery.crash_marker import CrashMarker
-from svdq.worker.recovery.fence import execution_of
+from svdq.worker.output.fence import execution_of
 
 #: Seconds between two talks with Redis: what a person watching a bar can tell apart.
 INTERVAL_S = 0.25

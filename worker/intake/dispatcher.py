@@ -18,15 +18,15 @@ from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.protocols import Report, Request
 from svdq.producer.queue import read_job
 from svdq.worker.checkpoint.reader import CheckpointReader, resumed
+from svdq.worker.health.crash_marker import CrashSuspect
 from svdq.worker.intake.memory import MemoryPlan
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
 from svdq.worker.intake.reporter import Reporter
 from svdq.worker.intake.until import is_too_late
+from svdq.worker.output.fence import execution_metadata
+from svdq.worker.queue.crash_count import must_run_alone
 from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.rq_adapter import GroupWorker
-from svdq.worker.recovery.crash_count import must_run_alone
-from svdq.worker.recovery.crash_marker import CrashSuspect
-from svdq.worker.recovery.fence import execution_metadata
 from svdq.worker.storage_retry import NoLongerWantedError
 
 logger = logging.getLogger(__name__)

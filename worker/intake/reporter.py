@@ -11,9 +11,9 @@ from rq.job import JobStatus
 from svdq.pipeline.protocols import Report
 from svdq.worker.health.pace import Pace
 from svdq.worker.intake.circuit_breaker import LENGTH, CircuitBreaker
+from svdq.worker.output.fence import execution_of
 from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.rq_adapter import GroupWorker
-from svdq.worker.recovery.fence import execution_of
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from svdq.worker.launcher.hosts import read_hosts
 from svdq.worker.launcher.starting import StartingRecord
 
 if TYPE_CHECKING:
-    from svdq.worker.metrics.endpoint import MetricsEndpoint
+    from svdq.worker.health.metrics import MetricsEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             run_dir.mkdir()
             groups.append(GroupProcess(settings, ranks, [*arguments, "--group", str(number)], run_dir, devices, hosts))
         if endpoint is not None:
-            endpoint.tell_of(groups)
+            endpoint.serve(groups)
         watch = _Watch(groups, until_s)
         code = watch.run()
         if options.trace is not None and not _write_trace(options.trace, run_dirs):
@@ -179,7 +179,7 @@ def _endpoint(
         return contextlib.nullcontext()
     if importlib.util.find_spec("prometheus_client") is None:
         raise InputError("--metrics-port needs the package prometheus_client; pip install 'svdq[worker]' brings it.")
-    from svdq.worker.metrics.endpoint import MetricsEndpoint
+    from svdq.worker.health.metrics import MetricsEndpoint
 
     return MetricsEndpoint(options.metrics_address, options.metrics_port, server_url(settings))
 

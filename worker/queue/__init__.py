@@ -1,1 +1,1 @@
-"""RQ jobs in Redis: taken, held, ended, due. All contact with RQ's internals."""
+"""RQ jobs in Redis: take, renew, end, schedule, recover. All contact with RQ's internals."""

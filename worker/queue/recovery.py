@@ -9,7 +9,7 @@ its monotonic clock. So neither a host whose clock is wrong nor a step of Redis'
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,11 @@ from rq.job import JobStatus
 
 from svdq.producer import keys, process_identity
 from svdq.producer.untrusted_job import key_of
+from svdq.worker.health.crash_marker import CrashSuspect
 from svdq.worker.queue import transitions
+from svdq.worker.queue.crash_count import count_crash, read_count
 from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.queue.rq_worker import BEAT_S
-from svdq.worker.recovery.crash_count import count_crash, read_count
-from svdq.worker.recovery.crash_marker import CrashSuspect
-from svdq.worker.recovery.staleness import StalenessTracker
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,29 @@ class _Taken:
     worker: str
     #: When it began, as RQ writes it: such times sort as text.
     started_at: str
+
+
+class StalenessTracker:
+    """Measures how long values in Redis have not changed, by the monotonic clock of this process."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        #: By key: for each member its state, and when it was first seen in it.
+        self._seen: dict[str, dict[bytes, tuple[Hashable, float]]] = {}
+
+    def seconds(self, key: str, states: Mapping[bytes, Hashable]) -> dict[bytes, float]:
+        """Return for how many seconds each member of a key has been seen in its state; 0 for a new member."""
+        now = self._monotonic()
+        before, seen = self._seen.get(key, {}), {}
+        for name, state in states.items():
+            known = before.get(name)
+            seen[name] = known if known is not None and known[0] == state else (state, now)
+        self._seen[key] = seen
+        return {name: now - since for name, (_, since) in seen.items()}
+
+    def forget(self) -> None:
+        """Forget all states."""
+        self._seen.clear()
 
 
 class Recovery:

@@ -23,7 +23,7 @@ import rq
 from pydantic import TypeAdapter, ValidationError
 
 from svdq.producer import keys
-from svdq.worker.recovery.crash_marker import CrashSuspect, Phase
+from svdq.worker.health.crash_marker import CrashSuspect, Phase
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import time
 from typing import Final, NoReturn
 
 from svdq.pipeline.errors import InputError
+from svdq.worker.health.crash_marker import CrashMarker, read_suspects
 from svdq.worker.health.progress import ProgressMonitor
-from svdq.worker.recovery.crash_count import count_crash
-from svdq.worker.recovery.crash_marker import CrashMarker, read_suspects
+from svdq.worker.queue.crash_count import count_crash
 from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
 
 logger = logging.getLogger(__name__)

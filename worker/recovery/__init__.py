@@ -1,1 +1,0 @@
-"""What outlives a killed rank: checkpoints, crash markers, and taking jobs back."""
