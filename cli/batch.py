@@ -6,6 +6,18 @@ import click
 
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.parameters import submission_options
+from svdq.producer.job import PARAMETER_KEYS
+
+HELP = f"""Submit the photos of a list, each with its own parameters.
+
+FILE is a .csv file whose first line names the columns, or a .jsonl file with an object on each line. Columns are photo
+(a path, relative to the list), the parameters of `svdq submit` ({", ".join(PARAMETER_KEYS)}; also
+width and height instead of size), and priority, at, name and output. An empty or missing field takes its default.
+
+All rows and photos are checked before anything is submitted; each error names the line. One bad row stops the whole
+submission, unless --skip-bad leaves bad rows out. Rows that were submitted before are recognized, so a list can grow
+and be submitted again.
+"""
 
 EXAMPLES = """\b
 Examples:
@@ -22,7 +34,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, help=HELP)
 @click.argument("file", type=click.Path(path_type=Path))
 @submission_options
 @storage_option
@@ -36,23 +48,13 @@ def batch(
     storage: str | None,
     redis_url: str | None,
 ) -> int:
-    """Submit the photos of a list, each with its own parameters.
-
-    FILE is a .csv file whose first line names the columns, or a .jsonl file with an object on each line. Columns are
-    photo (a path, relative to the list), the parameters of `svdq submit` (frames, steps, size or width and height, fps,
-    seed, motion_bucket_id, noise_aug_strength, min_guidance_scale, max_guidance_scale, decode_chunk_size, format, fit),
-    and priority, at, name and output. An empty or missing field takes its default.
-
-    All rows and photos are checked before anything is submitted; each error names the line. One bad row stops the
-    whole submission, unless --skip-bad leaves bad rows out. Rows that were submitted before are recognized, so a list
-    can grow and be submitted again.
-    """
+    """Submit the photos of a list, each with its own parameters."""
     # Imported here so that `svdq batch --help` stays fast.
     from datetime import datetime
 
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
-    from svdq.producer.submitting.batch import read_batch
+    from svdq.producer.submitting.lists import read_batch
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     requests = read_batch(file, datetime.now().astimezone(), force=force)

@@ -35,9 +35,8 @@ def _read_sizes(_context: click.Context, option: click.Parameter, values: tuple[
         InputError: a size is not allowed.
     """
     from svdq.pipeline.errors import InputError
-    from svdq.pipeline.parameters import SIZE_MULTIPLE
-    from svdq.producer.submitting.fields import read_field
-    from svdq.producer.submitting.options import MAX_SIDE, nearest_side
+    from svdq.pipeline.parameters import MAX_SIDE, SIZE_MULTIPLE
+    from svdq.producer.submitting.options import nearest_side, read_field
 
     sizes = []
     for value in values:

@@ -7,8 +7,8 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED, Command, redis_options, storage_option
-from svdq.cli.parameters import PRIORITIES
 from svdq.pipeline.errors import InputError
+from svdq.producer.keys import PRIORITIES
 
 if TYPE_CHECKING:
     import redis

@@ -8,11 +8,8 @@ import click
 from pydantic.fields import FieldInfo
 
 from svdq.pipeline.parameters import SIZE_MULTIPLE, Format, VideoParameters
-from svdq.producer import keys
 from svdq.producer.job import Job
-
-#: Most urgent first.
-PRIORITIES = tuple(name.removeprefix("svdq-") for name in keys.QUEUE_NAMES)
+from svdq.producer.keys import PRIORITIES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -21,7 +18,7 @@ def read_size(_context: click.Context, _option: click.Parameter, value: str | No
     """Parse `1024x576`; the job checks which sizes are allowed."""
     if value is None:
         return None
-    from svdq.producer.submitting.fields import read_field  # imports pydantic, which `--help` does without
+    from svdq.producer.submitting.options import read_field  # imports pydantic, which `--help` does without
 
     size = read_field("size", value, "--size")
     return size["width"], size["height"]
@@ -78,6 +75,11 @@ _SUBMISSION_OPTIONS = (
     click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
     click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line."),
+)
+
+
+priority_option = click.option(
+    "--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Queue."
 )
 
 

@@ -9,7 +9,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.parameters import PRIORITIES, given, parameter_options, submission_options
+from svdq.cli.parameters import given, parameter_options, priority_option, submission_options
 
 EXAMPLES = """\b
 Examples:
@@ -55,7 +55,7 @@ class _PhotosCommand(click.Command):
     multiple=True,
     help="A video for each value, such as motion_bucket_id=60,127,180; repeatable, for all combinations.",
 )
-@click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Queue.")
+@priority_option
 @click.option(
     "--at", metavar="TIME", help="Queue then: 22:00, +2h, or a date and time such as 2027-01-31T22:00; local time."
 )
@@ -113,10 +113,8 @@ def submit(
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.submitting.fields import sweep
-    from svdq.producer.submitting.job_spec import JobSpec
-    from svdq.producer.submitting.names import read_folder
-    from svdq.producer.submitting.options import SubmitOptions
+    from svdq.producer.submitting.job_spec import JobSpec, read_folder
+    from svdq.producer.submitting.options import SubmitOptions, sweep
     from svdq.producer.submitting.sources import find_photos
     from svdq.producer.submitting.submit import Request
     from svdq.producer.timeparse import parse_future

@@ -14,7 +14,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, redis_options, storage_option
-from svdq.cli.parameters import PRIORITIES, given, parameter_options
+from svdq.cli.parameters import given, parameter_options, priority_option
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _parse_duration(_context: click.Context, _option: click.Parameter, value: st
 @click.option("--poll", is_flag=True, help="Scan regularly: for network shares, which send no notifications.")
 @click.option("--once", is_flag=True, help="Submit the photos in the folder, then exit; for cron. Implies --existing.")
 @parameter_options
-@click.option("--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Queue.")
+@priority_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event, one a line.")
 @storage_option
 @redis_options

@@ -16,8 +16,10 @@ Fit = Literal["crop", "pad", "stretch"]
 
 #: The sides of a video must be multiples of this many pixels: 8 for the VAE times 8 for the UNet's three halvings.
 SIZE_MULTIPLE = 64
+#: Largest side in pixels.
+MAX_SIDE = 4096
 
-Side = Annotated[int, Field(ge=SIZE_MULTIPLE, le=4096, multiple_of=SIZE_MULTIPLE)]
+Side = Annotated[int, Field(ge=SIZE_MULTIPLE, le=MAX_SIDE, multiple_of=SIZE_MULTIPLE)]
 
 
 class VideoParameters(BaseModel):

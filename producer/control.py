@@ -19,7 +19,7 @@ from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
-from svdq.producer.queue import PRIORITIES, SvdqQueue, fetch, queues, read_job
+from svdq.producer.queue import SvdqQueue, check_priority, fetch, queues, read_job
 from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 
@@ -179,8 +179,8 @@ def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | N
     Raises:
         InputError: the job or the priority does not exist, or the job is not in a queue.
     """
-    if priority is not None and priority not in PRIORITIES:
-        raise InputError(f"There is no priority {priority!r}; choose one of {', '.join(PRIORITIES)}.")
+    if priority is not None:
+        check_priority(priority)
     job = _find(connection, "move", job_id)
     target = SvdqQueue(f"svdq-{priority}" if priority else job.origin, connection=connection)
     names = (job.key, target.key, *(queue.key for queue in queues(connection)))

@@ -89,3 +89,9 @@ def is_folder_name(name: str) -> bool:
     """Return whether all file systems and object stores accept a folder name, and `ls` shows it."""
     is_plain = bool(name.strip()) and name.isprintable() and "\\" not in name and not name.startswith(".")
     return is_plain and len(name.encode()) <= MAX_FOLDER_NAME_BYTES
+
+
+#: The fields that describe the video, not its photo and the names of its files: the parameters that users give.
+VIDEO_FIELDS = tuple(name for name in Job.model_fields if name not in ("image", "name", "folder"))
+#: The same as users name them: one size for width and height, and format for formats.
+PARAMETER_KEYS = (*(name for name in VIDEO_FIELDS if name not in ("width", "height", "formats")), "size", "format")

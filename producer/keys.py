@@ -2,8 +2,10 @@
 
 from typing import Final
 
-#: The queues, in the order in which workers take jobs from them.
-QUEUE_NAMES: Final = ("svdq-high", "svdq-default", "svdq-low")
+#: Priorities of jobs, most urgent first.
+PRIORITIES: Final = ("high", "default", "low")
+#: The queue of each, in the order in which workers take jobs from them.
+QUEUE_NAMES: Final = tuple(f"svdq-{priority}" for priority in PRIORITIES)
 #: Prefix of all our keys.
 PREFIX: Final = "svdq:"
 

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import redis
 import rq
@@ -20,9 +20,6 @@ from svdq.producer.job import Job
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
-
-Priority = Literal["high", "default", "low"]
-PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 #: The function named by our jobs. It exists so that RQ's tools can show it; our worker never calls it.
 RENDER = "svdq.producer.queue.render"
@@ -132,6 +129,16 @@ def session(settings: Settings) -> Iterator[redis.Redis]:
             yield connection
     finally:
         connection.close()
+
+
+def check_priority(priority: object) -> None:
+    """Check a priority, which may be of any type.
+
+    Raises:
+        InputError: there is no such priority.
+    """
+    if priority not in keys.PRIORITIES:
+        raise InputError(f"There is no priority {priority!r}; choose one of {', '.join(keys.PRIORITIES)}.")
 
 
 def queue_of(connection: redis.Redis, priority: str) -> SvdqQueue:

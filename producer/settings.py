@@ -22,16 +22,14 @@ from pydantic_settings import (
 )
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.job import PARAMETER_KEYS
 
 ENV_PREFIX = "SVDQ_"
 FILE_NAME = "svdq.toml"
 #: Bytes; a file has a few hundred.
 MAX_FILE_BYTES = 1 << 16
 #: Keys of the same file that are no settings: what `svdq watch` makes of the photos in the file's folder.
-PARAMETER_KEYS = (
-    *("frames", "steps", "size", "fps", "seed", "motion_bucket_id", "noise_aug_strength", "min_guidance_scale"),
-    *("max_guidance_scale", "decode_chunk_size", "format", "fit", "priority"),
-)
+PHOTO_KEYS = (*PARAMETER_KEYS, "priority")
 
 
 def _absolute(path: Path) -> Path:
@@ -137,7 +135,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise InputError(f"The settings file {str(path)!r} is nested too deeply; correct or remove it.") from error
     except (OSError, ValueError) as error:
         raise InputError(f"The settings file {str(path)!r} cannot be read: {error}; correct or remove it.") from error
-    values = {name: value for name, value in values.items() if name.replace("-", "_") not in PARAMETER_KEYS}
+    values = {name: value for name, value in values.items() if name.replace("-", "_") not in PHOTO_KEYS}
     folder = path.absolute().parent
     for name in ("home", "storage"):
         value = values.get(name)

@@ -9,7 +9,9 @@ import click
 import pytest
 
 from svdq.cli.main import cli
+from svdq.producer.job import VIDEO_FIELDS
 from svdq.producer.settings import ENV_PREFIX, Settings
+from svdq.producer.submitting.lists import COLUMNS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,6 +66,16 @@ def test_configuration_has_every_setting() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(SVDQ_\w+)` \|", page, re.MULTILINE)
     assert rows == [f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields]
+
+
+def test_the_pages_name_every_column_and_option() -> None:
+    lists = (ROOT / "docs" / "submitting.md").read_text(encoding="utf-8")
+    table = lists.partition("| column |")[2].partition("\n\n")[0]
+    named = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:]))
+    assert set(named) == set(COLUMNS) - {"formats"}
+    sentence = re.search(r"^`SubmitOptions` has .*?\.$", (ROOT / "docs" / "python.md").read_text("utf-8"), re.M | re.S)
+    assert sentence is not None
+    assert set(re.findall(r"`([a-z_]+)`", sentence[0])) == set(VIDEO_FIELDS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

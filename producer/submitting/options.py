@@ -1,23 +1,29 @@
-"""The parameters that a user requests for a video, and their conversion to a job."""
+"""The parameters that a user requests for a video: parse them from text, and make jobs of them.
 
+The parameters, with their types, limits and defaults, are the fields of `Job`.
+"""
+
+import itertools
+import re
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.parameters import SIZE_MULTIPLE
-from svdq.producer.job import Job
+from svdq.pipeline.parameters import MAX_SIDE, SIZE_MULTIPLE
+from svdq.producer.job import VIDEO_FIELDS, Job
 
 #: Number of bits of random seeds: short enough to type again.
 SEED_BITS = 32
-MAX_SIDE = 4096
 #: Largest number of videos of one photo in a submission.
 MAX_VIDEOS = 10_000
-#: Fields of a job that describe its photo and files, not its video.
-NOT_OF_THE_VIDEO = ("image", "name", "folder")
+#: All names that `read_field` accepts.
+FIELDS = (*VIDEO_FIELDS, "size", "format")
+
+_SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +47,8 @@ class SubmitOptions:
 
     def with_defaults_from(self, job: dict[str, Any]) -> "SubmitOptions":
         """Fill what was not given from the recorded parameters of another job."""
-        recorded = {name: value for name, value in job.items() if name not in NOT_OF_THE_VIDEO}
-        unknown = recorded.keys() - {field.name for field in fields(self)}
+        recorded = {name: value for name, value in job.items() if name not in ("image", "name", "folder")}
+        unknown = recorded.keys() - set(VIDEO_FIELDS)
         if unknown:
             raise InputError(
                 f"The video has parameters that this version does not support ({', '.join(sorted(unknown))}); "
@@ -52,13 +58,87 @@ class SubmitOptions:
 
     def given(self) -> dict[str, Any]:
         """Return the parameters that were given."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: getattr(self, name) for name in VIDEO_FIELDS}
         return {name: value for name, value in values.items() if value is not None}
+
+
+def as_key(field: str) -> str:
+    """Spell a parameter as a column of a list or a key of svdq.toml."""
+    return "format" if field == "formats" else field
 
 
 def as_flag(field: str) -> str:
     """Spell a parameter as on the command line."""
-    return "--format" if field == "formats" else f"--{field.replace('_', '-')}"
+    return f"--{as_key(field).replace('_', '-')}"
+
+
+def read_field(name: str, text: str, called: str) -> dict[str, Any]:
+    """Parse the value of a parameter; the job checks which values are allowed.
+
+    Args:
+        name: one of `FIELDS`; `size` is width and height, such as 576x320; formats are separated by spaces: `mp4 gif`.
+        text: what the user wrote.
+        called: name of the parameter in errors.
+
+    Returns:
+        The fields of `SubmitOptions` and their values.
+
+    Raises:
+        InputError: the text is not a value of the parameter's type.
+    """
+    text = text.strip()
+    if name == "size":
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise InputError(f"{called} {text} is not a size; write width and height in pixels, such as 1024x576.")
+        return {"width": int(match[1]), "height": int(match[2])}
+    if name in ("format", "formats"):
+        # A repeated format counts once.
+        return {"formats": tuple(dict.fromkeys(text.replace(",", " ").split()))}
+    annotation = Job.model_fields[name].annotation
+    types = (annotation, *get_args(annotation))
+    try:
+        return {name: int(text) if int in types else float(text) if float in types else text}
+    except ValueError as error:
+        kind = "whole number, such as 25" if int in types else "number, such as 0.5"
+        raise InputError(f"{called} {text!r} is not allowed: it must be a {kind}.") from error
+
+
+def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions, ...]:
+    """Return all combinations of the values of several parameters; the last parameter changes fastest.
+
+    Args:
+        options: all other parameters.
+        sweeps: such as `motion_bucket_id=60,127,180`.
+
+    Raises:
+        InputError: a sweep cannot be parsed, or a parameter has values twice.
+    """
+    columns: list[list[dict[str, Any]]] = []
+    swept: set[str] = set()
+    for text in sweeps:
+        column = _column(text)
+        twice = swept & column[0].keys() | options.given().keys() & column[0].keys()
+        if twice:
+            flags = " and ".join(sorted(map(as_flag, twice)))
+            raise InputError(f"--sweep {text} gives values to {flags}, which has others; give them in one place.")
+        swept |= column[0].keys()
+        columns.append(column)
+    # Generating one more than allowed is enough to refuse them.
+    combinations = itertools.islice(itertools.product(*columns), MAX_VIDEOS + 1)
+    return tuple(replace(options, **{k: v for values in chosen for k, v in values.items()}) for chosen in combinations)
+
+
+def _column(text: str) -> list[dict[str, Any]]:
+    name, equals, values = text.partition("=")
+    name = name.strip().lstrip("-").replace("-", "_")
+    # A list of formats is one value and contains commas.
+    allowed = [field for field in FIELDS if as_key(field) != "format"]
+    if not equals or name not in allowed:
+        raise InputError(
+            f"--sweep {text} is not a sweep; write it as motion_bucket_id=60,127,180, with one of {', '.join(allowed)}."
+        )
+    return [read_field(name, value, f"--sweep {name}") for value in dict.fromkeys(values.split(","))]
 
 
 def make_job(

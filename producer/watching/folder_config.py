@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import FILE_NAME, MAX_FILE_BYTES, PARAMETER_KEYS, Settings
-from svdq.producer.submitting.fields import read_field
+from svdq.producer.settings import FILE_NAME, MAX_FILE_BYTES, PHOTO_KEYS, Settings
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.options import as_key, read_field
 from svdq.producer.submitting.photos import safe_name
 from svdq.producer.submitting.sources import SUFFIXES
 from svdq.producer.watching.directory import open_file, open_folder
@@ -190,14 +190,14 @@ class FolderConfig:
             values: dict[str, Any] = {}
             for key, value in document.items():
                 name = key.replace("-", "_")
-                if name in PARAMETER_KEYS:
+                if name in PHOTO_KEYS:
                     values |= _fields(name, value)
                 # In the working folder the same file can have settings.
                 elif name not in Settings.model_fields or file_path != Path(FILE_NAME).resolve():
-                    raise InputError(f"there is no key {key!r}; the keys are {', '.join(PARAMETER_KEYS)}.")
+                    raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
             priority = values.pop("priority", spec.priority)
             spec = replace(spec, options=(replace(spec.options[0], **values),), priority=priority)
-            spec.check(spell=lambda field: "format" if field == "formats" else field)
+            spec.check(spell=as_key)
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error
         return spec

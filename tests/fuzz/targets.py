@@ -28,8 +28,8 @@ from svdq.producer.results.provenance import notice_of, read_provenance
 from svdq.producer.results.results import find_results
 from svdq.producer.settings import Settings, origins
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.batch import read_batch
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.lists import read_batch
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.photos import check_photo
 from svdq.producer.watching.folder_config import FolderConfig

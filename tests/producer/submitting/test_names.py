@@ -1,7 +1,7 @@
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.names import check_template, read_folder, render_name
+from svdq.producer.submitting.job_spec import check_template, read_folder, render_name
 
 FIELDS = ("stem", "seed", "frames", "noise_aug_strength")
 VALUES = {"stem": "a photo", "seed": 7, "frames": None, "noise_aug_strength": 0.02}

@@ -8,7 +8,7 @@ import pytest
 
 from svdq.cli.watch import watch as watch_command
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import PARAMETER_KEYS, Settings
+from svdq.producer.settings import PHOTO_KEYS, Settings
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.watching.folder_config import FolderConfig
@@ -118,5 +118,5 @@ def test_folders_that_no_storage_takes_are_given_names_that_all_take(tmp_path: P
 def test_keys_are_those_of_the_flags() -> None:
     flags = {parameter.opts[0].removeprefix("--").replace("-", "_") for parameter in watch_command.params}
     options = {field.name for field in fields(SubmitOptions)} - {"width", "height", "formats"}
-    assert set(PARAMETER_KEYS) == options | {"size", "format", "priority"}
-    assert set(PARAMETER_KEYS) <= flags
+    assert set(PHOTO_KEYS) == options | {"size", "format", "priority"}
+    assert set(PHOTO_KEYS) <= flags

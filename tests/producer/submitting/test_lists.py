@@ -8,7 +8,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import Job
-from svdq.producer.submitting.batch import COLUMNS, read_batch
+from svdq.producer.submitting.lists import COLUMNS, read_batch
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import BadRequest, Request
 

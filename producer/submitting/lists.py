@@ -13,18 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.fields import FIELDS, read_field
-from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.names import read_folder
-from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.job_spec import JobSpec, read_folder
+from svdq.producer.submitting.options import FIELDS, SubmitOptions, as_key, read_field
 from svdq.producer.submitting.submit import BadRequest, Request
 from svdq.producer.timeparse import parse_future
 
 #: Columns that are not parameters of a video.
 OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
-COLUMNS = (*OWN_COLUMNS, *FIELDS, "format")
-#: Aliases of columns, named as the flags of `svdq submit`.
-ALIASES = {"format": "formats"}
+COLUMNS = (*OWN_COLUMNS, *FIELDS)
 
 #: The first line of a row, and its columns or the reason why it cannot be read.
 Row = tuple[int, Mapping[str, Any] | InputError]
@@ -63,7 +59,7 @@ def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Reques
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "
             try:
-                photo, spec = _understand(row, now, force)
+                photo, spec = _parse(row, now, force)
             except InputError as error:
                 requests.append(BadRequest(reason=f"{where}{error}"))
             else:
@@ -84,8 +80,8 @@ class _BadFileError(InputError):
         super().__init__(f"line {line}: {reason}")
 
 
-def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool) -> tuple[str, JobSpec]:
-    """Give the photo of a row, and what is to be made of it."""
+def _parse(row: Mapping[str, Any] | InputError, now: datetime, force: bool) -> tuple[str, JobSpec]:
+    """Return the photo of a row, and what is to be made of it."""
     if isinstance(row, InputError):
         raise row
     if row.keys() - set(COLUMNS):
@@ -97,7 +93,7 @@ def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool)
     fields: dict[str, Any] = {}
     for name, text in given.items():
         if name not in OWN_COLUMNS:
-            values = read_field(ALIASES.get(name, name), text, name)
+            values = read_field(name, text, name)
             if fields.keys() & values.keys():
                 raise InputError(f"The column {name} repeats the value of another column; leave one of them empty.")
             fields |= values
@@ -109,17 +105,13 @@ def _understand(row: Mapping[str, Any] | InputError, now: datetime, force: bool)
         at=parse_future(given["at"], "at", now) if "at" in given else None,
         force=force,
     )
-    spec.check(spell=_as_column)
+    spec.check(spell=as_key)
     return given["photo"], spec
 
 
 def _no_such_column(names: Iterable[str]) -> InputError:
     unknown = next(name for name in names if name not in COLUMNS)
     return InputError(f"There is no column {unknown!r}; the columns are {', '.join(COLUMNS)}.")
-
-
-def _as_column(field: str) -> str:
-    return "format" if field == "formats" else field
 
 
 def _text(name: str, value: Any) -> str:
@@ -183,7 +175,4 @@ def _jsonl_rows(text: str) -> Iterator[Row]:
             yield number, row if is_row else InputError('The line is not an object such as {"photo": "a.jpg"}.')
 
 
-READERS: dict[str, Callable[[str], Iterator[Row]]] = {
-    ".csv": _csv_rows,
-    ".jsonl": _jsonl_rows,
-}
+READERS: dict[str, Callable[[str], Iterator[Row]]] = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
