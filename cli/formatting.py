@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from svdq.producer.status.estimates import Estimate
     from svdq.producer.status.ranks import Condition, RankStatus
     from svdq.producer.status.status import JobView
+    from svdq.producer.status.workers import WorkerState
 
 
 def echo(line: object = "", *, err: bool = False) -> None:
@@ -46,7 +47,7 @@ def expected(estimate: "Estimate") -> str:
         return f", waiting for storage: {condition_reason(estimate.condition)}"
     text = ""
     if estimate.num_ahead is not None:
-        text = ", next" if estimate.num_ahead == 0 else f", {estimate.num_ahead} ahead of it"
+        text = ", next" if estimate.num_ahead == 0 else f", {estimate.num_ahead:,} ahead of it"
     if estimate.eta_s is not None:
         text += f", done in about {duration(estimate.eta_s)}"
     elif estimate.reason:
@@ -55,14 +56,19 @@ def expected(estimate: "Estimate") -> str:
 
 
 def condition_sentence(rank: "RankStatus", condition: "Condition") -> str:
-    """Describe which rank waits for the storage, and why."""
-    return f"WAITING FOR STORAGE on {rank.host}, rank {rank.rank}. {condition.effect}: {condition_reason(condition)}"
+    """Describe what a rank waits for, and why."""
+    return f"On {rank.host}, rank {rank.rank}: {condition.effect}: {condition_reason(condition)}"
 
 
 def condition_reason(condition: "Condition") -> str:
     """Describe why something waits, since when, and how often it was tried."""
-    times = "once" if condition.attempts == 1 else f"{condition.attempts} times"
+    times = "once" if condition.attempts == 1 else f"{condition.attempts:,} times"
     return f"{condition.reason} (since {clock(condition.since)}, tried {times})"
+
+
+def sentence_of_workers(state: "WorkerState") -> str:
+    """Say that no worker is running, or that one is starting."""
+    return "A worker is starting." if state == "starting" else "No worker is running; start one with `svdq worker`."
 
 
 def clock(at: float, now: datetime | None = None) -> str:

@@ -1,17 +1,12 @@
 """`svdq status` and `svdq list`: show jobs, queues and workers."""
 
 import json
-from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import condition_sentence, describe, echo, table
+from svdq.cli.formatting import describe, echo
 from svdq.cli.main import redis_options
-
-if TYPE_CHECKING:
-    from svdq.producer.status.snapshot import Snapshot
-
-STATUSES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
+from svdq.producer.keys import STATUSES
 
 STATUS_EXAMPLES = """\b
 Examples:
@@ -28,7 +23,8 @@ Examples:
 def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     """Show jobs: status, step, estimated end, files and, as JSON, all parameters.
 
-    Without an ID: the number of jobs by queue and status, the workers, the jobs in flight, and when all will be done.
+    Without an ID: when all jobs will be done, the number of jobs by queue and status, and for each group its ranks and
+    its jobs in flight. `svdq top` shows the same, live.
     """
     from svdq.producer.queue import session
     from svdq.producer.selection import complete_ids
@@ -39,11 +35,11 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         if not job_ids:
+            from svdq.cli.view import lines_of
+
             snapshot = take(connection)
-            if as_json:
-                echo(json.dumps(snapshot.as_json()))
-            else:
-                _print(snapshot)
+            for line in [json.dumps(snapshot.as_json())] if as_json else lines_of(snapshot):
+                echo(line)
             return
         jobs = [view(connection, job_id) for job_id in complete_ids(connection, job_ids)]
         estimates = estimate(connection, jobs)
@@ -80,42 +76,3 @@ def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool,
     if not jobs and not as_json:
         some = "such " if statuses else "more " if offset else ""
         echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
-
-
-def _print(snapshot: "Snapshot") -> None:
-    """Print why jobs wait, the queues, the workers, the jobs in flight, and when all jobs will be done."""
-    from svdq.producer.status.estimates import STARTING, Estimate
-    from svdq.producer.timeparse import duration
-
-    for sentence in snapshot.pauses:
-        echo(sentence)
-    for group in snapshot.groups:
-        for rank in group.ranks:
-            for condition in rank.conditions:
-                echo(condition_sentence(rank, condition))
-    rows = [(queue.name, *(queue.counts[name] for name in STATUSES)) for queue in snapshot.queues]
-    for line in table([("queue", *STATUSES), *rows]):
-        echo(line)
-    echo()
-    for worker in snapshot.workers:
-        echo(f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  {worker.finished} finished")
-    if snapshot.worker_state == "starting":
-        echo(STARTING)
-    elif snapshot.worker_state == "none":
-        echo("No worker is running; start one with `svdq worker`.")
-    if snapshot.jobs:
-        echo()
-    in_flight = []
-    for job in snapshot.jobs:
-        expected = snapshot.estimates.get(job.id, Estimate())
-        step = "waits for storage" if expected.condition else f"step {job.step}/{job.steps}"
-        place = "" if job.rank is None else f"rank {job.rank}"
-        remark = job.notice if job.is_readable else job.error or ""
-        soon = "" if expected.eta_s is None else f"about {duration(expected.eta_s)}"
-        in_flight.append((job.id, job.name, step, place, remark, soon))
-    for line in table(in_flight):
-        echo(line)
-    if snapshot.estimate.eta_s is not None:
-        echo(f"All jobs will be done in about {duration(snapshot.estimate.eta_s)}.")
-    elif snapshot.estimate.reason:
-        echo(f"It is unknown when all jobs will be done: {snapshot.estimate.reason}")

@@ -23,7 +23,7 @@ COMMANDS = {
     "status": ("svdq.cli.jobs:status", "Show queues, workers and jobs in flight, or single jobs."),
     "list": ("svdq.cli.jobs:list_jobs", "List the newest jobs."),
     "wait": ("svdq.cli.wait:wait", "Wait for jobs and print the paths of their videos."),
-    "top": ("svdq.cli.top.top:top", "Watch queues, ranks and videos in flight."),
+    "top": ("svdq.cli.top:top", "Watch queues, ranks and videos in flight."),
     "logs": ("svdq.cli.logs:logs", "Show what workers logged about a job."),
     "report": ("svdq.cli.report:report", "Summarize a run."),
     "gallery": ("svdq.cli.gallery:gallery", "Write a page of the finished videos."),

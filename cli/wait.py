@@ -5,18 +5,19 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.bars import MAX_BARS, Bars, Display, Lines
-from svdq.cli.formatting import condition_reason, describe, echo
+from svdq.cli.formatting import condition_sentence, describe, echo, expected, sentence_of_workers, with_notice
 from svdq.cli.main import EXIT_FAILED, redis_options
+from svdq.producer.text import printable
 
 if TYPE_CHECKING:
     import redis
 
     from svdq.producer.settings import Settings
+    from svdq.producer.status.estimates import Estimate
     from svdq.producer.status.ranks import GroupStatus
     from svdq.producer.status.status import JobView
 
@@ -24,9 +25,11 @@ POLL_S = 0.3
 #: The pause between polls is at least this many times as long as a poll, which takes a while with thousands of jobs.
 POLL_SHARE = 3
 #: Seconds of a Redis outage, such as a restart, after which waiting fails.
-PATIENCE_S = 30.0
+MAX_OUTAGE_S = 30.0
 #: Seconds without a worker before a notice is printed.
 NO_WORKER_S = 2.0
+#: Largest number of bars. Further jobs appear as they start.
+MAX_BARS = 20
 
 
 EXAMPLES = """\b
@@ -62,7 +65,7 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
             echo(json.dumps(view.as_json()))
     num_left = sum(not view.ended for view in views)
     if num_left:
-        echo(f"Error: {num_left} of {len(views)} jobs had not ended after {timeout}.", err=True)
+        echo(f"Error: {num_left:,} of {len(views):,} jobs had not ended after {timeout}.", err=True)
     return exit_code
 
 
@@ -88,35 +91,35 @@ def wait_for(
     from svdq.producer.status.status import view_many
 
     job_ids = list(dict.fromkeys(job_ids))
-    live = sys.stderr.isatty() and not quiet
+    bars = _Bars(len(job_ids)) if sys.stderr.isatty() and not quiet else None
     give_up_at = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    ended: dict[str, JobView] = {}
     with session(settings) as connection:
-        display: Display = Bars(len(job_ids)) if live else Lines()
-        ended: dict[str, JobView] = {}
-        with display:
-            for views, groups in _poll(connection, job_ids, display, give_up_at):
-                expected = estimate(connection, views, groups) if live else {}
-                for view in views:
-                    display.show(view, expected.get(view.id))
-                    if view.ended:
-                        ended[view.id] = view
-                        if on_end:
-                            on_end(view)
-                        if not live and not quiet:
-                            echo(describe(view))
-                            sys.stdout.flush()
+        try:
+            for views, groups in _poll(connection, job_ids, give_up_at, bars.log if bars else _log):
+                if bars:
+                    bars.show(views, estimate(connection, views, groups))
+                for view in [view for view in views if view.ended]:
+                    ended[view.id] = view
+                    if on_end:
+                        on_end(view)
+                    if not bars and not quiet:
+                        echo(describe(view))
+                        sys.stdout.flush()
+        finally:
+            if bars:
+                bars.clear()
         pending = {view.id: view for view in view_many(connection, [each for each in job_ids if each not in ended])}
     # Printed after the bars are cleared: stdout may be the same terminal.
-    if live:
-        for view in ended.values():
-            echo(describe(view))
+    for view in ended.values() if bars else ():
+        echo(describe(view))
     known = ended | pending
     found = [known[job_id] for job_id in job_ids if job_id in known]
     return found, 0 if all(view.status == "finished" and view.is_readable for view in found) else EXIT_FAILED
 
 
 def _poll(
-    connection: "redis.Redis", job_ids: Sequence[str], display: Display, give_up_at: float
+    connection: "redis.Redis", job_ids: Sequence[str], give_up_at: float, log: Callable[[str], None]
 ) -> "Iterator[tuple[list[JobView], list[GroupStatus]]]":
     """Yield the jobs that had not ended before, and the groups, until all jobs have ended or the time is up."""
     from redis.exceptions import ConnectionError as LostError
@@ -124,59 +127,91 @@ def _poll(
 
     from svdq.producer.control import pauses
     from svdq.producer.queue import fetch, statuses
-    from svdq.producer.status.ranks import read_groups
+    from svdq.producer.status.ranks import conditions_of, read_groups
     from svdq.producer.status.status import ENDED, view_many
     from svdq.producer.status.workers import worker_state
 
     pending = list(job_ids)
     started = last_answer = time.monotonic()
-    # Reasons for waiting that have been printed.
-    told: set[str] = set()
-    is_worker_sought = False
-    was_state = ""
+    # Keys of the reasons for waiting that have been printed and still hold.
+    printed: set[str] = set()
+    is_worker_checked = False
+    last_state = ""
     while True:
         begin = time.monotonic()
         try:
-            stand = dict(zip(pending, statuses(connection, pending), strict=True))
-            # Only the queued jobs that are shown are polled: there may be ten thousand more.
-            waiting = [job_id for job_id in pending if stand[job_id] not in (*ENDED, "started", None)]
-            unseen = set(waiting[MAX_BARS:])
+            # Only the queued jobs that are shown are read: there may be ten thousand more.
+            found = dict(zip(pending, statuses(connection, pending), strict=True))
+            unseen = set([each for each in pending if found[each] not in (*ENDED, "started", None)][MAX_BARS:])
             seen = [job_id for job_id in pending if job_id not in unseen]
             views = view_many(connection, seen)
             for gone in set(seen) - {view.id for view in views}:
                 fetch(connection, gone)  # raises
-            if not is_worker_sought and time.monotonic() - started > NO_WORKER_S:
+            if not is_worker_checked and begin - started > NO_WORKER_S:
                 state = worker_state(connection)
-                # Seen missing twice: it may have ended the job, and itself, since the job was looked at.
-                is_worker_sought = state == "running" or (state == was_state == "none")
-                was_state = state
-                if is_worker_sought and state == "none":
-                    display.log("No worker is running; start one with `svdq worker`.")
+                # Missing twice: the worker may have ended the job, and itself, since the job was read.
+                is_worker_checked = state == "running" or (state == last_state == "none")
+                last_state = state
+                if is_worker_checked and state == "none":
+                    log(sentence_of_workers(state))
             groups = read_groups(connection)
-            held_up = _held_up(pauses(connection), groups)
-            for what in held_up.keys() - told:
-                display.log(held_up[what])
-            told = set(held_up)
+            reasons = {sentence: sentence for sentence in pauses(connection)}
+            for rank, condition in conditions_of(groups):
+                reasons[f"{rank.key} {condition.effect}"] = condition_sentence(rank, condition)
+            for key in reasons.keys() - printed:
+                log(reasons[key])
+            printed = set(reasons)
         except (LostError, SlowError):
-            if time.monotonic() - last_answer > PATIENCE_S or time.monotonic() >= give_up_at:
+            if time.monotonic() - last_answer > MAX_OUTAGE_S or time.monotonic() >= give_up_at:
                 raise
         else:
             last_answer = time.monotonic()
             yield views, groups
-            over = {view.id for view in views if view.ended}
-            pending = [job_id for job_id in pending if job_id not in over]
+            ended = {view.id for view in views if view.ended}
+            pending = [job_id for job_id in pending if job_id not in ended]
             if not pending or time.monotonic() >= give_up_at:
                 return
         rest_s = max(POLL_S, POLL_SHARE * (time.monotonic() - begin))
         time.sleep(max(0.0, min(rest_s, give_up_at - time.monotonic())))
 
 
-def _held_up(pauses: Sequence[str], groups: "Sequence[GroupStatus]") -> dict[str, str]:
-    """Return the reasons why jobs wait at present, by a key that identifies each reason."""
-    held_up = {sentence: sentence for sentence in pauses}
-    for group in groups:
-        for rank in group.ranks:
-            for condition in rank.conditions:
-                what = f"{condition.effect}: {condition_reason(condition)}"
-                held_up[f"{group.name} {rank.rank} {condition.effect}"] = f"On {rank.host}, rank {rank.rank}: {what}"
-    return held_up
+def _log(sentence: str) -> None:
+    echo(sentence, err=True)
+
+
+class _Bars:
+    """A bar on stderr for each job in flight and, if there are several jobs, one for all of them."""
+
+    def __init__(self, num_jobs: int) -> None:
+        # Imported here because only a terminal needs rich.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+        self._tasks: dict[str, Any] = {}
+        self._all = self._progress.add_task("all", total=num_jobs, visible=num_jobs > 1)
+        self._progress.start()
+
+    def show(self, views: "Sequence[JobView]", estimates: "dict[str, Estimate]") -> None:
+        """Update the bars of jobs; the bar of a job that has ended goes away."""
+        for view in views:
+            if view.ended:
+                self._progress.advance(self._all)
+                if (task := self._tasks.pop(view.id, None)) is not None:
+                    self._progress.remove_task(task)
+                continue
+            if view.id not in self._tasks and len(self._tasks) < MAX_BARS:
+                self._tasks[view.id] = self._progress.add_task("", total=view.steps or None)
+            if (task := self._tasks.get(view.id)) is not None:
+                state = f"{view.status}{expected(estimates[view.id])}" if view.id in estimates else view.status
+                text = printable(f"{view.name}  {with_notice(state, view)}")
+                self._progress.update(task, completed=view.step, description=text)
+
+    def log(self, sentence: str) -> None:
+        """Print a message above the bars."""
+        self._progress.console.print(printable(sentence), markup=False, highlight=False)
+
+    def clear(self) -> None:
+        """Remove all bars."""
+        self._progress.stop()

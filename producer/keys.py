@@ -6,6 +6,8 @@ from typing import Final
 PRIORITIES: Final = ("high", "default", "low")
 #: The queue of each, in the order in which workers take jobs from them.
 QUEUE_NAMES: Final = tuple(f"svdq-{priority}" for priority in PRIORITIES)
+#: RQ's statuses of jobs, in display order.
+STATUSES: Final = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
 #: Prefix of all our keys.
 PREFIX: Final = "svdq:"
 

@@ -1,4 +1,4 @@
-"""Makes foreign text safe to print: file names, metadata, job fields, log lines, error messages of libraries."""
+"""Formats counts and paces, and makes foreign text safe to print: file names, metadata, job fields, log lines."""
 
 import unicodedata
 
@@ -22,3 +22,15 @@ def _is_unsafe(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def count(number: int, thing: str) -> str:
+    """Format a number of things with the right plural: 1 video, 1,064 videos."""
+    return f"1 {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def pace(videos_per_hour: float) -> str:
+    """Format a number of videos an hour: 4.2 videos an hour, 1,064 videos an hour."""
+    return (
+        f"{videos_per_hour:,.0f} videos an hour" if videos_per_hour >= 10 else f"{videos_per_hour:.1f} videos an hour"
+    )

@@ -17,7 +17,8 @@ from svdq.producer import keys
 from svdq.producer.queue import queues, read_job
 from svdq.producer.results.results import Result, find_results
 from svdq.producer.results.run_report import LEFT, Effort, End, RunRecord
-from svdq.producer.status.status import view_many, view_queues
+from svdq.producer.status.registries import counts
+from svdq.producer.status.status import view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.timeparse import as_utc
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, read_many
@@ -78,8 +79,8 @@ def records_from_storage(
 def jobs_left(connection: redis.Redis) -> dict[str, int]:
     """Count the unfinished jobs of all queues by state."""
     total: Counter[str] = Counter()
-    for queue in view_queues(connection):
-        total.update({state: queue.counts.get(state, 0) for state in LEFT})
+    for by_status in counts(connection).values():
+        total.update({status: by_status[status] for status in LEFT})
     return dict(total)
 
 

@@ -4,7 +4,7 @@ A rank writes its record about once a second while busy and every five seconds w
 the rank has ended.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -221,7 +221,12 @@ class GroupStatus:
     @property
     def conditions(self) -> list[Condition]:
         """What its ranks wait for."""
-        return [condition for rank in self.ranks for condition in rank.conditions]
+        return [condition for _, condition in conditions_of([self])]
+
+
+def conditions_of(groups: Iterable[GroupStatus]) -> list[tuple[RankStatus, Condition]]:
+    """Return what the ranks of groups wait for, each with its rank."""
+    return [(rank, condition) for group in groups for rank in group.ranks for condition in rank.conditions]
 
 
 def read_groups(connection: redis.Redis) -> list[GroupStatus]:

@@ -1,7 +1,7 @@
 """Counts and lists jobs by RQ status without reading them.
 
-Each function takes one round trip, whose cost does not depend on the number of kept jobs. Never runs RQ's clean-up,
-which may call functions chosen by whoever can write to Redis.
+The number of round trips does not depend on the number of kept jobs. Never runs RQ's clean-up, which may call
+functions chosen by whoever can write to Redis.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,36 +11,19 @@ from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job
 from rq.registry import BaseRegistry
 
+from svdq.producer.keys import STATUSES
 from svdq.producer.queue import SvdqQueue, queues
 
-#: All statuses of jobs, in display order.
-STATUSES = ("queued", "started", "scheduled", "deferred", "finished", "failed", "stopped", "canceled")
-
-#: RQ keeps stopped jobs in the registry of failed ones; this finds those that are stopped, or all others, the newest
-#: first. KEYS: the registry. ARGV: status, start of the keys of jobs, number of ids at most.
-_OF_STATUS = """
+#: RQ keeps stopped jobs in the registry of failed ones; this finds the ids of the stopped ones, the newest first.
+#: KEYS: the registry. ARGV: start of the keys of jobs, least score.
+_STOPPED = """
 local found = {}
-for _, id in ipairs(redis.call('zrevrange', KEYS[1], 0, -1)) do
-  if #found >= tonumber(ARGV[3]) then
-    break
-  end
-  local is_stopped = redis.pcall('hget', ARGV[2] .. id, 'status') == 'stopped'
-  if is_stopped == (ARGV[1] == 'stopped') then
+for _, id in ipairs(redis.call('zrevrangebyscore', KEYS[1], '+inf', ARGV[2])) do
+  if redis.pcall('hget', ARGV[1] .. id, 'status') == 'stopped' then
     found[#found + 1] = id
   end
 end
 return found
-"""
-#: Counts the stopped jobs in the registry of failed ones.
-#: KEYS: the registry. ARGV: start of the keys of jobs, least score.
-_NUM_STOPPED = """
-local number = 0
-for _, id in ipairs(redis.call('zrangebyscore', KEYS[1], ARGV[2], '+inf')) do
-  if redis.pcall('hget', ARGV[1] .. id, 'status') == 'stopped' then
-    number = number + 1
-  end
-end
-return number
 """
 #: More ids than there are.
 _ALL = 2**31
@@ -59,12 +42,13 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
             for status, registry in _registries(queue).items():
                 pipeline.zcard(registry.key)
                 asked.append((queue.name, status))
-            _count_stopped(pipeline, queue)
+            _find_stopped(pipeline, queue)
             asked.append((queue.name, "stopped"))
         answers = pipeline.execute()
     found: dict[str, dict[str, int]] = {}
     for (name, status), answer in zip(asked, answers, strict=True):
-        found.setdefault(name, dict.fromkeys(STATUSES, 0))[status] += answer
+        number = len(answer) if status == "stopped" else answer
+        found.setdefault(name, dict.fromkeys(STATUSES, 0))[status] += number
     for of_queue in found.values():
         of_queue["failed"] -= of_queue["stopped"]
     return found
@@ -75,9 +59,9 @@ def num_failed(connection: redis.Redis, since_score: float) -> int:
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             pipeline.zcount(queue.failed_job_registry.key, since_score, "+inf")
-            _count_stopped(pipeline, queue, since_score)
+            _find_stopped(pipeline, queue, since_score)
         answers = pipeline.execute()
-    return int(sum(answers[::2]) - sum(answers[1::2]))
+    return int(sum(answers[::2]) - sum(map(len, answers[1::2])))
 
 
 def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[str] = ()) -> list[str]:
@@ -90,25 +74,29 @@ def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[st
         limit: number of ids per queue and status.
         statuses: statuses to include; all if empty.
     """
-    ids: dict[str, None] = {}
     wanted = set(statuses or STATUSES)
+    entries: list[bytes] = []
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             if "queued" in wanted:
                 pipeline.lrange(queue.key, -limit, -1)
                 pipeline.lrange(_between(queue), -limit, -1)
             for status, registry in _registries(queue).items():
-                one_of_two = wanted & {"failed", "stopped"}
-                if status == "failed" and len(one_of_two) == 1:
-                    prefix = Job.redis_job_namespace_prefix
-                    pipeline.eval(_OF_STATUS, 1, registry.key, *one_of_two, prefix, limit)
-                elif status in wanted:
+                if status in wanted and (status != "failed" or "stopped" in wanted):
                     pipeline.zrange(registry.key, 0, limit - 1, desc=True)
-        answers = pipeline.execute()
-    for entries in answers:
-        # An entry of a started job is `<id>:<execution>`.
-        ids.update(dict.fromkeys(entry.decode(errors="backslashreplace").partition(":")[0] for entry in entries))
-    return list(ids)
+        for answer in pipeline.execute():
+            entries += answer
+    if len(wanted & {"failed", "stopped"}) == 1:  # one half of a registry
+        for queue in queues(connection):
+            with connection.pipeline(transaction=False) as pipeline:
+                pipeline.zrange(queue.failed_job_registry.key, 0, -1, desc=True)
+                _find_stopped(pipeline, queue)
+                both, stopped = pipeline.execute()
+            others = set(stopped)
+            found = stopped if "stopped" in wanted else [job_id for job_id in both if job_id not in others]
+            entries += found[:limit]
+    # An entry of a started job is `<id>:<execution>`.
+    return list(dict.fromkeys(entry.decode(errors="backslashreplace").partition(":")[0] for entry in entries))
 
 
 def scan_ids(connection: redis.Redis) -> Iterator[bytes]:
@@ -146,9 +134,8 @@ def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, i
     }
 
 
-def _count_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:
-    prefix = Job.redis_job_namespace_prefix
-    pipeline.eval(_NUM_STOPPED, 1, queue.failed_job_registry.key, prefix, since_score)
+def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:
+    pipeline.eval(_STOPPED, 1, queue.failed_job_registry.key, Job.redis_job_namespace_prefix, since_score)
 
 
 def _between(queue: SvdqQueue) -> str:

@@ -26,9 +26,9 @@ from svdq.producer.status.estimates import (
     estimate_jobs,
     videos_per_s,
 )
-from svdq.producer.status.ranks import GroupStatus, read_groups
-from svdq.producer.status.registries import newest_ids, num_ahead, num_failed
-from svdq.producer.status.status import JobView, QueueView, view_many, view_queues
+from svdq.producer.status.ranks import Condition, GroupStatus, RankStatus, conditions_of, read_groups
+from svdq.producer.status.registries import counts, newest_ids, num_ahead, num_failed
+from svdq.producer.status.status import JobView, view_many
 from svdq.producer.status.workers import WorkerState, WorkerView, view_workers, worker_state
 from svdq.producer.timeparse import iso_of
 from svdq.producer.untrusted_job import UntrustedJob, read_many
@@ -48,8 +48,8 @@ class Snapshot:
 
     #: Seconds since the epoch.
     at: float
-    #: Queues, most urgent first.
-    queues: tuple[QueueView, ...]
+    #: Number of jobs by queue, the most urgent first, and by status.
+    queues: Mapping[str, Mapping[str, int]]
     #: The worker groups in RQ, by name.
     workers: tuple[WorkerView, ...]
     #: Whether one of them takes jobs, or is about to.
@@ -72,35 +72,25 @@ class Snapshot:
     #: When all queued and started jobs will be done.
     estimate: Estimate
 
-    @property
-    def num_queued(self) -> int:
-        """Number of queued jobs."""
-        return sum(queue.counts["queued"] for queue in self.queues)
-
     def jobs_of(self, group: GroupStatus) -> list[JobView]:
         """Return the jobs in flight in a group, the longest in flight first."""
         return [job for job in self.jobs if group.has(job.id, job.worker)]
 
     @property
-    def strays(self) -> list[JobView]:
+    def jobs_without_group(self) -> list[JobView]:
         """The jobs in flight that belong to no group with recent records."""
         return [job for job in self.jobs if not any(group.has(job.id, job.worker) for group in self.groups)]
 
     @property
-    def conditions(self) -> list[dict[str, Any]]:
-        """What ranks wait for, each with its host and rank, as JSON objects."""
-        return [
-            {"host": rank.host, "rank": rank.rank, **condition.as_json()}
-            for group in self.groups
-            for rank in group.ranks
-            for condition in rank.conditions
-        ]
+    def conditions(self) -> list[tuple[RankStatus, Condition]]:
+        """What ranks wait for, each with its rank."""
+        return conditions_of(self.groups)
 
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object."""
         return {
             "at": iso_of(self.at),
-            "queues": [{"name": queue.name, **queue.counts} for queue in self.queues],
+            "queues": [{"name": name, **counts} for name, counts in self.queues.items()],
             "finished_last_hour": self.finished_last_hour,
             "failed_last_hour": self.failed_last_hour,
             "videos_per_hour": None if self.videos_per_hour is None else round(self.videos_per_hour, 1),
@@ -110,14 +100,16 @@ class Snapshot:
             "ranks": [rank.as_json() for group in self.groups for rank in group.ranks],
             "jobs": [job.as_json() | self.estimates.get(job.id, Estimate()).as_json() for job in self.jobs],
             "pauses": list(self.pauses),
-            "conditions": self.conditions,
+            "conditions": [
+                {"host": rank.host, "rank": rank.rank, **condition.as_json()} for rank, condition in self.conditions
+            ],
         }
 
 
 def take(connection: redis.Redis) -> Snapshot:
     """Take a snapshot."""
     now = time.time()
-    of_queues = view_queues(connection)
+    of_queues = counts(connection)
     groups = read_groups(connection)
     reasons = pauses(connection)
     known = _known(connection, groups)
@@ -130,7 +122,7 @@ def take(connection: redis.Redis) -> Snapshot:
     no_group = STARTING if state == "starting" else NO_WORKER
     return Snapshot(
         at=now,
-        queues=tuple(of_queues),
+        queues=of_queues,
         workers=tuple(workers),
         worker_state=state,
         groups=tuple(groups),
@@ -155,22 +147,22 @@ def estimate(
         for view in views
         if view.status == JobStatus.QUEUED.value and view.queue in keys.QUEUE_NAMES
     }
-    waiting = read_waiting(connection, view_queues(connection), queued) if queued else Waiting()
+    waiting = read_waiting(connection, counts(connection), queued) if queued else Waiting()
     is_starting = not groups and worker_state(connection) == "starting"
     return estimate_jobs(views, waiting, groups, pauses(connection), STARTING if is_starting else NO_WORKER)
 
 
 def read_waiting(
-    connection: redis.Redis, of_queues: Sequence[QueueView], places: Mapping[str, str] | None = None
+    connection: redis.Redis, of_queues: Mapping[str, Mapping[str, int]], places: Mapping[str, str] | None = None
 ) -> Waiting:
     """Read an evenly spaced sample of the queued jobs.
 
     Args:
         connection: to Redis.
-        of_queues: as `view_queues` counts them.
+        of_queues: as `counts` counts them.
         places: the name of the queue by the id of each job whose position is requested.
     """
-    num_jobs = {queue.name: queue.counts["queued"] for queue in of_queues}
+    num_jobs = {name: by_status["queued"] for name, by_status in of_queues.items()}
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             number = num_jobs[queue.name]

@@ -1,10 +1,10 @@
-"""Reads jobs and queues from Redis. One bad record does not affect the others.
+"""Reads jobs from Redis. One bad record does not affect the others.
 
 Never runs RQ's clean-up, which may call functions chosen by whoever can write to Redis.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,7 @@ from rq.job import JobStatus
 from rq.results import Result
 
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job
-from svdq.producer.status.registries import counts, newest_ids
+from svdq.producer.status.registries import newest_ids
 from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many, read_results
 
@@ -32,7 +32,7 @@ class JobView:
 
     #: Id of the job.
     id: str
-    #: RQ's status: one of `registries.STATUSES`, or "unknown" if its record has none.
+    #: RQ's status: one of `keys.STATUSES`, or "unknown" if its record has none.
     status: str
     #: Number of denoising steps done.
     step: int = 0
@@ -94,16 +94,6 @@ class JobView:
         return own | {name: value for name, value in self.parameters.items() if name not in own}
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueView:
-    """One queue, and its number of jobs by status."""
-
-    #: Name of the queue.
-    name: str
-    #: Number of jobs by status.
-    counts: dict[str, int]
-
-
 def view(connection: redis.Redis, job_id: str) -> JobView:
     """Read one job.
 
@@ -117,7 +107,7 @@ def view(connection: redis.Redis, job_id: str) -> JobView:
 
 
 def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
-    """Look at several jobs at once; those that are not there are left out."""
+    """Read several jobs at once; missing ones are left out."""
     found = [record for record in read_many(connection, job_ids) if record is not None]
     rq_jobs = [record for record in found if isinstance(record, rq.job.Job)]
     results, waits = _results(connection, rq_jobs), iter(_waits(connection, rq_jobs))
@@ -165,11 +155,6 @@ def list_jobs(
     return view_many(connection, [job_id for _, job_id in page])
 
 
-def view_queues(connection: redis.Redis) -> list[QueueView]:
-    """Count the jobs of every queue by status."""
-    return [QueueView(name=name, counts=of_queue) for name, of_queue in counts(connection).items()]
-
-
 def last_sentence(exc_string: str | None) -> str:
     """Return the message on a traceback's last line, without its exception class."""
     lines = [line.strip() for line in (exc_string or "").splitlines() if line.strip()]
@@ -178,7 +163,7 @@ def last_sentence(exc_string: str | None) -> str:
     )
 
 
-def _view(rq_job: rq.job.Job, result: Result | None, wait: "_Wait") -> JobView:
+def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) -> JobView:
     job = read_job(rq_job)
     status = rq_job.get_status(refresh=False).value
     meta = rq_job.meta
@@ -210,8 +195,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: "_Wait") -> JobView:
         started_at=as_utc(rq_job.started_at) if rq_job.started_at else None,
         ended_at=as_utc(rq_job.ended_at) if rq_job.ended_at else None,
         worker=rq_job.worker_name,
-        scheduled_at=wait.until,
-        after=wait.after,
+        **wait,
     )
 
 
@@ -224,16 +208,8 @@ def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str
     return {job.id: result for job, result in zip(ended, read_results(connection, ended), strict=True)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Wait:
-    """What a job outside of the queues waits for."""
-
-    until: datetime | None = None
-    after: tuple[str, ...] = ()
-
-
-def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[_Wait]:
-    """Read what each job waits for."""
+def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[dict[str, Any]]:
+    """Read what each job outside of the queues waits for: the fields `scheduled_at` or `after` of its view."""
     statuses = [job.get_status(refresh=False) for job in rq_jobs]
     with connection.pipeline(transaction=False) as pipeline:
         for job, status in zip(rq_jobs, statuses, strict=True):
@@ -242,13 +218,13 @@ def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[_Wait
             elif status is JobStatus.DEFERRED:
                 pipeline.smembers(job.dependencies_key)
         answers = iter(pipeline.execute(raise_on_error=False))
-    waits = []
+    waits: list[dict[str, Any]] = []
     for status in statuses:
         answer = next(answers) if status in (JobStatus.SCHEDULED, JobStatus.DEFERRED) else None
         if isinstance(answer, float) and 0 <= answer < MAX_SECONDS:
-            waits.append(_Wait(until=datetime.fromtimestamp(answer, UTC)))
+            waits.append({"scheduled_at": datetime.fromtimestamp(answer, UTC)})
         elif isinstance(answer, set):
-            waits.append(_Wait(after=tuple(sorted(member.decode(errors="backslashreplace") for member in answer))))
+            waits.append({"after": tuple(sorted(member.decode(errors="backslashreplace") for member in answer))})
         else:
-            waits.append(_Wait())
+            waits.append({})
     return waits

@@ -94,7 +94,7 @@ def test_one_bad_record_breaks_no_command(svdq: Cli, connection: redis.Redis, na
     by_id = {view["id"]: view for view in map(json.loads, svdq("list", "--json").stdout.splitlines())}
     assert by_id[good.id]["status"] == "finished"
     assert by_id[BAD]["error"]
-    for command in (["status"], ["status", "--json"], ["top", "--once"], ["list", "--status", "failed"]):
+    for command in (["status"], ["status", "--json"], ["top"], ["list", "--status", "failed"]):
         done = svdq(*command)
         assert (done.returncode, done.stderr) == (0, ""), command
     done = svdq("status", good.id, BAD, queued.id)
@@ -145,7 +145,7 @@ def test_bad_records_in_flight_of_workers_and_of_ranks(svdq: Cli, connection: re
     document = json.loads(done.stdout)
     assert [(entry["name"], entry["pid"]) for entry in document["workers"]] == [("odd", 0)]
     assert [entry["rank"] for entry in document["ranks"]] == [0, 1]
-    assert svdq("top", "--once").returncode == 0
+    assert svdq("top").returncode == 0
     assert svdq("status", bad.id).stdout.startswith(f"{bad.id}  ?  started")
 
 

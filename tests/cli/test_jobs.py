@@ -144,8 +144,8 @@ def test_status_list_info(svdq: Cli, connection: redis.Redis) -> None:
     (in_flight,) = json.loads(svdq("status", "--json").stdout)["jobs"]
     assert (in_flight["id"], in_flight["step"], in_flight["rank"]) == (job.id, 2, 1)
     info = svdq("status").stdout
-    assert "step 2/4  rank 1  preview (no diffusion model)" in info
-    assert "svdq-default" in svdq("status").stdout
+    assert f"{job.id}  photo  started, step 2 of 4 (no worker is running), {NOTICE}" in info
+    assert "svdq-default" in info
     assert json.loads(svdq("status", "--json").stdout)["queues"][1]["finished"] == 1
     assert svdq("status", job.id).stdout == f"{job.id}  photo  started, step 2 of 4 (no worker is running), {NOTICE}\n"
     document = json.loads(svdq("status", job.id, "--json").stdout)
@@ -154,10 +154,10 @@ def test_status_list_info(svdq: Cli, connection: redis.Redis) -> None:
 
 def test_a_worker_that_starts_is_not_called_missing(svdq: Cli, connection: redis.Redis) -> None:
     job = add(connection, 1)
-    for command in (["status"], ["top", "--once"], ["status", job.id]):
+    for command in (["status"], ["top"], ["status", job.id]):
         assert "o worker is running" in svdq(*command).stdout
     connection.zadd(keys.STARTING, {"host:1": connection.time()[0] + 60})
-    for command in (["status"], ["top", "--once"], ["status", job.id]):
+    for command in (["status"], ["top"], ["status", job.id]):
         shown = svdq(*command).stdout
         assert "worker is starting" in shown
         assert "o worker is running" not in shown
@@ -198,7 +198,7 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
     assert lines[0] == f"{first.id}  photo  started, step 2 of 4, done in about 25 s"
     assert lines[1] == f"{queued.id}  photo  queued, next, done in about 46 s"
     # 25 and 5 s of what is in flight on two ranks, then 46 s of what waits.
-    assert "All jobs will be done in about 61 s." in svdq("status").stdout
+    assert re.search(r"3 to do, done in about 61 s, at \d\d:\d\d\.", svdq("status").stdout)
     assert json.loads(svdq("status", "--json").stdout)["eta_s"] == 61.0
 
     put(connection, rank(1, conditions=(condition,)))
@@ -212,9 +212,9 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", document["condition"]["since"])
 
     shown = svdq("status").stdout
-    assert "WAITING FOR STORAGE on here, rank 1. Videos wait to be written: No space left. (since " in shown
-    assert "It is unknown when all jobs will be done: The storage is unavailable.\n" in shown
-    assert f"{stuck.id}  photo  waits for storage" in shown
+    assert "On here, rank 1: Videos wait to be written: No space left. (since " in shown
+    assert "3 to do; the end is unknown: The storage is unavailable.\n" in shown
+    assert re.search(f"{stuck.id}  photo  .*waits for storage", shown)
     document = json.loads(svdq("status", "--json").stdout)
     assert (document["eta_s"], document["eta_reason"]) == (None, "The storage is unavailable.")
     assert [entry["rank"] for entry in document["ranks"]] == [0, 1]
@@ -222,8 +222,8 @@ def test_what_a_worker_tells_is_shown(svdq: Cli, connection: redis.Redis) -> Non
 
     connection.delete(rank(1).key)  # as when its time is over
     shown = svdq("status").stdout
-    assert "WAITING" not in shown
-    assert "It is unknown when all jobs will be done: Not all ranks of the group on here" in shown
+    assert "No space left." not in shown
+    assert "the end is unknown: Not all ranks of the group on here" in shown
     svdq("pause")
     assert svdq("status", queued.id).stdout == f"{queued.id}  photo  queued, next (jobs are not taken)\n"
 

@@ -65,7 +65,7 @@ def test_jobs_whose_fields_control_the_terminal(svdq: Cli, connection: redis.Red
         ["wait", good.id, bad.id],
         ["logs", good.id],
         ["logs", good.id, "--json"],
-        ["top", "--once"],
+        ["top"],
         ["report"],
     ):
         done = svdq(*command)

@@ -37,8 +37,7 @@ def test_videos_that_cannot_be_written_wait_in_sight(house, until) -> None:
     (status,) = read_groups(house.connection)
     assert status.ranks[1].activity == "waiting"
     assert 0 < house.connection.ttl(status.ranks[1].key) <= keys.RANK_TTL_S
-    assert "WAITING FOR STORAGE on " in shown(house, "status")
-    assert "WAITING FOR STORAGE on " in shown(house, "status")
+    assert "rank 1: Videos wait to be written: The storage " in shown(house, "status")
     for job_id in (first, second):
         line = shown(house, "status", job_id)
         assert f"{job_id}  photo  started, waiting for storage: The storage " in line

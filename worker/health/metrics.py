@@ -162,9 +162,9 @@ class LauncherCollector(Collector):
 
 
 def _add_queues(metrics: dict[str, Any], snapshot: Snapshot, oldest_s: Mapping[str, float]) -> None:
-    for queue in snapshot.queues:
-        for state, number in queue.counts.items():
-            metrics["svdq_jobs"].add_metric([queue.name, state], number)
+    for name, counts in snapshot.queues.items():
+        for status, number in counts.items():
+            metrics["svdq_jobs"].add_metric([name, status], number)
     for name, age_s in oldest_s.items():
         metrics["svdq_queue_oldest_job_age_seconds"].add_metric([name], age_s)
     if snapshot.estimate.eta_s is not None:

@@ -11,8 +11,9 @@ from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.estimates import STORAGE, Estimate
 from svdq.producer.status.ranks import Condition, GroupStatus, IntakeStatus
+from svdq.producer.status.registries import counts
 from svdq.producer.status.snapshot import estimate
-from svdq.producer.status.status import last_sentence, list_jobs, view, view_many, view_queues
+from svdq.producer.status.status import last_sentence, list_jobs, view, view_many
 from svdq.producer.status.workers import view_workers
 from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
@@ -90,11 +91,11 @@ def test_list_is_newest_first_over_all_states(connection: redis.Redis) -> None:
     assert [job.id for job in list_jobs(connection, limit=2)] == ids[:-3:-1]
     assert [job.id for job in list_jobs(connection, statuses=["failed"])] == [ids[4]]
     assert [job.id for job in view_many(connection, [ids[3], "none", ids[1]])] == [ids[3], ids[1]]
-    counts = {queue.name: queue.counts for queue in view_queues(connection)}
-    assert counts["svdq-high"]["finished"] == 1
-    assert counts["svdq-high"]["queued"] == 2
-    assert counts["svdq-default"]["failed"] == 1
-    assert counts["svdq-low"]["canceled"] == 1
+    found = counts(connection)
+    assert found["svdq-high"]["finished"] == 1
+    assert found["svdq-high"]["queued"] == 2
+    assert found["svdq-default"]["failed"] == 1
+    assert found["svdq-low"]["canceled"] == 1
 
 
 def test_foreign_jobs_are_shown_and_not_run(connection: redis.Redis) -> None:
@@ -156,7 +157,7 @@ def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> 
         SvdqQueue("svdq-default", connection=connection).finished_job_registry.key,
     )
     looks = {
-        "status": lambda: view_queues(connection),
+        "status": lambda: counts(connection),
         "list": lambda: list_jobs(connection, 20),
         "next page": lambda: list_jobs(connection, 20, offset=20),
     }
@@ -167,8 +168,7 @@ def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> 
     connection.eval(COPY, len(names), *names, 5000)
     many = {name: num_commands(connection, look) for name, look in looks.items()}
     assert {name: number for name, (number, _) in many.items()} == few
-    counts = {queue.name: queue.counts for queue in many["status"][1]}
-    assert counts["svdq-default"]["finished"] == 5001
+    assert many["status"][1]["svdq-default"]["finished"] == 5001
     assert [seen.id for seen in many["list"][1]] == [job.id, *(f"{number:020d}" for number in range(5000, 4981, -1))]
     assert many["next page"][1][0].outputs == ("/x.mp4",)
     slow = {"cmdstat_keys", "cmdstat_scan", "cmdstat_smembers"}

@@ -1,1 +1,0 @@
-"""`svdq top`: the live view of queues, ranks and videos in flight."""

@@ -1,0 +1,275 @@
+"""Draws a snapshot with rich: queues, ranks and videos in flight. `svdq status` prints it, `svdq top` repeats it."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from svdq.cli.formatting import clock, condition_sentence, describe, sentence_of_workers
+from svdq.producer.keys import STATUSES
+from svdq.producer.text import count, pace, printable
+from svdq.producer.timeparse import duration
+
+if TYPE_CHECKING:
+    from svdq.producer.status.estimates import Estimate
+    from svdq.producer.status.ranks import GroupStatus, RankStatus
+    from svdq.producer.status.snapshot import Snapshot
+    from svdq.producer.status.status import JobView
+
+Cell = str | Text
+
+#: Width of the output when it does not go to a terminal.
+PLAIN_WIDTH = 120
+#: From these widths on, ids of jobs are shown, and devices, bars of the busy share and all statuses.
+_ID_WIDTH, _WIDE = 110, 90
+#: Colors of ranks, in rotation; a rank has the same color in both tables.
+_COLORS = ("cyan", "green", "magenta", "blue", "yellow")
+#: Smallest and largest width of a rank's part of a track; narrower tracks are left out.
+_MIN_SEGMENT, _MAX_SEGMENT = 2, 8
+#: Width that a track leaves to the other columns, and largest width of a name.
+_BESIDE_TRACK, _MAX_NAME = 50, 40
+_MAIN_STATUSES = ("queued", "started", "finished", "failed")
+
+
+def lines_of(snapshot: "Snapshot") -> list[str]:
+    """Return a snapshot as lines of text, as wide as the terminal."""
+    console = Console(width=shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns, color_system=None)
+    with console.capture() as captured:
+        console.print(View(snapshot))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+class View:
+    """A snapshot as a rich renderable, cut to the height of the screen if it fills one."""
+
+    def __init__(self, snapshot: "Snapshot", *, outage: str = "", is_live: bool = False) -> None:
+        """Create a view.
+
+        Args:
+            snapshot: what to draw.
+            outage: why there is nothing newer, as a sentence.
+            is_live: whether the view fills the screen and a key quits it.
+        """
+        self._snapshot = snapshot
+        self._outage = outage
+        self._is_live = is_live
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw all parts, the most important ones first."""
+        free = options.reset_height()
+        lines = console.render_lines(Group(*self._parts(free)), free, pad=False)
+        if self._is_live and len(lines) > console.height:
+            more = Text("Not all of it fits; a taller terminal shows more.", style="dim", no_wrap=True, overflow="crop")
+            lines[console.height - 1 :] = console.render_lines(more, free, pad=False)
+        for line in lines:
+            yield from line
+            yield Segment.line()
+
+    def _parts(self, options: ConsoleOptions) -> Iterator[RenderableType]:
+        snapshot = self._snapshot
+        blank = [] if self._is_live else [Text("")]
+        yield _headline(snapshot)
+        yield Text.assemble(printable(_forecast(snapshot)), ("  q quits" if self._is_live else "", "dim"))
+        warnings = [f"{self._outage} This is the last known state."] if self._outage else []
+        warnings += [*snapshot.pauses, *(condition_sentence(*each) for each in snapshot.conditions)]
+        for sentence in warnings:
+            yield Text(printable(sentence), style="bold yellow")
+        yield from blank
+        yield _queue_table(snapshot.queues, options)
+        for group in snapshot.groups:
+            jobs = snapshot.jobs_of(group)
+            yield from blank
+            yield _group_title(group, len(jobs))
+            yield _rank_table(group, snapshot.names, options)
+            if jobs:
+                yield from blank
+                yield _flight_table(group, jobs, snapshot.estimates, options)
+        others = [sentence_of_workers(snapshot.worker_state)] if snapshot.worker_state != "running" else []
+        reporting = {group.intake.worker for group in snapshot.groups if group.intake}
+        others += [
+            f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  no recent report"
+            for worker in snapshot.workers
+            if worker.name not in reporting
+        ]
+        others += [describe(job, snapshot.estimates.get(job.id)) for job in snapshot.jobs_without_group]
+        yield from blank if others else ()
+        for line in others:
+            yield Text(printable(line))
+
+
+def _headline(snapshot: "Snapshot") -> Text:
+    rate = "" if snapshot.videos_per_hour is None else f"{pace(snapshot.videos_per_hour)}  "
+    ended = f"{snapshot.finished_last_hour:,} finished and {snapshot.failed_last_hour:,} failed in the last hour"
+    now = datetime.fromtimestamp(snapshot.at)
+    return Text.assemble(("svdq", "bold"), f" {now:%H:%M:%S}  ", (rate, "bold"), ended)
+
+
+def _forecast(snapshot: "Snapshot") -> str:
+    """Say when all jobs will be done."""
+    num_left = sum(counts["queued"] for counts in snapshot.queues.values()) + len(snapshot.jobs)
+    eta_s = snapshot.estimate.eta_s
+    if num_left == 0:
+        return "No job is waiting or in flight."
+    if eta_s is None:
+        return f"{num_left:,} to do; the end is unknown: {snapshot.estimate.reason}"
+    return f"{num_left:,} to do, done in about {duration(eta_s)}, at {clock(snapshot.at + eta_s)}."
+
+
+def _queue_table(queues: Mapping[str, Mapping[str, int]], options: ConsoleOptions) -> Table:
+    """Draw the number of jobs by queue and status."""
+    statuses = STATUSES if options.max_width >= _WIDE else _MAIN_STATUSES
+    rows: list[list[Cell]] = [
+        [name, *(Text(f"{counts[status]:,}", style="" if counts[status] else "dim") for status in statuses)]
+        for name, counts in queues.items()
+    ]
+    return _table(["queue", *statuses], rows, right=statuses)
+
+
+def _group_title(group: "GroupStatus", num_jobs: int) -> Text:
+    """Describe a group: its host, its model, its pace and its results."""
+    first = group.ranks[0]
+    title = Text(overflow="ellipsis", no_wrap=True)
+    title.append(printable(f"{first.host}:{first.pid}"), style="bold")
+    title.append(f"  {count(first.num_ranks, 'rank')}  {num_jobs} in flight")
+    if intake := group.intake:
+        if intake.pace_s:
+            title.append(f"  one every {duration(intake.pace_s) if intake.pace_s >= 10 else f'{intake.pace_s:.1f} s'}")
+        title.append(f"  {intake.finished:,} finished")
+        if intake.failed:
+            title.append(f", {intake.failed:,} failed", style="red")
+        if intake.draining:
+            title.append("  takes no more jobs", style="yellow")
+    return title.append(printable(f"  {first.notice or first.model}"), style="dim")
+
+
+def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:
+    """Draw a row for each rank of a group, including ranks without a recent report."""
+    is_wide = options.max_width >= _WIDE
+    ranks = {rank.rank: rank for rank in group.ranks}
+    rows: list[list[Cell]] = []
+    for number in range(group.ranks[0].num_ranks):
+        head = Text(str(number), style=_color(number))
+        rank = ranks.get(number)
+        if rank is None:
+            rows.append([head, *([""] if is_wide else []), "", Text("no recent report", style="dim"), "", "", ""])
+            continue
+        if rank.job_id is not None:
+            job = Text(printable(names.get(rank.job_id, rank.job_id)))
+        elif rank.activity == "waiting":
+            job = Text("waits for storage", style="yellow")
+        else:
+            job = Text("idle", style="dim")
+        step = "" if rank.job_id is None else f"{rank.step}/{rank.steps}"
+        share = Text(f"{rank.busy_share:4.0%}")
+        if is_wide:
+            share = _bar(rank.busy_share, 10, number, options) + Text(" ") + share
+        rows.append([head, *([rank.device] if is_wide else []), _steps_of(rank), job, step, share, _memory(rank)])
+    headers = ["rank", *(["device"] if is_wide else []), "steps", "job", "step", "busy", "memory"]
+    return _table(headers, rows, right=("rank", "steps", "step", "memory"), flexible="job")
+
+
+def _flight_table(
+    group: "GroupStatus", jobs: "Sequence[JobView]", estimates: "Mapping[str, Estimate]", options: ConsoleOptions
+) -> Table:
+    """Draw the progress of each video in flight through the ranks."""
+    num_ranks = group.ranks[0].num_ranks
+    width = options.max_width - _BESIDE_TRACK - (25 if options.max_width >= _ID_WIDTH else 0)
+    segment = min(_MAX_SEGMENT, width // num_ranks - 1)
+    headers: list[Cell] = ["in flight", "", ""]
+    if segment >= _MIN_SEGMENT:
+        headers.insert(1, Text.assemble(*((f"{rank:<{segment + 1}}", _color(rank)) for rank in range(num_ranks))))
+    if options.max_width >= _ID_WIDTH:
+        headers.insert(0, "id")
+    rows: list[list[Cell]] = []
+    for job in jobs:
+        num_passed, state = position_of(job, group)
+        eta_s = estimates[job.id].eta_s if job.id in estimates else None
+        row: list[Cell] = [job.name, state, Text("" if eta_s is None else f"about {duration(eta_s)}", style="dim")]
+        if segment >= _MIN_SEGMENT:
+            parts = (_bar(num_passed - rank, segment, rank, options) for rank in range(num_ranks))
+            row.insert(1, Text(" ").join(parts))
+        rows.append([job.id, *row] if options.max_width >= _ID_WIDTH else row)
+    return _table(headers, rows, flexible="in flight")
+
+
+def position_of(job: "JobView", group: "GroupStatus") -> tuple[float, str]:
+    """Return how many ranks a video has passed, with a fraction for the present one, and its state in a few words.
+
+    The job's own record of its step is the most recent; the rank's record has the range of steps of that rank.
+    """
+    num_ranks = group.ranks[0].num_ranks
+    is_denoised = 0 < job.steps <= job.step
+    num_passed = 0.0
+    if job.rank is not None:
+        rank = next((rank for rank in group.ranks if rank.rank == job.rank), None)
+        first, end = (rank.step_range if rank else None) or (0, 0)
+        # The job's record names the step about to run, so on a rank's last step it is the end less one.
+        if rank is not None and rank.job_id != job.id and job.step >= end - 1:
+            num_passed = job.rank + 1.0  # on its way to the next rank
+        else:
+            # If the rank's record is older than the job's, the range is that of the previous video: off by one at most.
+            num_passed = job.rank + (min(1.0, max(0.0, (job.step - first) / (end - first))) if end > first else 0.0)
+    if any(job.id in condition.job_ids for condition in group.conditions):
+        return num_ranks if is_denoised else num_passed, "waits for storage"
+    if job.rank is None:
+        return 0.0, "begins"
+    if is_denoised and job.rank == num_ranks - 1:
+        is_decoding = any(rank.job_id == job.id and rank.activity == "decoding" for rank in group.ranks)
+        return num_ranks, "decoding" if is_decoding else "being written"
+    return num_passed, f"step {job.step} of {job.steps}"
+
+
+def _bar(share: float, width: int, rank: int, options: ConsoleOptions) -> Text:
+    """Draw a bar in the color of a rank."""
+    done, todo = ("=", "-") if options.ascii_only else ("━", "─")
+    cells = min(width, max(0, round(share * width)))
+    return Text.assemble((done * cells, _color(rank)), (todo * (width - cells), "dim"))
+
+
+def _steps_of(rank: "RankStatus") -> str:
+    """Format the range of steps of a rank: the first and the last."""
+    if rank.step_range is None:
+        return ""
+    first, end = rank.step_range
+    if first == end:
+        return "none"
+    return f"{first}-{end - 1}" if end - first > 1 else str(first)
+
+
+def _memory(rank: "RankStatus") -> str:
+    """Format the memory of a rank: of its GPU if it has one, else of its process."""
+    if rank.gpu_bytes is not None and rank.gpu_total_bytes:
+        return f"{rank.gpu_bytes / 2**30:.1f} of {rank.gpu_total_bytes / 2**30:.0f} GiB"
+    return f"{rank.rss_bytes / 2**20:,.0f} MiB"
+
+
+def _color(rank: int) -> str:
+    return _COLORS[rank % len(_COLORS)]
+
+
+def _table(
+    headers: Sequence[Cell], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = (), flexible: str = ""
+) -> Table:
+    """Build a table without lines; on a narrow terminal the flexible column shrinks first."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for header in headers:
+        is_flexible = bool(flexible) and header == flexible
+        table.add_column(
+            header,
+            justify="right" if header in right else "left",
+            no_wrap=not is_flexible,
+            overflow="ellipsis",
+            max_width=_MAX_NAME if is_flexible else None,
+        )
+    for row in rows:
+        # As Text, so that brackets in a name are not read as markup.
+        cells = [Text(printable(cell)) if isinstance(cell, str) else cell for cell in row]
+        for cell in cells:
+            cell.no_wrap, cell.overflow = True, "ellipsis"
+        table.add_row(*cells)
+    return table
