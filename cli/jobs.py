@@ -1,12 +1,29 @@
-"""`svdq status` and `svdq list`: show jobs, queues and workers."""
+"""`svdq status`, `list`, `logs` and `report`: show jobs, queues and ranks, and summarize a run."""
 
 import json
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
 from svdq.cli.formatting import describe, echo
-from svdq.cli.main import redis_options
+from svdq.cli.main import redis_options, storage_option
+from svdq.pipeline.errors import InputError
 from svdq.producer.keys import STATUSES
+
+if TYPE_CHECKING:
+    import redis
+
+    from svdq.producer.status.job_log import LogEntry
+
+#: Seconds between polls for new log entries.
+POLL_S = 0.5
+#: Seconds after the end of a job in which its last log entries may still arrive.
+LAST_ENTRIES_S = 3.0
 
 STATUS_EXAMPLES = """\b
 Examples:
@@ -76,3 +93,113 @@ def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool,
     if not jobs and not as_json:
         some = "such " if statuses else "more " if offset else ""
         echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
+
+
+LOGS_EXAMPLES = """\b
+Examples:
+  svdq logs 1f0c…
+  svdq logs 1f0c… --follow
+  svdq logs 1f0c… --json
+"""
+
+
+@click.command(epilog=LOGS_EXAMPLES)
+@click.argument("job_id", metavar="ID")
+@click.option("--follow", "-f", is_flag=True, help="Print new entries until the job has ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each entry, one a line.")
+@redis_options
+def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> None:
+    """Show what workers logged about a job, oldest first.
+
+    The log is kept as long as the job. Of a long log only the newest part is kept.
+    """
+    from svdq.producer.queue import session
+    from svdq.producer.selection import complete_ids
+    from svdq.producer.settings import Settings
+    from svdq.producer.timeparse import rfc3339
+
+    with session(Settings.load(redis_url=redis_url)) as connection:
+        [job_id] = complete_ids(connection, [job_id])
+        is_empty = True
+        for entry in _entries(connection, job_id, follow):
+            is_empty = False
+            if as_json:
+                echo(json.dumps(entry.model_dump(mode="json") | {"at": rfc3339(entry.at)}))
+            else:
+                for line in _lines(entry):
+                    echo(line)
+            sys.stdout.flush()
+    if is_empty and not as_json:
+        echo(f"No worker has logged anything about job {job_id} yet.", err=True)
+
+
+def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[LogEntry]":
+    """Yield the present entries and, with `follow`, new ones until the job has ended."""
+    from svdq.producer.status.job_log import read
+    from svdq.producer.status.status import view
+
+    last: LogEntry | None = None
+    ended_at: float | None = None
+    while True:
+        entries = read(connection, job_id)
+        # The log was truncated, so the last entry shown is gone: all entries are new.
+        yield from entries[entries.index(last) + 1 :] if last in entries else entries
+        last = entries[-1] if entries else last
+        if not follow or (ended_at is not None and time.monotonic() - ended_at > LAST_ENTRIES_S):
+            return
+        if ended_at is None and view(connection, job_id).ended:
+            ended_at = time.monotonic()
+        time.sleep(POLL_S)
+
+
+def _lines(entry: "LogEntry") -> list[str]:
+    first, *more = entry.text.splitlines() or [""]
+    head = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}  {entry.host} rank {entry.rank}  {entry.level}  {first}"
+    return [head, *(f"    {line}" for line in more)]
+
+
+REPORT_EXAMPLES = """\b
+Examples:
+  svdq report --since 22:00
+  svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00
+  svdq report --since 7d --json
+"""
+
+
+@click.command(epilog=REPORT_EXAMPLES)
+@click.option("--since", metavar="TIME", default="24h", show_default=True, help="Start: 22:00, 2027-01-31, 12h.")
+@click.option("--until", metavar="TIME", help="End, in the same formats [default: now].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@storage_option
+@redis_options
+def report(since: str, until: str | None, as_json: bool, storage: str | None, redis_url: str | None) -> None:
+    """Summarize a period: finished videos, pace, failures with their reasons, and what is left.
+
+    The figures come from Redis and from the JSON beside the videos, which outlives the jobs in Redis.
+    """
+    from svdq.producer.queue import session
+    from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage
+    from svdq.producer.results.run_report import summarise
+    from svdq.producer.settings import Settings
+    from svdq.producer.storage.storage import Storage
+    from svdq.producer.timeparse import parse_past
+
+    now = datetime.now().astimezone()
+    first = parse_past(since, "--since", now)
+    last = parse_past(until, "--until", now) if until else now
+    if last <= first:
+        raise InputError(f"--until {until!r} is not after --since {since!r}; give a later time.")
+    settings = Settings.load(redis_url=redis_url, storage=storage)
+    warn = partial(echo, err=True)
+    with session(settings) as connection:
+        records = [
+            *records_from_redis(connection, first, last, warn),
+            *records_from_storage(Storage(settings.storage), first, warn),
+        ]
+        left = jobs_left(connection)
+    found = summarise(records, left, since=first, until=last)
+    if as_json:
+        echo(json.dumps(found.as_json()))
+    else:
+        for line in found.lines():
+            echo(line)

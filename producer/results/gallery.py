@@ -23,6 +23,7 @@ from svdq.producer.results.pages import text
 from svdq.producer.results.results import Result
 from svdq.producer.status.status import JobView
 from svdq.producer.storage.storage import Storage
+from svdq.producer.text import count
 
 #: Media types of the files that a page can play, by extension; the type that plays best comes first.
 TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
@@ -226,8 +227,3 @@ def _words(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return "default" if value is None else str(value)
-
-
-def count(number: int, thing: str) -> str:
-    """Format a number of things with the right plural."""
-    return f"1 {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -1,0 +1,259 @@
+"""`svdq model`, `redis`, `doctor`, `config` and `completion`: set up and check this machine."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from svdq.cli.formatting import echo, table
+from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+
+if TYPE_CHECKING:
+    from svdq.producer.doctor import Finding
+    from svdq.producer.settings import Settings
+
+
+@click.group()
+def model() -> None:
+    """Fetch models, or create a small untrained one for tests."""
+
+
+PULL_EXAMPLES = """\b
+Examples:
+  svdq model pull stabilityai/stable-video-diffusion-img2vid-xt
+  HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
+  svdq model pull stabilityai/stable-video-diffusion-img2vid --variant full
+"""
+
+
+@model.command(epilog=PULL_EXAMPLES)
+@click.argument("name", metavar="ID")
+@click.option(
+    "--variant",
+    type=click.Choice(["fp16", "full"]),
+    help="Weights to fetch: half precision for GPUs, full for CPUs [default: fp16 if there is a GPU].",
+)
+@click.option("--revision", metavar="REV", help="A branch, tag or commit [default: main].")
+def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | None) -> None:
+    """Fetch a model from the hub into its cache.
+
+    Only the files that svdq reads are fetched, after a check of the free disk space. Complete files are not fetched
+    again. HF_HOME moves the cache; HF_TOKEN gives access to models whose license must be accepted.
+    """
+    from svdq.pipeline.models import pull as hub
+    from svdq.pipeline.models.memory import size_text
+    from svdq.worker.launcher.gpus import num_gpus
+
+    wanted = variant or ("fp16" if num_gpus() else "full")
+    plan = hub.make_plan(f"{name}@{revision}" if revision else name, wanted)
+    free = hub.check_space(plan)
+    note = " (it has no fp16 weights)" if wanted != plan.variant else ""
+    echo(
+        f"{plan.name}: {len(plan.files)} files, {plan.variant} weights{note}; "
+        f"{len(plan.missing)} to fetch, {size_text(plan.bytes_missing)} of {size_text(free)} free."
+    )
+    numbers = {file.path: number for number, file in enumerate(plan.missing, 1)}
+    folder = hub.pull(
+        plan,
+        lambda file: echo(f"{numbers[file.path]}/{len(numbers)}  {file.path}  {size_text(file.size)}", err=True),
+    )
+    echo(folder)
+    echo(f"Use it with SVDQ_MODEL={plan.name}")
+
+
+TINY_EXAMPLES = """\b
+Examples:
+  svdq model tiny /tmp/tiny
+  svdq worker --model /tmp/tiny --burst
+"""
+
+
+@model.command(epilog=TINY_EXAMPLES)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def tiny(folder: Path) -> None:
+    """Write an untrained model into DIR: the real classes, less than 15 MB, the same bits every time.
+
+    Its videos show noise. It serves for tests and for comparisons with diffusers.
+    """
+    from svdq.pipeline.installed import require_torch
+
+    require_torch("the untrained model")
+    # Imported here so that `--help` does not import torch.
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
+
+    write_tiny_model(folder)
+    echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")
+
+
+@click.group()
+def redis() -> None:
+    """Start or stop the embedded Redis server, or show its URL.
+
+    Commands that need the server start it. It keeps running when they end, and keeps its data when it stops.
+    """
+
+
+START_EXAMPLES = """\b
+Examples:
+  svdq redis start
+"""
+
+
+@redis.command(epilog=START_EXAMPLES)
+def start() -> None:
+    """Start the server of this home if it is not running, and print its URL."""
+    from svdq.producer.embedded_redis.server import ensure_server
+    from svdq.producer.settings import Settings
+
+    echo(ensure_server(Settings.load().home))
+
+
+STOP_EXAMPLES = """\b
+Examples:
+  svdq redis stop
+"""
+
+
+@redis.command(epilog=STOP_EXAMPLES)
+def stop() -> None:
+    """Stop the server of this home; it keeps queued jobs."""
+    from svdq.producer.embedded_redis.server import stop_server
+    from svdq.producer.settings import Settings
+
+    echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "The server was not running.")
+
+
+URL_EXAMPLES = """\b
+Examples:
+  svdq redis url
+  redis-cli -u $(svdq redis url) info memory
+  rq info --queue-class svdq.producer.queue.SvdqQueue -u $(svdq redis url)
+"""
+
+
+@redis.command(epilog=URL_EXAMPLES)
+def url() -> int:
+    """Print the URL of the server of this home; the exit code is 1 if it is not running."""
+    from svdq.producer.embedded_redis.server import running_url
+    from svdq.producer.settings import Settings
+
+    found = running_url(Settings.load().home)
+    echo(found or "The server is not running; start it with `svdq redis start`.", err=not found)
+    return 0 if found else 1
+
+
+DOCTOR_EXAMPLES = """\b
+Examples:
+  svdq doctor
+  svdq doctor --model /models/svd-xt
+  svdq doctor --quick || systemctl restart redis
+  svdq doctor --json | jq 'select(.level != "ok")'
+"""
+
+
+@click.command(epilog=DOCTOR_EXAMPLES)
+@click.option("--model", metavar="MODEL", help="Model to check: a folder, a hub id, preview [default: SVDQ_MODEL].")
+@click.option("--quick", is_flag=True, help="Check only Redis and the storage, for a health check.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each finding, one a line.")
+@storage_option
+@redis_options
+def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, redis_url: str | None) -> int:
+    """Check Redis, storage, model, GPUs, ffmpeg and versions, and say how to fix what is wrong.
+
+    The exit code is 0 when no check fails and 1 otherwise; warnings do not count.
+    """
+    from svdq.producer.settings import Settings
+
+    settings = Settings.load(model=model, storage=storage, redis_url=redis_url)
+    failed = False
+    for finding in _findings(settings, quick=quick):
+        failed = failed or finding.level == "fail"
+        if as_json:
+            echo(json.dumps(asdict(finding)))
+        else:
+            advice = f"; {finding.advice}" if finding.advice else ""
+            echo(f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}")
+    return EXIT_FAILED if failed else 0
+
+
+def _findings(settings: "Settings", *, quick: bool) -> "Iterator[Finding]":
+    from svdq.producer.doctor import check_packages, check_redis, check_storage
+
+    found = itertools.chain(check_redis(settings), check_storage(settings))
+    if quick:
+        return found
+    from svdq.producer.doctor_model import check_model
+    from svdq.worker.doctor import check_machine
+
+    return itertools.chain(found, check_model(settings.model), check_machine(), check_packages())
+
+
+CONFIG_EXAMPLES = """\b
+Examples:
+  svdq config
+  svdq config --json
+  SVDQ_MODEL=/models/svd-xt svdq config
+"""
+
+
+@click.command(epilog=CONFIG_EXAMPLES)
+@click.option("--model", metavar="MODEL", help="Show the settings as with this option of `svdq worker`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: a value and a source for each setting.")
+@storage_option
+@redis_options
+def config(as_json: bool, **flags: str | None) -> None:
+    """Show every setting with its value and source: a flag, a variable, a svdq.toml, or the default.
+
+    Passwords in URLs are masked. The sources are listed in order of precedence; the svdq.toml of the working folder
+    precedes that of the home.
+    """
+    from svdq.producer.settings import Settings, origins, without_secrets
+
+    values = Settings.load(**flags).model_dump(mode="json")
+    for name in ("redis_url", "storage"):
+        if values[name] is not None:
+            values[name] = without_secrets(values[name])
+    sources = origins(**flags)
+    if as_json:
+        echo(json.dumps({name: {"value": value, "source": sources[name]} for name, value in values.items()}))
+        return
+    if values["redis_url"] is None:
+        values["redis_url"] = "the embedded server"
+    for line in table(
+        [("setting", "value", "from")] + [(name, _words(values[name]), sources[name]) for name in values]
+    ):
+        echo(line)
+
+
+def _words(value: object) -> str:
+    if value is None or value == []:
+        return "none"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+COMPLETION_EXAMPLES = """\b
+Examples:
+  svdq completion bash > ~/.local/share/bash-completion/completions/svdq
+  svdq completion zsh > ~/.zfunc/_svdq          with fpath+=~/.zfunc before compinit
+  svdq completion fish > ~/.config/fish/completions/svdq.fish
+"""
+
+
+@click.command(epilog=COMPLETION_EXAMPLES)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that completes svdq's commands, options and files in a shell.
+
+    The script calls svdq for each completion, so an upgrade of svdq does not require a new script.
+    """
+    from click.shell_completion import get_completion_class
+
+    from svdq.cli.main import cli
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(cli, {}, "svdq", "_SVDQ_COMPLETE").source())  # noqa: TID251 - many lines, all ours

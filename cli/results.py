@@ -1,0 +1,258 @@
+"""`svdq gallery`, `fetch`, `inspect` and `prune`: show, copy and remove finished videos."""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from svdq.cli.formatting import echo, table
+from svdq.cli.main import redis_options, storage_option
+from svdq.pipeline.errors import InputError
+from svdq.producer.text import count
+
+if TYPE_CHECKING:
+    from svdq.producer.results.prune import Removal
+
+warn = partial(echo, err=True)
+
+GALLERY_EXAMPLES = """\b
+Examples:
+  svdq gallery
+  svdq gallery -o night.html --since 22:00
+  svdq fetch --all --output videos && svdq gallery videos -o videos/index.html
+  svdq gallery --embed --limit 20 -o to-send.html
+"""
+#: Largest number of failed jobs on the page; the newest are kept.
+MAX_FAILURES = 1000
+
+
+@click.command(epilog=GALLERY_EXAMPLES)
+@click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--output", "-o", "page", type=click.Path(path_type=Path), default="gallery.html", show_default=True, help="Page."
+)
+@click.option("--since", metavar="TIME", help="Only jobs that ended since then: 22:00, 2027-01-31, 12h.")
+@click.option("--limit", type=click.IntRange(min=1), help="Largest number of videos; the newest are kept.")
+@click.option("--embed", is_flag=True, help="Embed the videos in the page, to send it as one file.")
+@storage_option
+@redis_options
+def gallery(
+    folder: Path | None,
+    page: Path,
+    since: str | None,
+    limit: int | None,
+    embed: bool,
+    storage: str | None,
+    redis_url: str | None,
+) -> None:
+    """Write an HTML page of the finished videos and of failed jobs with their reasons.
+
+    The page opens from disk. Each video shows its first frame, and plays under the pointer or with keyboard focus. With
+    a FOLDER, such as one that `svdq fetch` has filled, the page shows the videos in it, and Redis is not needed.
+    """
+    from svdq.producer.queue import session
+    from svdq.producer.results.gallery import write_gallery
+    from svdq.producer.results.pages import check_target
+    from svdq.producer.results.results import OUTPUTS, find_results
+    from svdq.producer.settings import Settings
+    from svdq.producer.status.status import list_jobs
+    from svdq.producer.storage.storage import Storage
+    from svdq.producer.timeparse import parse_past
+
+    moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
+    check_target(page)
+    failures = []
+    if folder is not None:
+        folder = folder.absolute()
+        if not folder.is_dir():
+            raise InputError(f"There is no folder {str(folder)!r}; give a folder with videos, or none for the storage.")
+        place, under = Storage(str(folder.parent)), folder.name
+    else:
+        settings = Settings.load(redis_url=redis_url, storage=storage)
+        place, under = Storage(settings.storage), OUTPUTS
+        with session(settings) as connection:
+            failures = list_jobs(connection, MAX_FAILURES, ("failed",))
+        failures = [view for view in failures if moment is None or view.created_at >= moment]
+    results = sorted(
+        find_results(place, since=moment, folder=under, on_bad=warn),
+        key=lambda result: result.finished_at,
+        reverse=True,
+    )[:limit]
+    write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}", embed=embed)
+    echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")
+
+
+FETCH_EXAMPLES = """\b
+Examples:
+  svdq fetch 1f0c --output videos
+  svdq fetch --name 'cup*' --output videos
+  svdq fetch --since 22:00 --output videos
+  svdq fetch --all --output videos --storage s3://bucket/prefix
+"""
+
+
+@click.command(epilog=FETCH_EXAMPLES)
+@click.argument("job_ids", metavar="[ID]...", nargs=-1)
+@click.option("--output", "-o", "folder", required=True, type=click.Path(path_type=Path), help="Folder to copy to.")
+@click.option("--all", "fetch_all_videos", is_flag=True, help="All finished videos.")
+@click.option("--name", metavar="PATTERN", help="Videos of jobs with this name, such as 'cup*'.")
+@click.option("--since", metavar="TIME", help="Videos finished since then: 22:00, 2027-01-31, 12h.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each video, one a line.")
+@storage_option
+@redis_options
+def fetch(
+    job_ids: tuple[str, ...],
+    folder: Path,
+    fetch_all_videos: bool,
+    name: str | None,
+    since: str | None,
+    as_json: bool,
+    storage: str | None,
+    redis_url: str | None,
+) -> None:
+    """Copy finished videos, and the JSON beside them, from the storage into a folder.
+
+    Existing files are not copied again, so the same command can run every morning. A file gets its name only when it
+    is complete. IDs may be shortened to their first characters.
+    """
+    from svdq.producer.results.fetch import fetch_all, results_of
+    from svdq.producer.results.results import find_results
+    from svdq.producer.settings import Settings
+    from svdq.producer.storage.storage import Storage
+    from svdq.producer.timeparse import parse_past
+
+    if bool(job_ids) == bool(fetch_all_videos or name or since):
+        raise InputError("Give either IDs of jobs or options that select videos: --all, --name, --since.")
+    moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
+    settings = Settings.load(redis_url=redis_url, storage=storage)
+    place = Storage(settings.storage)
+    if job_ids:
+        results = results_of(settings, place, job_ids, warn)
+    else:
+        found = find_results(place, since=moment, on_bad=warn)
+        results = [result for result in found if not name or fnmatchcase(result.name, name)]
+    for fetched in fetch_all(place, results, folder):
+        paths = [str(path) for path in fetched.paths]
+        if as_json:
+            echo(json.dumps({"id": fetched.job_id, "paths": paths, "copied": fetched.copied}))
+        else:
+            note = "" if fetched.copied else "  (exists already)"
+            echo(f"{fetched.job_id}  {'  '.join(paths)}{note}")
+    if not results and not as_json:
+        echo("There are no finished videos to fetch.", err=True)
+
+
+PRUNE_EXAMPLES = """\b
+Examples:
+  svdq prune --older-than 30d --dry-run
+  svdq prune --older-than 30d
+  svdq prune --older-than 8w --yes      in a crontab
+"""
+
+
+@click.command(epilog=PRUNE_EXAMPLES)
+@click.option("--older-than", required=True, metavar="AGE", help="Minimum age, such as 12h, 30d or 8w.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@storage_option
+@redis_options
+def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_url: str | None) -> None:
+    """Remove old videos, photos that no job and no video refers to, and checkpoints that no job needs.
+
+    Files of unfinished jobs are kept. Photos are kept for two days after they were last submitted.
+    """
+    from svdq.producer.queue import session
+    from svdq.producer.results.prune import find_removals, remove_all
+    from svdq.producer.settings import Settings
+    from svdq.producer.storage.storage import Storage
+    from svdq.producer.timeparse import parse_age
+
+    age = parse_age(older_than, "--older-than")
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise InputError("There is no terminal to ask on; give --yes to remove, or --dry-run to see what would go.")
+    settings = Settings.load(redis_url=redis_url, storage=storage)
+    place, home = Storage(settings.storage), Storage(str(settings.home))
+    with session(settings) as connection:
+        removals = find_removals(connection, place, home, age, datetime.now().astimezone(), warn)
+        if not removals:
+            echo("There is nothing to remove.")
+            return
+        if dry_run:
+            for removal in removals:
+                echo(f"{_size(removal.size):>10}  {'  '.join(map(removal.storage.location, removal.keys))}")
+            echo(f"Would remove {_sum(removals)}.")
+            return
+        if not yes:
+            click.confirm(f"Remove {_sum(removals)}?", abort=True)
+        removed = remove_all(connection, removals)
+    place.sweep()
+    echo(f"Removed {_sum(removed)}.")
+    if len(removed) < len(removals):
+        echo(f"Kept, because a job uses them now: {len(removals) - len(removed):,}.")
+
+
+def _size(num_bytes: int) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if num_bytes >= unit / 10:
+            return f"{num_bytes / unit:,.1f} {name}"
+    return f"{num_bytes / 1e3:,.1f} kB"
+
+
+def _sum(removals: Sequence["Removal"]) -> str:
+    numbers = {kind: sum(removal.kind == kind for removal in removals) for kind in ("video", "photo", "checkpoint")}
+    words = [count(number, kind) for kind, number in numbers.items() if number]
+    num_files = sum(removal.num_files for removal in removals)
+    size = _size(sum(removal.size for removal in removals))
+    return f"{', '.join(words) or 'nothing'} ({count(num_files, 'file')}, {size})"
+
+
+INSPECT_EXAMPLES = """\b
+Examples:
+  svdq inspect video.mp4
+  svdq inspect video.json --json
+"""
+
+
+@click.command(epilog=INSPECT_EXAMPLES)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON.")
+def inspect(file: Path, as_json: bool) -> None:
+    """Show how a video was made: an mp4, gif, webp or png, a folder of png frames, or the .json beside them."""
+    from svdq.producer.results.provenance import notice_of, read_provenance
+
+    record = read_provenance(file)
+    if as_json:
+        echo(json.dumps(record))
+        return
+    for line in table(_rows(record, notice_of(record))):
+        echo(line)
+    echo()
+    echo(f"svdq submit --like {file} PHOTO   makes another video with the same parameters and seed")
+
+
+def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:
+    model = record.get("model") if isinstance(record.get("model"), dict) else {}
+    rows: list[tuple[str, object]] = [("made by", f"svdq {record['svdq']}"), ("job", record.get("job_id", "?"))]
+    rows.append(("model", f"{(model or {}).get('name', '?')}{f', {notice}' if notice else ''}"))
+    compute = (model or {}).get("compute")
+    if isinstance(compute, dict):
+        rows += [(f"compute {name}", _words(value)) for name, value in compute.items()]
+    rows += [(name, _words(value)) for name, value in record["job"].items()]
+    for title, field in (("seconds", "seconds"), ("memory", "memory_bytes"), ("versions", "versions")):
+        values = record.get(field)
+        for name, value in values.items() if isinstance(values, dict) else ():
+            is_size = field == "memory_bytes" and isinstance(value, int)
+            rows.append((f"{title} {name}", _size(value) if is_size else _words(value)))
+    return rows
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "all" if value is None else str(value)
