@@ -23,9 +23,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.producer.disk_reserve import reserve_bytes
 from svdq.producer.embedded_redis.binary import find_binaries
 from svdq.producer.embedded_redis.socket_path import choose_socket, private_folder, socket_path
+from svdq.producer.storage.local import reserve_bytes
 
 #: Timeouts in seconds for loading the data, and for writing it and exiting.
 START_TIMEOUT_S = 60.0

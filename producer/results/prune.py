@@ -17,7 +17,7 @@ from svdq.producer.job import INPUT_KEY
 from svdq.producer.results.known_jobs import forget, images_in, is_unfinished, read_jobs
 from svdq.producer.results.provenance import MAX_SIDECAR_BYTES
 from svdq.producer.results.results import OUTPUTS, Result, read_results
-from svdq.producer.storage.files import Entry
+from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
 
 INPUTS = "inputs"

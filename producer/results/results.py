@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from svdq.producer.results.provenance import MAX_SIDECAR_BYTES, notice_of, parse_document
-from svdq.producer.storage.files import Entry
+from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import Storage
 from svdq.producer.timeparse import as_utc
 

@@ -15,9 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.settings import without_secrets
-from svdq.producer.storage.files import Entry, Files
-from svdq.producer.storage.folder_files import TEMPORARY, FolderFiles
-from svdq.producer.storage.remote_files import RemoteFiles
+from svdq.producer.storage.local import TEMPORARY, Entry, LocalFiles
+from svdq.producer.storage.remote import RemoteFiles
 from svdq.producer.storage.temporary import sweep, temporary_name
 
 #: Prefix of staging folders on this machine, for a remote storage.
@@ -60,15 +59,15 @@ class Storage:
     def __init__(self, url: str) -> None:
         self._url = without_secrets(url).rstrip("/")
         self._secrets: list[str] = []
-        self._files: Files
+        self._files: LocalFiles | RemoteFiles
         #: Exactly one of the two is the backend in `_files`.
-        self._folder: FolderFiles | None = None
+        self._folder: LocalFiles | None = None
         self._remote: RemoteFiles | None = None
         #: Whether the marker exists or an attempt to write it was made.
         self._has_marked = False
         scheme, colon, rest = url.partition("://")
         if not colon or scheme in ("file", "local"):
-            self._files = self._folder = FolderFiles(Path(rest if colon else url).expanduser().absolute())
+            self._files = self._folder = LocalFiles(Path(rest if colon else url).expanduser().absolute())
             return
         with self._plain_errors():
             # Never shown: the password, and the query, which may contain tokens.
@@ -92,8 +91,7 @@ class Storage:
             key: contains the hash of the photo, which is verified in a local folder.
             num_bytes: its size, which is verified on every storage.
         """
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             try:
                 entry = self._files.entry(key)
                 if num_bytes not in (None, entry.size) or (self._folder and not is_input(key, self._files.read(key))):
@@ -118,8 +116,7 @@ class Storage:
 
     def read(self, key: str) -> bytes:
         """Read a file."""
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             return self._files.read(key)
 
     def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -129,20 +126,17 @@ class Storage:
 
     def copy_out(self, key: str, path: Path) -> None:
         """Copy a file to a local path."""
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             self._files.copy_out(key, path)
 
     def exists(self, key: str) -> bool:
         """Return whether a file or a folder with this key exists."""
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             return self._files.exists(key)
 
     def entry(self, key: str) -> Entry | None:
         """Return the entry of a file, or None if it does not exist."""
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             try:
                 return self._files.entry(key)
             except FileNotFoundError:
@@ -150,8 +144,7 @@ class Storage:
 
     def entries(self, key: str) -> Iterator[Entry]:
         """Yield the entry of every file below a key, at any depth and in any order; skip files without a valid key."""
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             for entry in self._files.entries(key):
                 if all(map(_SEGMENT.fullmatch, entry.key.split("/"))):
                     yield entry
@@ -161,8 +154,7 @@ class Storage:
 
         `local_path` may be gone afterwards: a file on the storage's own file system, as from `staging`, is renamed.
         """
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             self._mark()
             self._files.publish(local_path, key)
 
@@ -172,30 +164,25 @@ class Storage:
 
     def write_bytes(self, key: str, data: bytes) -> None:
         """Write bytes, replacing an existing file."""
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             self._mark()
             self._files.write(key, data)
 
     def write_many(self, files: Mapping[str, bytes]) -> None:
         """Write many files, replacing existing ones; faster than one by one."""
-        for key in files:
-            self._check(key)
-        with self._plain_errors():
+        with self._access(*files):
             if files:
                 self._mark()
             self._files.write_many(files)
 
     def names(self, key: str) -> list[str]:
         """List the names in a folder; none if the key does not exist."""
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             return self._files.names(key)
 
     def remove(self, key: str) -> None:
         """Remove a file or a folder if it exists."""
-        self._check(key)
-        with self._plain_errors():
+        with self._access(key):
             self._files.remove(key)
 
     def check_writable(self) -> None:
@@ -262,6 +249,12 @@ class Storage:
     def _check(self, key: str) -> None:
         if not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")) or "://" in key:
             raise InputError(f"{key!r} is not a storage key; keys look like inputs/photo.jpg, without '..'.")
+
+    def _access(self, *keys: str) -> contextlib.AbstractContextManager[None]:
+        """Check keys, and convert the errors of a block that uses them."""
+        for key in keys:
+            self._check(key)
+        return self._plain_errors()
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:

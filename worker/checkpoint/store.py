@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from svdq.producer.disk_reserve import check_room
+from svdq.producer.storage.local import check_room
 from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
 
 #: End of a checkpoint's file name; what is before it is the step.

@@ -138,7 +138,7 @@ def _dawdle(folder: Path) -> None:
 def _install(where: str, folder: Path) -> None:
     from svdq.pipeline.media import image, video
     from svdq.pipeline.models.simulated import SimulatedModel
-    from svdq.producer.storage import folder_files, storage
+    from svdq.producer.storage import local, storage
     from svdq.worker.queue.rq_adapter import GroupWorker
 
     match where:
@@ -157,9 +157,9 @@ def _install(where: str, folder: Path) -> None:
         case "during-write":
             _wrap(video, "write_video", before=None, after=_killer(folder, PHASE_VISITS))
         case "full":
-            _wrap(folder_files, "_publish", before=functools.partial(_refuse, folder), after=None)
+            _wrap(local, "_publish", before=functools.partial(_refuse, folder), after=None)
         case "slow":
-            _wrap(folder_files, "_publish", before=functools.partial(_dawdle, folder), after=None)
+            _wrap(local, "_publish", before=functools.partial(_dawdle, folder), after=None)
         case _ if where.startswith("poison-"):
             _poison(where.removeprefix("poison-"), folder)
         case _:

@@ -171,6 +171,7 @@ def write_until_it_ends(url: str, num_keys: int) -> int:
     return num_keys
 
 
+@pytest.mark.usefixtures("own_server")
 def test_a_full_disk_leaves_the_queue_room(small_disk: SmallDisk, tmp_path: Path, svdq: Cli) -> None:
     """The server ends when it cannot write; the reserve lets the next one run and record how jobs end."""
     home = tmp_path / "disk" / "home"

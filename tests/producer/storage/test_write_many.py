@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.storage.folder_files import FLUSHED_TOGETHER
+from svdq.producer.storage.local import FLUSHED_TOGETHER
 from svdq.producer.storage.storage import MARKER, Storage
 
 

@@ -1,15 +1,19 @@
-"""Storage in a local folder: files are written under a temporary name, flushed, and renamed."""
+"""Storage in a local folder: files are written under a temporary name, flushed, and renamed.
+
+Also reserves the last bytes of a disk for Redis: the embedded server exits when it cannot write, and needs little space
+to record that jobs have ended. Videos and checkpoints never fill the disk completely.
+"""
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from svdq.producer.disk_reserve import check_room
-from svdq.producer.storage.files import Entry
 from svdq.producer.storage.temporary import temporary_name
 
 #: Folder for files being written, below the root so that a rename stays on one file system.
@@ -18,8 +22,33 @@ TEMPORARY = "tmp"
 FLUSHED_TOGETHER = 8
 
 
-class FolderFiles:
-    """`Files` in a local folder; nothing is created before the first write."""
+#: Bytes that videos, photos and checkpoints leave free on a disk; less on small disks.
+RESERVE_BYTES = 32 * 2**20
+#: Share of a small disk that stays free.
+_SMALL_DISK_SHARE = 1 / 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One file of a storage."""
+
+    #: Key, such as `outputs/photo-1f.mp4`.
+    key: str
+    #: Size in bytes.
+    size: int
+    #: Time of the last write, with a time zone.
+    modified_at: datetime
+
+
+class LocalFiles:
+    """Files by key in a local folder; nothing is created before the first write. The caller checks keys.
+
+    Writes are atomic, so a file under its key is complete.
+
+    Raises:
+        FileNotFoundError: from `read`, `copy_out` and `entry`, if the key does not exist.
+        OSError: from every method.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,14 +77,14 @@ class FolderFiles:
         return Entry(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
 
     def entries(self, key: str) -> Iterator[Entry]:
-        """Yield the entry of every file below a key, with subfolders."""
+        """Yield the entry of every file below a key, with subfolders; none if the key does not exist."""
         for folder, _, names in os.walk(self.folder / key, onerror=_unless_missing):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     yield self.entry(Path(folder, name).relative_to(self.folder).as_posix())
 
     def names(self, key: str) -> list[str]:
-        """List the names in a folder."""
+        """List the names in a folder; none if the key does not exist."""
         with contextlib.suppress(FileNotFoundError):
             return os.listdir(self.folder / key)
         return []
@@ -92,7 +121,7 @@ class FolderFiles:
             shutil.rmtree(staging, ignore_errors=True)
 
     def publish(self, path: Path, key: str) -> None:
-        """Move a file or folder to a key; by a rename if it is on the same file system."""
+        """Move a file or folder to a key, replacing what exists; by a rename if it is on the same file system."""
         _publish(path, self.folder / key, self.temporary_path())
 
     def renew(self, key: str) -> bool:
@@ -104,7 +133,7 @@ class FolderFiles:
         return True
 
     def remove(self, key: str) -> None:
-        """Remove a file or a folder."""
+        """Remove a file or a folder if it exists."""
         path = self.folder / key
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir():
@@ -122,6 +151,23 @@ class FolderFiles:
         folder.mkdir(parents=True, exist_ok=True)
         check_room(folder)
         return folder / temporary_name()
+
+
+def reserve_bytes(folder: Path) -> int:
+    """Return the number of bytes to leave free on the disk of a folder."""
+    return min(RESERVE_BYTES, int(shutil.disk_usage(folder).total * _SMALL_DISK_SHARE))
+
+
+def check_room(folder: Path) -> None:
+    """Check that a file may be written in a folder.
+
+    Raises:
+        OSError: ENOSPC, only the reserve is left.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < reserve_bytes(folder):
+        reason = f"{os.strerror(errno.ENOSPC)}: the last {free / 2**20:.1f} MiB of the disk are kept for the queue"
+        raise OSError(errno.ENOSPC, reason, str(folder))
 
 
 def _unless_missing(error: OSError) -> None:

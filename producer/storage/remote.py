@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.storage.files import Entry
-from svdq.producer.storage.folder_files import TEMPORARY
+from svdq.producer.storage.local import TEMPORARY, Entry
 from svdq.producer.storage.temporary import temporary_name
 from svdq.producer.threads import ordered_map
 from svdq.producer.timeparse import as_utc
@@ -39,9 +38,11 @@ MAX_KEY_BYTES = 1024
 
 
 class RemoteFiles:
-    """`Files` through fsspec.
+    """Files by key through fsspec, with the methods of `LocalFiles`. A folder is written file by file.
 
     Raises:
+        FileNotFoundError: from `read`, `copy_out` and `entry`, if the key does not exist.
+        Exception: from every method, errors of the backend.
         InputError: the protocol is unknown, or its plugin is not installed.
     """
 
