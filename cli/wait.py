@@ -126,9 +126,9 @@ def _poll(
     from redis.exceptions import TimeoutError as SlowError
 
     from svdq.producer.control import pauses
-    from svdq.producer.queue import fetch, statuses
+    from svdq.producer.queue import ENDED, fetch, statuses
     from svdq.producer.status.ranks import conditions_of, read_groups
-    from svdq.producer.status.status import ENDED, view_many
+    from svdq.producer.status.status import view_many
     from svdq.producer.status.workers import worker_state
 
     pending = list(job_ids)

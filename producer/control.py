@@ -19,8 +19,7 @@ from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
-from svdq.producer.queue import SvdqQueue, check_priority, fetch, queues, read_job
-from svdq.producer.status.status import ENDED
+from svdq.producer.queue import ENDED, SvdqQueue, check_priority, fetch, queues, read_job
 from svdq.producer.storage.storage import Storage
 
 #: Actions on jobs.

@@ -24,6 +24,9 @@ from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of
 #: The function named by our jobs. It exists so that RQ's tools can show it; our worker never calls it.
 RENDER = "svdq.producer.queue.render"
 
+#: Final statuses: only a user changes the job again.
+ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
+
 #: Timeouts in seconds for connecting and for an answer: a person is waiting.
 CONNECT_TIMEOUT_S = 3.0
 #: Seconds of retries while a server refuses connections or loads its data, and seconds between two retries.

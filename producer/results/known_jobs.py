@@ -10,9 +10,8 @@ from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import INPUT_KEY
-from svdq.producer.queue import fetch, read_job, statuses
+from svdq.producer.queue import ENDED, fetch, read_job, statuses
 from svdq.producer.status.registries import scan_ids
-from svdq.producer.status.status import ENDED
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
 
 #: In JSON as it stands, which need not be parsed for this.

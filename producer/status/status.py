@@ -14,13 +14,10 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job
+from svdq.producer.queue import ENDED, SvdqQueue, fetch, photo_of, read_job
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many, read_results
-
-#: Final statuses: only a user changes the job again.
-ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
 
 #: The exception class before the sentence on a traceback's last line, such as `svdq.pipeline.errors.SampleError: `.
 _EXCEPTION_CLASS = re.compile(r"^(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)): ")

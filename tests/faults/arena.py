@@ -16,9 +16,8 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from svdq.producer.job import Job
-from svdq.producer.queue import fetch, read_job
+from svdq.producer.queue import ENDED, fetch, read_job
 from svdq.producer.settings import Settings
-from svdq.producer.status.status import ENDED
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import submit
 from tests.faults.frames import Reference, SimulatedReference

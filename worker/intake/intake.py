@@ -14,9 +14,8 @@ import redis
 
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.protocols import Report, Request
-from svdq.producer.queue import statuses
+from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus
-from svdq.producer.status.status import ENDED
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.writer import CheckpointWriter
