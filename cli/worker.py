@@ -114,8 +114,7 @@ def worker(
 def _logging(log_format: str) -> Iterator[None]:
     """Configure what this process writes to stderr within a block and, for JSON, what its children write."""
     from svdq.pipeline.errors import SvdqError
-    from svdq.worker.health.json_stderr import json_stderr
-    from svdq.worker.health.logging import TextFormatter
+    from svdq.worker.health.logging import TextFormatter, json_stderr
 
     for name in ("metrics", "launcher"):
         logging.getLogger(f"svdq.worker.{name}").setLevel(logging.INFO)

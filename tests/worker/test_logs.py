@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from svdq.worker.health.job_log_handler import JobLogHandler
-from svdq.worker.health.json_stderr import as_json
-from svdq.worker.health.logging import GAP, LINE_BYTES, JsonFormatter, json_line
+from svdq.worker.health.logging import GAP, LINE_BYTES, JsonFormatter, json_line, to_json_line
 from tests.worker.conftest import House, wait_until
 from tests.worker.own_redis import OwnRedis
 
@@ -61,7 +60,7 @@ def test_what_the_step_loop_logs_is_about_its_job() -> None:
     ],
 )
 def test_passwords_are_masked(text: str) -> None:
-    for line in (json_line(text, at=0, level="INFO", logger="x", exception=text), as_json(text, 0.0)):
+    for line in (json_line(text, at=0, level="INFO", logger="x", exception=text), to_json_line(text, 0.0)):
         assert SECRET not in line
         assert "host" in json.loads(line)["message"]
 
@@ -89,17 +88,17 @@ def test_a_line_is_never_longer_than_a_pipe_takes_in_one_piece() -> None:
     ],
 )
 def test_what_is_no_json_is_put_into_it(text: str, level: str, logger: str) -> None:
-    line = json.loads(as_json(text, 0.0))
+    line = json.loads(to_json_line(text, 0.0))
     assert (line["level"], line["logger"], line["rank"]) == (level, logger, None)
     assert line["message"] in text
     again = json_line("x", at=0, level="INFO", logger="svdq", rank=1, group="0")
-    assert as_json(again, 5.0) == again
+    assert to_json_line(again, 5.0) == again
 
 
 def test_all_that_a_process_and_its_children_write_becomes_json() -> None:
     code = (
         "import logging, os, subprocess, sys\n"
-        "from svdq.worker.health.json_stderr import json_stderr\n"
+        "from svdq.worker.health.logging import json_stderr\n"
         "with json_stderr():\n"
         "    logging.getLogger('svdq.test').error('ours')\n"
         "    os.write(2, b'raw \\xff\\n\\n')\n"

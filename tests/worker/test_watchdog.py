@@ -1,32 +1,37 @@
-"""A rank that stands still is reported and ended; one that is slow, idle or was paused is not."""
+"""A rank that makes no progress is reported and ended; one that is slow, idle or was paused is not."""
 
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from svdq.pipeline.costs import Shape
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
-from svdq.worker.health.watchdog import Watchdog
+from svdq.worker.health.watchdog import StepBounds, Watchdog
 from tests.pipeline.fakes import ListMonitor
 
 PARAMETERS = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64)
 NEW = Sample(job_id="a-job", parameters=PARAMETERS, boundaries=(0, 8), step=0)
+SHAPE = Shape.of(PARAMETERS)
 SAMPLE = replace(NEW, tensors={"latents": torch.zeros(1)})
-#: Seconds between looks in these tests; every wait is for an event, so a busy machine only makes them slower.
+#: Seconds between wake-ups in these tests; every wait is for an event, so a busy machine only makes them slower.
 LOOK_S = 0.02
-#: So many looks that a machine would have to stand still for minutes, but the watchdog not.
+#: A bound that no test reaches.
 NEVER_S = 1e6
 
 
 class Dog:
     def __init__(self, *, shortest_bound_s: float = 5 * LOOK_S, first_bound_s: float = 5 * LOOK_S) -> None:
         self.stalled = threading.Event()
+        self.threads_before = set(threading.enumerate())
         self.monitor = ListMonitor()
         self.watchdog = Watchdog(
             self.monitor,
@@ -35,6 +40,7 @@ class Dog:
             on_stall=self.stalled.set,
             look_s=LOOK_S,
             shortest_bound_s=shortest_bound_s,
+            gil_bound_s=NEVER_S,
         )
 
 
@@ -63,54 +69,59 @@ def test_a_warm_up_that_never_ends_is_reported(caplog: pytest.LogCaptureFixture)
     assert dog.monitor.warmed == ["a-job"]
 
 
-def test_it_is_asleep_while_idle_and_awake_again_with_the_next_step() -> None:
-    dog = Dog(first_bound_s=NEVER_S)
+def test_it_sleeps_while_idle_and_watches_the_next_step() -> None:
+    dog = Dog()
+    (thread,) = set(threading.enumerate()) - dog.threads_before
     for _ in range(3):
         dog.watchdog.step(SAMPLE, 0)
         dog.watchdog.idle()
-        wait_until_asleep(dog.watchdog)
+    wait_until_asleep(thread)
     assert not dog.stalled.is_set()
-    dog.watchdog.step(replace(SAMPLE, parameters=PARAMETERS.model_copy(update={"frames": 3})), 0)
-    assert dog.watchdog._is_awake
+    dog.watchdog.step(SAMPLE, 0)
+    assert dog.stalled.wait(60)
 
 
-def wait_until_asleep(watchdog: Watchdog) -> None:
-    deadline = threading.Event()
-    for _ in range(3000):
-        if not watchdog._is_awake:
+def wait_until_asleep(thread: threading.Thread) -> None:
+    """Wait until a thread has not run for ten wake-ups."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status")
+    before = ""
+    for _ in range(300):
+        switches = status.read_text().partition("voluntary_ctxt_switches")[2]
+        if switches == before:
             return
-        deadline.wait(0.01)
+        before = switches
+        time.sleep(10 * LOOK_S)
     raise AssertionError("it never slept")
 
 
 def test_a_step_may_take_many_times_as_long_as_the_slowest_and_each_kind_has_its_own() -> None:
-    dog = Dog(first_bound_s=NEVER_S)
-    watchdog = dog.watchdog
-    watchdog.step(SAMPLE, 0)
-    watchdog.step(SAMPLE, 1)
-    watchdog.step(SAMPLE, 8)  # the decode: the first of its kind
-    (step_kind,) = watchdog._slowest_s
-    assert step_kind[1] == "step"
-    assert watchdog._bound_s(step_kind) < NEVER_S
-    assert watchdog._bound_s((step_kind[0], "decode")) == NEVER_S
-    watchdog._slowest_s[step_kind] = 7.0
-    assert watchdog._bound_s(step_kind) == 140.0
-    watchdog.idle()
+    bounds = StepBounds(first_s=1800.0, shortest_s=60.0)
+    bounds.learn((SHAPE, "step"), 0.1)
+    assert bounds.bound_s((SHAPE, "step")) == 60.0
+    assert bounds.bound_s((SHAPE, "decode")) == 1800.0
+    for took_s in (7.0, 2.0):
+        bounds.learn((SHAPE, "step"), took_s)
+    assert bounds.bound_s((SHAPE, "step")) == 140.0
 
 
-def test_the_first_step_has_the_time_of_a_first_one_whatever_came_before_it() -> None:
-    """It may compile for hours; neither an encode nor the word that a video is taken up again tells of that."""
+def test_each_step_is_measured_as_its_kind() -> None:
     watchdog = Dog(first_bound_s=NEVER_S).watchdog
     watchdog.step(NEW, 0)
     watchdog.step(SAMPLE, 0)
-    watchdog.step(replace(SAMPLE, job_id="b-job", step=5), 5)
-    (encode_kind, step_kind) = watchdog._slowest_s
-    assert (encode_kind[1], step_kind[1]) == ("encode", "step")
-    again = Dog(first_bound_s=NEVER_S).watchdog
-    again.step(SAMPLE, 5)
-    again.step(replace(SAMPLE), 5)
-    assert again._work is not None
-    assert again._bound_s(again._work.kind) == NEVER_S
+    watchdog.step(SAMPLE, 8)
+    assert set(watchdog.bounds.slowest_s) == {(SHAPE, "encode"), (SHAPE, "step")}
+    watchdog.idle()
+    assert set(watchdog.bounds.slowest_s) == {(SHAPE, "encode"), (SHAPE, "step"), (SHAPE, "decode")}
+
+
+def test_the_repeated_report_of_a_resumed_video_is_not_measured() -> None:
+    """Its first step may compile for hours."""
+    watchdog = Dog(first_bound_s=NEVER_S).watchdog
+    watchdog.step(SAMPLE, 5)
+    watchdog.step(replace(SAMPLE), 5)
+    assert watchdog.bounds.slowest_s == {}
+    watchdog.step(SAMPLE, 6)
+    assert set(watchdog.bounds.slowest_s) == {(SHAPE, "step")}
 
 
 def test_everything_is_passed_on() -> None:
@@ -125,29 +136,32 @@ def test_everything_is_passed_on() -> None:
 
 
 PROGRAM = """
-import os, sys
+import ctypes, os, sys
 import torch
+from svdq.pipeline.costs import Shape
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
-from svdq.worker.health.watchdog import Watchdog
+from svdq.worker.health.watchdog import StepBounds, Watchdog
 from tests.pipeline.fakes import ListMonitor
 
 parameters = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64)
 sample = Sample(job_id="j", parameters=parameters, boundaries=(0, 8), step=0, tensors={"latents": torch.zeros(1)})
 watchdog = Watchdog(
-    ListMonitor(), 0, float(sys.argv[1]), on_stall=lambda: os._exit(1), look_s=1.0, shortest_bound_s=2.5
+    ListMonitor(), 0, float(sys.argv[1]), on_stall=lambda: os._exit(3), look_s=1.0,
+    shortest_bound_s=2.5, gil_bound_s=float(sys.argv[2])
 )
 watchdog.step(sample, 0)
 print("in the step", flush=True)
-sys.stdin.readline()
+if sys.stdin.readline() == "hold the GIL":
+    ctypes.PyDLL(None).sleep(600)
 watchdog.step(sample, 1)
-print(watchdog._slowest_s.popitem()[1], flush=True)
+print(watchdog.bounds.slowest_s.popitem()[1], flush=True)
 """
 
 
-def start(first_bound_s: float) -> "subprocess.Popen[str]":
+def start(first_bound_s: float, gil_bound_s: float = NEVER_S) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(first_bound_s)],
+        [sys.executable, "-c", PROGRAM, str(first_bound_s), str(gil_bound_s)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -159,9 +173,18 @@ def start(first_bound_s: float) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
-def test_a_process_that_stands_still_ends_with_1() -> None:
+def test_a_process_that_makes_no_progress_ends() -> None:
     with start(first_bound_s=1.5) as process:
-        assert process.wait(60) == 1
+        assert process.wait(60) == 3
+
+
+@pytest.mark.slow
+def test_a_process_whose_native_code_holds_the_gil_ends_with_its_stacks() -> None:
+    with start(first_bound_s=NEVER_S, gil_bound_s=5.0) as process:
+        _, errors = process.communicate("hold the GIL", timeout=60)
+        assert process.returncode == 1
+        assert "Timeout (0:00:05)!" in errors
+        assert 'File "<string>"' in errors
 
 
 @pytest.mark.slow

@@ -1,11 +1,11 @@
-"""Which jobs a rank was working on when it died: each rank keeps a small file that outlives its process.
+"""Records which jobs a rank works on in a small file that outlives its process. Does not import Redis.
 
 Up to three threads of a rank work on jobs at the same time: the stage loop (encode, warm-up, step, decode), the thread
-that prepares photos and the thread that writes files. Each has a slot of its own in the file and writes its job and
-phase there before it begins. A rank that ends in order, is told to stop or loses a neighbor marks its exit as clean;
-a rank that is killed, or dies of what it computes, cannot. So after a restart the slots of the ranks without that mark
-name the suspects. A rank that ends itself because a step makes no progress marks that, and then only its stage loop's
-job is a suspect. `crash_count` says what becomes of suspects. Does not import Redis.
+that prepares photos and the thread that writes files. Each has its own slot in the file and writes its job and phase
+there before it begins. A rank that ends normally, is stopped by a signal or loses a neighbor marks its exit as clean; a
+rank that is killed or crashes cannot. So after a restart the slots of ranks without that mark name the suspects. A rank
+that ends itself because a step makes no progress marks that, and then only its stage loop's job is a suspect.
+`queue/crash_count.py` counts the crashes.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from typing import Literal, get_args
 
 from svdq.producer.process_identity import is_gone, process_name
 
-#: What a rank does with a job, in the order in which a job goes through it.
+#: The phases of a job, in order.
 Phase = Literal["prepare", "encode", "warm-up", "step", "decode", "write"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-#: Bytes of a slot, `<phase> <step> <job id>`; the file has three of them and one byte for the mark of its exit.
+#: Bytes of a slot, `<phase> <step> <job id>`; the file has three slots and one byte for the kind of exit.
 SLOT_BYTES = 128
 RECORD_BYTES = 3 * SLOT_BYTES + 1
 _EMPTY = b" " * SLOT_BYTES
@@ -38,7 +38,7 @@ class CrashSuspect:
 
     #: Id of the job.
     job_id: str
-    #: What was being done with it.
+    #: Its phase.
     phase: Phase
     #: The index of the denoising step; 0 in all other phases.
     step: int = 0
@@ -49,7 +49,7 @@ class CrashSuspect:
 
 
 class CrashMarker:
-    """The file of one rank between two restarts of its group."""
+    """The file of one rank, for one start of its group."""
 
     def __init__(self, folder: Path, restart_count: int, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class CrashMarker:
         os.pwrite(self._file, b" " * RECORD_BYTES, 0)
 
     def begin(self, phase: Phase, job_id: str, step: int = 0) -> None:
-        """Record what the stage loop is about to do: one write to the page cache, some microseconds."""
+        """Record what the stage loop does next: one write to the page cache, a few microseconds."""
         self._write(_STAGE_LOOP, f"{phase} {step} {job_id}")
 
     def idle(self) -> None:
@@ -69,7 +69,7 @@ class CrashMarker:
 
     @contextlib.contextmanager
     def during(self, phase: Literal["prepare", "write"], job_id: str) -> Iterator[None]:
-        """Record that this phase of a job is being done inside the block; only from the thread of that phase."""
+        """Record a phase of a job for the block; only the thread of that phase may call this."""
         self._write(_SLOT_OF[phase], f"{phase} 0 {job_id}")
         try:
             yield
@@ -77,8 +77,8 @@ class CrashMarker:
             self._write(_SLOT_OF[phase], "")
 
     def mark_clean_exit(self) -> None:
-        """Record that this rank ends for a reason that is not a job's; from any thread."""
-        # A byte of its own: a slot that is written later does not undo it.
+        """Record that no job is the cause of the end of this rank; from any thread."""
+        # A separate byte: writing a slot later does not undo it.
         os.pwrite(self._file, _CLEAN, RECORD_BYTES - 1)
 
     def mark_stalled(self) -> None:
@@ -87,20 +87,20 @@ class CrashMarker:
 
     def _write(self, slot: int, text: str) -> None:
         record = text.encode()
-        # No job of ours has an id that does not fit, and a part of it would be another job's.
+        # All ids of svdq fit; a part of a longer id could be the id of another job.
         content = record.ljust(SLOT_BYTES) if len(record) <= SLOT_BYTES else _EMPTY
         os.pwrite(self._file, content, slot * SLOT_BYTES)
 
 
 def read_suspects(folder: Path, restart_count: int) -> tuple[CrashSuspect, ...]:
-    """Return what ranks of this host were working on when they died, and delete their files.
+    """Return the jobs that ranks of this host worked on when they died, and delete the files.
 
     Args:
         folder: of the group.
-        restart_count: of the processes that run now; their files are left alone.
+        restart_count: of the present processes, whose files stay.
 
     Returns:
-        One entry for each job. Ranks that warm up for the same video may die together: that is one entry.
+        One entry for each job, even if several ranks died while they warmed up for it.
     """
     suspects: dict[str, CrashSuspect] = {}
     for path in sorted(folder.glob("restart*.rank*")):
@@ -115,9 +115,9 @@ def read_suspects(folder: Path, restart_count: int) -> tuple[CrashSuspect, ...]:
 
 
 def folder_without_launcher(home: Path) -> Path:
-    """Name the folder of a group that a plain torchrun has started: its process is the parent of all its ranks.
+    """Return the folder of a group that plain torchrun has started, the parent process of all its ranks.
 
-    Removes the folders of torchruns that are gone.
+    Removes the folders of torchruns that have ended.
     """
     folder = home / "runs"
     for old in folder.glob("*"):

@@ -1,7 +1,7 @@
 """Counters and histograms of a rank's work since its start; they only grow. Does not import Redis.
 
-The step loop counts a stage at its end, not its steps one by one. Each histogram is written by one thread and may be
-read by any other: what it reads may be one entry old, and is never torn.
+The step loop counts a stage at its end, not its steps one by one. Each histogram is written by one thread; others may
+read it, and may miss its newest entry.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from svdq.worker.checkpoint.store import CheckpointStore
 
 
 class Histogram:
-    """How long one kind of work took, as a histogram."""
+    """The durations of one kind of work."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Count work that took so many seconds each of so many times."""
+        """Count `times` pieces of work that took `seconds` each."""
         self._counts[bisect_left(BOUNDS_S, seconds)] += times
         self._sum_s += seconds * times
 
@@ -34,22 +34,22 @@ class RankMetrics:
     """All counters and histograms of one rank."""
 
     def __init__(self) -> None:
-        #: By the kind of work; encode, decode and write are the names of the spans that `TimingTracer` sees.
+        #: By kind of work; encode, decode and write are names of the spans of `TimingTracer`.
         self.step, self.encode, self.decode, self.write = Histogram(), Histogram(), Histogram(), Histogram()
-        #: Videos that were taken up again from a checkpoint.
+        #: Number of videos resumed from a checkpoint.
         self.num_resumed = 0
-        #: Checkpoints written, and their bytes.
+        #: Number of checkpoints written, and their bytes.
         self.num_checkpoints = self.checkpoint_bytes = 0
 
     def timings(self) -> dict[str, Timings]:
-        """Return the histograms by kind of work; without the empty ones."""
+        """Return the histograms that are not empty, by kind of work."""
         kinds = {"step": self.step, "encode": self.encode, "decode": self.decode, "write": self.write}
         found = {kind: histogram.timings() for kind, histogram in kinds.items()}
         return {kind: timings for kind, timings in found.items() if any(timings.counts)}
 
 
 class TimingTracer(Tracer):
-    """A tracer that also counts how long encodes, decodes and writes take, whether spans are recorded or not."""
+    """A tracer that also measures encodes, decodes and writes, even if it records no spans."""
 
     def __init__(self, rank: int, metrics: RankMetrics, *, on: bool) -> None:
         super().__init__(rank, on=on)
@@ -80,7 +80,7 @@ class _TimedSpan:
 
 
 class CountingCheckpointStore:
-    """A store that counts what is written to another one."""
+    """A checkpoint store that counts what it writes to another one."""
 
     def __init__(self, store: CheckpointStore, metrics: RankMetrics) -> None:
         self._store = store
@@ -89,7 +89,7 @@ class CountingCheckpointStore:
         self.clear, self.ages_s = store.clear, store.ages_s
 
     def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
-        """Write, and count it when that went well."""
+        """Write and count a checkpoint."""
         self._store.write(job_id, step, data)
         self._metrics.num_checkpoints += 1
         self._metrics.checkpoint_bytes += len(data)

@@ -1,6 +1,6 @@
-"""Puts what a rank logs about a job with that job, besides on the terminal. Knows no Redis.
+"""Collects a rank's log lines about jobs, for `svdq logs`. Does not import Redis.
 
-A record belongs to the jobs that it names, or else, when it comes from the step loop, to the job computed there.
+A record belongs to the jobs that it names. If it names none and comes from the step loop, it belongs to the job there.
 """
 
 import logging
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from svdq.producer.status.job_log import LogEntry
 
-#: Lines that may wait for Redis; of more the oldest go.
+#: Largest number of lines that wait for Redis; then the oldest are dropped.
 MAX_WAITING = 500
 
 #: Ids of our jobs, as `Job.digest` makes them.
@@ -20,7 +20,7 @@ _JOB_ID = re.compile(r"\b[0-9a-f]{20}\b")
 
 
 class JobLogHandler(logging.Handler):
-    """Collects the lines until they are taken."""
+    """Keeps lines until `take`."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(logging.INFO)
@@ -28,13 +28,13 @@ class JobLogHandler(logging.Handler):
         self._rank = rank
         self._host = socket.gethostname()
         self._waiting: deque[tuple[str, LogEntry]] = deque(maxlen=MAX_WAITING)
-        #: The job that the step loop computes, which is the main thread.
+        #: Returns the job of the step loop, which is the main thread.
         self.current_job: Callable[[], str | None] = lambda: None
-        #: Called when there is something to take.
+        #: Called after each line.
         self.on_line: Callable[[], object] = lambda: None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a record."""
+        """Keep a record for each job that it is about."""
         text = self.format(record)
         if job_ids := self.job_ids(record):
             entry = LogEntry.now(rank=self._rank, host=self._host, level=record.levelname, text=text, at=record.created)
@@ -42,14 +42,14 @@ class JobLogHandler(logging.Handler):
             self.on_line()
 
     def job_ids(self, record: logging.LogRecord) -> list[str]:
-        """Tell which jobs a record is about, in the order in which it names them."""
+        """Return the ids of the jobs that a record is about, in the order in which it names them."""
         job_ids = list(dict.fromkeys(_JOB_ID.findall(record.getMessage())))
         if not job_ids and record.thread == threading.main_thread().ident:
             job_ids = [job_id for job_id in (self.current_job(),) if job_id]
         return job_ids
 
     def take(self) -> dict[str, list[LogEntry]]:
-        """Give what has come since the last time, by job."""
+        """Return and remove all lines, by job."""
         taken = defaultdict(list)
         while self._waiting:
             job_id, entry = self._waiting.popleft()
@@ -57,7 +57,7 @@ class JobLogHandler(logging.Handler):
         return taken
 
     def restore(self, taken: Mapping[str, list[LogEntry]]) -> None:
-        """Take back what could not be passed on; it comes before what has come since."""
+        """Put lines that could not be written back, before those that came since."""
         lines = [(job_id, entry) for job_id, entries in taken.items() for entry in entries]
         too_many = max(0, len(lines) + len(self._waiting) - MAX_WAITING)
         self._waiting.extendleft(reversed(lines[too_many:]))

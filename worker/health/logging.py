@@ -1,26 +1,40 @@
-"""Logs as JSON, an object a line, of ranks and launcher alike. Knows no Redis; imports no torch.
+"""Formats of the log, as text or as JSON lines, for ranks and launcher. Does not import torch.
 
-A line is never longer than what a pipe takes in one piece, so that the lines of several processes never mix.
+A JSON line is short enough that a pipe takes it in one piece, so lines of several processes do not mix. The launcher
+converts what is not JSON yet: torchrun's lines, and crashes in native code.
 """
 
+import contextlib
 import json
 import logging
+import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from svdq.producer.settings import without_secrets
 from svdq.producer.text import printable
 
-#: Bytes of a line at most, its end included: POSIX has a pipe take 512 in one piece, Linux and macOS these.
+#: Largest number of bytes of a line with its end: POSIX guarantees 512 in one piece, Linux these.
 LINE_BYTES = {"linux": 4096}.get(sys.platform, 512)
-#: What stands in for the middle of a text that is too long.
+#: Replaces the middle of a text that is too long.
 GAP = "\n…\n"
+#: The field `logger` of lines from an unknown source.
+UNKNOWN = "stderr"
+#: Largest number of bytes read at once from a line of another program; the rest becomes another line.
+CHUNK = 65536
+#: Seconds to wait for the last lines of child processes.
+END_S = 2.0
 
 _URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+")
+#: How lines of torchrun begin: W1121 10:00:00.123 …
+_GLOG = re.compile(r"([DIWEFC])\d{4} \d\d:\d\d:\d\d")
+_LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "C": "CRITICAL"}
 
 
 class TextFormatter(logging.Formatter):
@@ -32,7 +46,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes the lines of one process."""
+    """Formats records as JSON lines."""
 
     def __init__(
         self,
@@ -41,12 +55,12 @@ class JsonFormatter(logging.Formatter):
         group: str | None = None,
         job_ids: Callable[[logging.LogRecord], Sequence[str]] = lambda _: (),
     ) -> None:
-        """Make it.
+        """Make the formatter of one process.
 
         Args:
             rank: of the process; None in the launcher.
-            group: of the process, by its number in its launcher; None in the launcher.
-            job_ids: tells which jobs a record is about.
+            group: number of the process's group in its launcher; None in the launcher.
+            job_ids: returns the jobs that a record is about.
         """
         super().__init__()
         self._rank = rank
@@ -54,8 +68,7 @@ class JsonFormatter(logging.Formatter):
         self._job_ids = job_ids
 
     def format(self, record: logging.LogRecord) -> str:
-        """Make a line of a record."""
-        exception = self.formatException(record.exc_info) if record.exc_info else None
+        """Format a record."""
         return json_line(
             record.getMessage(),
             at=record.created,
@@ -64,7 +77,7 @@ class JsonFormatter(logging.Formatter):
             rank=self._rank,
             group=self._group,
             job_ids=self._job_ids(record),
-            exception=exception,
+            exception=self.formatException(record.exc_info) if record.exc_info else None,
         )
 
 
@@ -79,18 +92,7 @@ def json_line(
     job_ids: Sequence[str] = (),
     exception: str | None = None,
 ) -> str:
-    """Make one line, without its end; passwords in addresses are masked.
-
-    Args:
-        message: what is said.
-        at: seconds since the epoch.
-        level: Python's word for how bad it is.
-        logger: who says it.
-        rank: of the process, if it is one's.
-        group: of the process, if it is one's.
-        job_ids: the jobs it is about.
-        exception: a traceback.
-    """
+    """Return one line without its end, in less than `LINE_BYTES` bytes and without passwords; `at` is a Unix time."""
     line: dict[str, Any] = {
         "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
         "level": level,
@@ -103,9 +105,9 @@ def json_line(
         line["job_id"] = job_ids[0]
     elif job_ids:
         line["job_ids"] = list(job_ids)
-    line["message"] = masked(message)
+    line["message"] = _mask(message)
     if exception is not None:
-        line["exception"] = masked(exception)
+        line["exception"] = _mask(exception)
     while len(text := json.dumps(line)) >= LINE_BYTES:
         name = max(("exception", "job_ids", "message"), key=lambda name: len(str(line.get(name, ""))))
         long = line[name]
@@ -117,9 +119,18 @@ def json_line(
     return text
 
 
-def masked(text: str) -> str:
-    """Mask the passwords in all addresses that stand in a text."""
+def _mask(text: str) -> str:
     return _URL.sub(lambda match: without_secrets(match[0]), text)
+
+
+def to_json_line(text: str, at: float) -> str:
+    """Convert a line of any program to a JSON line; one that this module made stays as it is."""
+    if text.startswith('{"time": '):
+        with contextlib.suppress(ValueError):
+            json.loads(text)
+            return text
+    glog = _GLOG.match(text)
+    return json_line(text, at=at, level=_LEVELS[glog[1]] if glog else "INFO", logger="torchrun" if glog else UNKNOWN)
 
 
 def start_logging(
@@ -128,10 +139,43 @@ def start_logging(
     group: str | None,
     job_ids: Callable[[logging.LogRecord], Sequence[str]],
 ) -> None:
-    """Set up the logging of a rank: to stderr, as `text` or `json`."""
+    """Log a rank to stderr, as `text` or `json`."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonFormatter(rank=rank, group=group, job_ids=job_ids))
     else:
         handler.setFormatter(TextFormatter(f"[rank {rank}] %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+@contextlib.contextmanager
+def json_stderr() -> Iterator[None]:
+    """Convert to JSON lines what this process and its children write to stderr inside the block."""
+    sys.stderr.flush()
+    original = os.dup(2)
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    relay = threading.Thread(target=_relay, args=(read_end, original), name="json-stderr", daemon=True)
+    relay.start()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        sys.stderr.flush()
+        os.dup2(original, 2)
+        # The pipe ends with the last child; do not wait for a child that keeps running.
+        relay.join(END_S)
+
+
+def _relay(read_end: int, original: int) -> None:
+    with os.fdopen(read_end, "rb") as lines:
+        while line := lines.readline(CHUNK):
+            text = line.decode(errors="replace").rstrip("\r\n")
+            if text.strip():
+                # Continue if nobody reads the original stderr any more: a full pipe would block all ranks.
+                with contextlib.suppress(OSError):
+                    os.write(original, to_json_line(text, time.time()).encode(errors="replace") + b"\n")

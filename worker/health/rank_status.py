@@ -1,6 +1,6 @@
 """The status of a rank: what it computes, how busy it is, its memory, what it waits for. Does not import Redis.
 
-The step loop only touches `BusyMeter`; everything else is gathered by whoever publishes it, about once a second.
+The step loop only updates `BusyMeter`; the thread that publishes the record reads everything else once a second.
 """
 
 import os
@@ -20,85 +20,81 @@ from svdq.producer import process_identity
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus, ShapeCosts
 from svdq.worker.health.histograms import RankMetrics
 
-#: Seconds over which the busy share is taken.
+#: Seconds over which the busy share is averaged.
 SHARE_OVER_S = 10.0
-#: Shapes whose costs are told; a queue rarely has more.
+#: Largest number of shapes whose costs are published; a queue rarely has more.
 MAX_SHAPES = 8
 
 
 class BusyMeter:
-    """How much of its time the step loop computes."""
+    """Measures the share of time in which the step loop computes."""
 
     def __init__(self) -> None:
-        #: Seconds computed before, and since when something is being computed; replaced as a whole by the step loop.
+        #: Seconds computed before, and the start of the present computation; replaced as a whole by the step loop.
         self._state: tuple[float, float | None] = (0.0, None)
-        #: Looks at the meter: when, and the seconds computed by then.
-        self._looks: deque[tuple[float, float]] = deque([(time.perf_counter(), 0.0)])
+        #: Readings of the meter: the time, and the seconds computed by then.
+        self._readings: deque[tuple[float, float]] = deque([(time.perf_counter(), 0.0)])
 
     def begin(self) -> None:
-        """Note that something is being computed from now on."""
+        """Record that a computation begins."""
         computed_s, since = self._state
         if since is None:
             self._state = (computed_s, time.perf_counter())
 
     def end(self) -> None:
-        """Note that nothing is."""
+        """Record that nothing is computed."""
         computed_s, since = self._state
         if since is not None:
             self._state = (computed_s + time.perf_counter() - since, None)
 
     def share(self) -> float:
-        """Give the part of the last seconds in which something was computed, 0 to 1; for one thread alone."""
+        """Return the busy share of the last seconds, 0 to 1; only one thread may call this."""
         now = time.perf_counter()
         computed_s, since = self._state
         computed_s += 0.0 if since is None else now - since
-        self._looks.append((now, computed_s))
-        while len(self._looks) > 2 and self._looks[1][0] <= now - SHARE_OVER_S:
-            self._looks.popleft()
-        first_at, first_s = self._looks[0]
+        self._readings.append((now, computed_s))
+        while len(self._readings) > 2 and self._readings[1][0] <= now - SHARE_OVER_S:
+            self._readings.popleft()
+        first_at, first_s = self._readings[0]
         return min(1.0, max(0.0, (computed_s - first_s) / max(now - first_at, 1e-9)))
 
 
 class Waiting(Protocol):
-    """Something that may have to wait for the storage."""
+    """A part of the rank that may have to wait for the storage."""
 
     @property
     def condition(self) -> Condition | None:
-        """Why it does at present; None when it does not. From any thread."""
+        """Why it waits now; None if it does not. May be called from any thread."""
         ...
 
 
 class RankReporter:
-    """Gathers the record of one rank."""
+    """Makes the record of one rank."""
 
     def __init__(self, who: RankStatus, device: torch.device) -> None:
-        """Make it.
+        """Make a reporter.
 
         Args:
-            who: the record with all that never changes.
-            device: where the rank computes.
+            who: the record with all fields that never change.
+            device: of the rank.
         """
-        self._who = who
+        #: The record with all fields that never change.
+        self.who = who
         self._device = device
         self._process = psutil.Process()
         self.meter = BusyMeter()
         #: Counters and histograms of the rank's work so far.
         self.metrics = RankMetrics()
-        #: What may wait for the storage, and on rank 0 who tells of the group; set once they are there.
+        #: The parts that may wait for the storage, and on rank 0 a function for `intake`; set when they exist.
         self.waiting: Sequence[Waiting] = ()
         self.group: Callable[[], IntakeStatus] | None = None
 
-    @property
-    def who(self) -> RankStatus:
-        """The record with all that never changes."""
-        return self._who
-
     def gather(self, note: tuple[Sample, int] | None, last: Sample | None, step_s: float | None) -> RankStatus:
-        """Make the record as it is now.
+        """Return the present record.
 
         Args:
-            note: what is being computed, and the step it is at; the number of its steps means the decode.
-            last: what was computed last, or is.
+            note: the sample that is computed and its step; the number of its steps means the decode.
+            last: the sample that is computed or was computed last.
             step_s: seconds that the last step took.
         """
         conditions = tuple(condition for part in self.waiting if (condition := part.condition) is not None)
@@ -106,8 +102,8 @@ class RankReporter:
         sample, step = note if note is not None else (None, None)
         if sample is not None:
             activity = "decoding" if step == sample.parameters.steps else "denoising"
-        rank = self._who.rank
-        return self._who.model_copy(
+        rank = self.who.rank
+        return self.who.model_copy(
             update={
                 "at": time.time(),
                 "activity": activity,
@@ -140,7 +136,7 @@ class RankReporter:
 def describe(
     topology: Topology, device: torch.device, model_name: str, load_s: float = 0.0, notice: str = ""
 ) -> RankStatus:
-    """Make the record of this process with all that never changes; opening the model took `load_s` seconds."""
+    """Return the record of this process with all fields that never change; the model took `load_s` seconds to open."""
     now = time.time()
     return RankStatus(
         group=process_identity.group_name(on_one_host=topology.local_num_ranks == topology.num_ranks),
@@ -160,7 +156,7 @@ def describe(
 
 
 def costs_in(cost_model: CostModel) -> tuple[ShapeCosts, ...]:
-    """List what videos of each shape were measured to cost, the shape that was measured first first."""
+    """Return the measured costs of each shape, in the order of their first measurement."""
     return tuple(
         ShapeCosts(
             frames=shape.frames,

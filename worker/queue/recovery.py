@@ -1,10 +1,10 @@
-"""Takes back what dead groups had: at once at a group's start for those of this host, by lease for all others.
+"""Returns the jobs of dead groups: those of this host when a group starts, all others when their leases have expired.
 
-What is found goes back to the front of its queue, in its old order and without spending retries, except for a job that
-has ended its rank too often. RQ's own maintenance, which spends everyone's retries, is not run.
+Jobs go back to the front of their queues, in their old order and without spending retries, except for a job that has
+ended its rank too often. RQ's own maintenance, which spends the retries of all jobs, does not run.
 
-A lease has run out when its end has passed by the clock of Redis and this process has seen no renewal for some beats by
-its monotonic clock. So neither a host whose clock is wrong nor a step of Redis' clock takes jobs from living groups.
+A lease has expired when its end has passed by the clock of Redis and this process has seen no renewal for some beats by
+its monotonic clock. So neither a wrong clock of a host nor a jump of Redis' clock takes jobs from living groups.
 """
 
 import logging
@@ -25,23 +25,24 @@ from svdq.worker.queue import transitions
 from svdq.worker.queue.crash_count import count_crash, read_count
 from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.queue.rq_worker import BEAT_S
+from svdq.worker.queue.transitions import text_of
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which a lease must not have been renewed before this process's eyes, on top of its end.
+#: Seconds for which this process must also have seen no renewal of a lease.
 SILENT_S = 2 * BEAT_S
-#: Seconds that a job may be popped by another program than svdq and not begun; RQ allows the same.
+#: Seconds after which a job returns that another program popped and did not begin; as in RQ.
 POPPED_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Taken:
-    """A job that someone has taken."""
+    """A job that was begun."""
 
     execution: Execution
     #: Name of the worker, or "".
     worker: str
-    #: When it began, as RQ writes it: such times sort as text.
+    #: When it began, as RQ writes it; these texts sort by time.
     started_at: str
 
 
@@ -69,26 +70,26 @@ class StalenessTracker:
 
 
 class Recovery:
-    """The recovery of one group, from its bookkeeping thread."""
+    """The recovery of one group, called by its bookkeeping thread."""
 
     def __init__(self, worker: GroupWorker, max_attempts: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._worker = worker
-        #: The ends of leases, and the jobs that a program has popped which names no owner.
+        #: Of the ends of leases, and of popped jobs without an owner.
         self._leases, self._ownerless = StalenessTracker(monotonic), StalenessTracker(monotonic)
         self._connection: redis.Redis = worker.connection
         self._max_attempts = max_attempts
         #: Whether the crash before this start is counted.
         self._is_counted = False
-        #: Jobs that were taken back so far.
+        #: Number of jobs returned so far.
         self.num_taken_back = 0
 
     def at_start(self, suspects: Sequence[CrashSuspect]) -> None:
-        """Take back what dead groups of this host had; to be called before the first pop.
+        """Return the jobs of dead groups of this host; call this before the first pop.
 
         Args:
-            suspects: what ranks of this host were working on when this group died; other hosts count theirs.
+            suspects: the jobs that ranks of this host worked on when this group died; other hosts count theirs.
         """
-        if not self._is_counted:  # this may be tried again when Redis goes away meanwhile
+        if not self._is_counted:  # the caller tries again if Redis becomes unavailable
             count_crash(self._connection, suspects)
             self._is_counted = True
         for queue in self._worker.queues:
@@ -96,7 +97,7 @@ class Recovery:
             taken = [item for item in self._taken(queue, self._entries(queue)) if process_identity.is_gone(item.worker)]
             self._log_taken_back(queue, popped + self._return_to_queue(queue, taken, transitions.FOREVER))
             self._release_deferred(queue)
-        for job_id in map(_text, self._connection.hkeys(keys.CRASHES)):
+        for job_id in map(text_of, self._connection.hkeys(keys.CRASHES)):
             if self._connection.exists(rq.job.Job.key_for(job_id)):
                 self._set_aside_queued(job_id)
             else:
@@ -104,10 +105,10 @@ class Recovery:
         self._forget_pauses()
 
     def unknown(self, held: Collection[str]) -> None:
-        """Take back what is this worker's for Redis, which went away before it could say so; call between pops.
+        """Return jobs of this worker whose begin Redis did not confirm before it became unavailable; call between pops.
 
         Args:
-            held: ids of the executions that the worker knows of.
+            held: ids of the executions that the worker has.
         """
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._worker.name.__eq__)
@@ -116,7 +117,7 @@ class Recovery:
             self._log_taken_back(queue, popped + self._return_to_queue(queue, unknown, transitions.FOREVER))
 
     def expired(self) -> None:
-        """Take back what other groups have let go of: executions whose lease has run out, and what they had popped."""
+        """Return the jobs of other groups whose leases have expired, and those that ended groups had popped."""
         now_s = transitions.server_time(self._connection)
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._left_redis)
@@ -125,16 +126,16 @@ class Recovery:
             self._log_taken_back(queue, popped + self._return_to_queue(queue, others, now_s))
 
     def forget_leases(self) -> None:
-        """Begin anew to watch leases: Redis was away, so that nobody could renew any."""
+        """Watch leases from now on: nobody could renew one while Redis was unavailable."""
         self._leases.forget()
 
     def _entries(self, queue: rq.Queue) -> list[bytes]:
-        """List the entries of a queue's registry of executions."""
+        """Return the entries of a queue's registry of executions."""
         entries: list[bytes] = self._connection.zrange(queue.started_job_registry.key, 0, -1)  # type: ignore[assignment]
         return entries
 
     def _silent(self, queue: rq.Queue, now_s: float) -> list[bytes]:
-        """List the entries whose lease has run out and was not renewed while this process looked."""
+        """Return the entries whose lease has ended and was not renewed while this process watched."""
         leases: Any = self._connection.zrange(queue.started_job_registry.key, 0, -1, withscores=True)
         ends = dict(leases)
         unchanged_s = self._leases.seconds(queue.name, ends)
@@ -143,12 +144,12 @@ class Recovery:
     def _log_taken_back(self, queue: rq.Queue, job_ids: list[str]) -> None:
         self.num_taken_back += len(job_ids)
         if job_ids:
-            logger.info("Took back for %s what no group has any more: %s.", queue.name, ", ".join(reversed(job_ids)))
+            logger.info("Returned jobs of dead groups to %s: %s.", queue.name, ", ".join(reversed(job_ids)))
 
     # Jobs that were begun.
 
     def _taken(self, queue: rq.Queue, entries: Iterable[bytes]) -> list[_Taken]:
-        """Read the executions of entries of a registry, the newest first; remove entries that are not of RQ's shape."""
+        """Read the executions of a registry's entries, the newest first; remove entries that RQ has not made."""
         executions = []
         for entry in entries:
             name = entry.decode(errors="replace")
@@ -165,47 +166,47 @@ class Recovery:
         for execution, worker, job in zip(executions, answers[::2], answers[1::2], strict=True):
             if isinstance(job, redis.ResponseError):  # not a hash
                 job = (None, None)
-            # The record of an execution ends with its lease; the job remembers.
+            # The record of an execution ends with its lease; then the job's record has the name.
             owner = worker if isinstance(worker, bytes) else job[0] or b""
-            taken.append(_Taken(execution=execution, worker=_text(owner), started_at=_text(job[1] or b"")))
+            taken.append(_Taken(execution=execution, worker=text_of(owner), started_at=text_of(job[1] or b"")))
         return sorted(taken, key=lambda item: item.started_at, reverse=True)
 
     def _return_to_queue(self, queue: rq.Queue, taken: list[_Taken], lease_until: float) -> list[str]:
-        given = []
+        returned = []
         for item in taken:
             job_id = item.execution.job_id
             crashes = read_count(self._connection, job_id)
             if crashes is not None and crashes.is_too_many(self._max_attempts):
-                # Back in the queue first, from where it is taken in one step: no kill in between loses it.
+                # First to the queue, from where one step takes it: a kill in between does not lose it.
                 if transitions.return_to_queue(self._connection, queue, item.execution, lease_until):
                     self._set_aside_queued(job_id)
             elif transitions.return_to_queue(self._connection, queue, item.execution, lease_until):
-                given.append(job_id)
-        return given
+                returned.append(job_id)
+        return returned
 
     # Jobs that were popped and not begun.
 
     def _return_popped_to_queue(self, queue: rq.Queue, is_gone: Callable[[str], bool]) -> list[str]:
-        """Give back jobs whose owner is gone; of those without an owner the ones that have been there for long."""
+        """Return popped jobs whose owner has ended, and those without an owner after `POPPED_S`."""
         job_ids: Any = self._connection.lrange(queue.intermediate_queue_key, 0, -1)
         found: Any = self._connection.hmget(keys.POPPED, job_ids) if job_ids else []
         owners: dict[bytes, bytes] = {name: owner or b"" for name, owner in zip(job_ids, found, strict=True)}
         popped_s = self._ownerless.seconds(queue.name, dict.fromkeys(name for name in job_ids if not owners[name]))
-        given = []
+        returned = []
         for job_id in reversed(job_ids):
             owner = owners[job_id]
-            is_left = is_gone(_text(owner)) if owner else popped_s[job_id] >= POPPED_S
+            is_left = is_gone(text_of(owner)) if owner else popped_s[job_id] >= POPPED_S
             if is_left and transitions.return_popped_to_queue(self._connection, queue, job_id, owner):
-                given.append(_text(job_id))
-        return given
+                returned.append(text_of(job_id))
+        return returned
 
     def _left_redis(self, worker_name: str) -> bool:
         return not self._connection.exists(f"{self._worker.redis_worker_namespace_prefix}{worker_name}")
 
-    # Jobs that wait for others.
+    # Jobs that depend on others.
 
     def _release_deferred(self, queue: rq.Queue) -> None:
-        """Queue what waits for jobs that have ended: RQ writes a failure first and queues its dependents after it."""
+        """Queue jobs that depend on ended ones: RQ queues them in a separate step, before which it may be killed."""
         deferred: Any = self._connection.zrange(queue.deferred_job_registry.key, 0, -1)
         with self._connection.pipeline(transaction=False) as pipeline:
             for job_id in deferred:
@@ -221,10 +222,10 @@ class Recovery:
                 except Exception:
                     logger.exception("The jobs that depend on %s could not be queued.", parent.id)
 
-    # Jobs that end their rank.
+    # Jobs that crash their rank.
 
     def _set_aside_queued(self, job_id: str) -> None:
-        """Take a job off the queue that has ended its rank too often, and fail it."""
+        """Fail a queued job that has ended its rank too often."""
         crashes = read_count(self._connection, job_id)
         if crashes is None or not crashes.is_too_many(self._max_attempts):
             return
@@ -238,14 +239,7 @@ class Recovery:
                 logger.error("Job %s is set aside: %s", job_id, reason)
                 self._worker.fail_popped(rq_job, queue, reason)
 
-    # What else dead groups leave.
-
     def _forget_pauses(self) -> None:
-        for name in map(_text, self._connection.hkeys(keys.PAUSES)):
+        for name in map(text_of, self._connection.hkeys(keys.PAUSES)):
             if process_identity.is_gone(name):
                 self._connection.hdel(keys.PAUSES, name)
-
-
-def _text(name: bytes | str) -> str:
-    """Read a name that anyone may have written; what is not UTF-8 names nothing of ours."""
-    return name.decode(errors="replace") if isinstance(name, bytes) else name

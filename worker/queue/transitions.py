@@ -1,7 +1,7 @@
-"""Moves jobs between queue, worker and registries, each in one atomic script: a kill loses and duplicates nothing.
+"""Moves jobs between queue, worker and registries in atomic scripts: a kill loses and duplicates nothing.
 
 A job is in exactly one of these at any time: its queue; RQ's intermediate queue, with its owner in `svdq:popped`; RQ's
-registry of executions (`rq:wip:…`); or a registry of ended jobs. All times that processes compare are Redis' own.
+registry of executions (`rq:wip:…`); or a registry of ended jobs. Processes compare only times of the clock of Redis.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ return {}
 """
 
 #: KEYS: rq:wip:<queue>, the execution, the job's executions, queue, job. ARGV: <job>:<execution>, execution, job, and
-#: the latest end of its lease. Returns 1 when the job is back in its queue, -1 when it is not to be rendered any more.
+#: the latest end of its lease. Returns 1 if the job is back in its queue, -1 if it has ended.
 _RETURN_TO_QUEUE = """
 local lease = redis.call('zscore', KEYS[1], ARGV[1])
 if not lease or tonumber(lease) > tonumber(ARGV[4]) then
@@ -52,7 +52,7 @@ redis.call('lpush', KEYS[4], ARGV[3])
 return 1
 """
 
-#: KEYS: svdq:popped, intermediate queue, queue, job. ARGV: job id, its owner, which is '' when there is none.
+#: KEYS: svdq:popped, intermediate queue, queue, job. ARGV: job id, its owner or ''.
 _RETURN_POPPED_TO_QUEUE = """
 if (redis.call('hget', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then
   return 0
@@ -78,10 +78,10 @@ redis.call('hset', KEYS[3], ARGV[1], ARGV[2])
 return 1
 """
 
-#: Does in one step what RQ's scheduler does in several, between which a job may be canceled or queued by another.
+#: One step for what RQ's scheduler does in several, between which others may cancel or queue the job.
 #: KEYS: rq:scheduled:<queue>, queue, job. ARGV: job id, now as RQ writes it, now in seconds, and seconds for which the
 #: record of a job that is due may be missing: RQ registers a job before it writes it.
-#: Returns 1 when the job is queued, 0 when it may be later, -1 when it is not to run.
+#: Returns 1 if the job is queued, 0 if it may be later, -1 if it was canceled or deleted.
 _PROMOTE = """
 local due_at = tonumber(redis.call('zscore', KEYS[1], ARGV[1]) or '') or 1e300
 local is_job = redis.call('type', KEYS[3]).ok == 'hash'
@@ -116,7 +116,7 @@ redis.call('zadd', KEYS[2], ARGV[4], ARGV[1])
 return 1
 """
 
-#: Seconds after which a scheduled job that is not there counts as deleted.
+#: Seconds after which a scheduled job without a record counts as deleted.
 MISSING_S = 60
 #: Later than any lease ends.
 FOREVER = 1e18
@@ -124,14 +124,19 @@ FOREVER = 1e18
 
 @dataclass(frozen=True, kw_only=True)
 class Pop:
-    """What taking the next job came to."""
+    """The result of taking the next job."""
 
-    #: The queue it was taken from; None when none was taken.
+    #: The queue it was taken from; None if none was taken.
     queue: rq.Queue | None = None
-    #: Its id as it stood in the queue.
+    #: Its id as it was in the queue.
     job_id: bytes = b""
-    #: Whether intake is paused, so that nothing was looked at.
+    #: Whether intake is paused.
     paused: bool = False
+
+
+def text_of(name: bytes | str | None) -> str:
+    """Decode a name that anyone may have written; no name of svdq has bytes that are not UTF-8."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else name or ""
 
 
 def server_time(connection: redis.Redis) -> float:
@@ -141,7 +146,7 @@ def server_time(connection: redis.Redis) -> float:
 
 
 def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str) -> Pop:
-    """Take the next job off the queues, most urgent queue first, and note who has it."""
+    """Take the next job off the queues, most urgent queue first, and record its owner."""
     places = [key for queue in queues for key in (queue.key, queue.intermediate_queue_key)]
     names = [keys.SUSPENDED, keys.PAUSES, keys.POPPED, *places]
     answer = connection.eval(_POP, len(names), *names, worker_name)
@@ -151,13 +156,13 @@ def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str) -
 
 
 def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: str) -> bool:
-    """Take one certain job off a queue, if it is there, as `pop` takes the next."""
+    """Take a given job off a queue as `pop` takes the next; return whether it was there."""
     names = (queue.key, queue.intermediate_queue_key, keys.POPPED)
     return bool(connection.eval(_CLAIM, len(names), *names, job_id, worker_name))
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
-    """Note that a popped job is popped no more: it was begun or has ended."""
+    """Remove a job from the popped ones, because it was begun or has ended."""
     pipeline.lrem(queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]  # redis-py's stub wants text
     pipeline.hdel(keys.POPPED, job_id)
 
@@ -165,13 +170,13 @@ def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> 
 def return_to_queue(
     connection: redis.Redis, queue: rq.Queue, execution: Execution, lease_until: float = FOREVER
 ) -> bool:
-    """Put the job of an execution to the front of its queue, unless someone else did; spends no retry.
+    """Put the job of an execution back to the front of its queue, unless another process did; spend no retry.
 
     Args:
         connection: to Redis.
-        queue: where it came from.
-        execution: ends with this.
-        lease_until: only if its lease ends no later: a beat may have come since it was looked at.
+        queue: of the job.
+        execution: is removed.
+        lease_until: do nothing if the lease ends later, since it was renewed.
     """
     job_id = execution.job_id
     names = (
@@ -186,9 +191,9 @@ def return_to_queue(
 
 
 def return_popped_to_queue(connection: redis.Redis, queue: rq.Queue, job_id: bytes, owner: bytes) -> bool:
-    """Put a job that was popped and never begun to the front of its queue, unless someone else did.
+    """Put a job that was popped and not begun back to the front of its queue, unless another process did.
 
-    The owner is b"" for a job that another program has popped.
+    The owner is b"" if another program popped it.
     """
     names: tuple[Any, ...] = (keys.POPPED, queue.intermediate_queue_key, queue.key, key_of(job_id))
     values: tuple[Any, ...] = (job_id, owner)
@@ -210,12 +215,12 @@ def fail_unreadable(connection: redis.Redis, queue: rq.Queue, job_id: bytes) -> 
 
 
 def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float) -> None:
-    """Queue a job that is due, unless it was canceled or another group did; the answer is 1 when it is queued.
+    """Queue a job that is due, unless it was canceled or another group did; the answer is 1 if it is queued.
 
     Args:
         pipeline: to Redis.
-        queue: where the job goes.
-        job_id: as it stands in the registry of scheduled jobs.
+        queue: of the job.
+        job_id: as it is in the registry of scheduled jobs.
         now_s: the time of Redis.
     """
     names: tuple[Any, ...] = (queue.scheduled_job_registry.key, queue.key, key_of(job_id))
@@ -226,13 +231,13 @@ def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float)
 def write_lease(
     pipeline: redis.Redis, queue: rq.Queue, execution: Execution, until_s: float, *, is_new: bool = False
 ) -> None:
-    """Write the lease of an execution; unless it is new, only if it was not taken away.
+    """Write the lease of an execution; one that is not new only if it still exists.
 
     Args:
         pipeline: to Redis.
-        queue: where the job came from.
-        execution: what holds the job.
-        until_s: when the lease ends, by the clock of Redis; RQ's own code writes this host's time.
+        queue: of the job.
+        execution: of the job.
+        until_s: end of the lease by the clock of Redis; RQ's code writes the time of this host.
         is_new: whether there is no lease yet.
     """
     pipeline.zadd(queue.started_job_registry.key, {execution.composite_key: until_s}, xx=not is_new)
