@@ -144,7 +144,7 @@ class Recovery:
     def _log_taken_back(self, queue: rq.Queue, job_ids: list[str]) -> None:
         self.num_taken_back += len(job_ids)
         if job_ids:
-            logger.info("Returned jobs of dead groups to %s: %s.", queue.name, ", ".join(reversed(job_ids)))
+            logger.info("Took back jobs of dead groups to %s: %s.", queue.name, ", ".join(reversed(job_ids)))
 
     # Jobs that were begun.
 
