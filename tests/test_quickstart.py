@@ -33,6 +33,7 @@ def pattern(shown: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_server")
 def test_every_line_of_the_quickstart(home: Path) -> None:
     Path("docs").symlink_to(ROOT / "docs")
     mark = "=== next command ==="

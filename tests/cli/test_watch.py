@@ -400,7 +400,7 @@ def test_its_own_files_are_no_photos(once: Once, drop: Drop, inbox: Path, connec
     assert {*jobs(connection)} == {"a"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nothing_is_lost_or_doubled_when_it_is_killed() -> None:
     arguments = ("--files", "150", "--kills", "3", "--seconds", "4")
     answer = subprocess.run(

@@ -173,6 +173,7 @@ def test_wrong_options_of_the_worker_are_told_before_anything_is_written(deploy:
     assert deploy()[0] == 2
 
 
+@pytest.mark.long
 def test_units_run(
     svdq: Cli,
     install: Callable[..., Path],

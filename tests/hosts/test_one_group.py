@@ -88,7 +88,7 @@ def stop(parts: list[Running]) -> None:
         assert part.end() == 0, part.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hosts_make_the_bits_of_one_rank(lan: Lan) -> None:
     jobs = [lan.house.submit(seed=seed, **VIDEO) for seed in (1, 2)]
     parts = [start(lan, host, 1, "--burst", at=lan.alpha.address) for host in (lan.alpha, lan.beta)]

@@ -72,7 +72,7 @@ def test_devices_are_locked_one_by_one(tmp_path: Path) -> None:
     assert other("gpu 0", "gpu 1") == "free\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_burst_leaves_the_queue_to_the_first(house, until) -> None:
     jobs = [house.submit(steps=4, seed=seed) for seed in range(3)]
     # A photo that was damaged after it was submitted.

@@ -95,6 +95,7 @@ def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, mo
     assert compiling.stall_s(1e6, ComputeOptions(compiled="whole")) == 1e6
 
 
+@pytest.mark.long
 def test_ranks_that_cannot_compute_so_end_the_group_with_one_sentence(house) -> None:
     group = house.start(2, "--compile", "blocks", wait=False, CXX="/no/compiler")
     assert group.end() == 2

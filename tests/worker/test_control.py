@@ -199,7 +199,7 @@ def test_jobs_in_flight_stop_at_their_next_step(house, until) -> None:
     until(lambda: house.view(jobs[1]).step > 0, lambda: group.text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pause_and_retry_of_a_finished_job_of_a_running_group(house, until) -> None:
     group = house.start(1, model=SIMULATED)
     done = house.submit(steps=4)
@@ -219,7 +219,7 @@ def test_pause_and_retry_of_a_finished_job_of_a_running_group(house, until) -> N
     assert house.connection.ttl(f"rq:job:{done}") > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_jobs_that_fail_alike_pause_intake(house, until) -> None:
     group = house.start(1, model="simulated:step_ms=20,nan_seed=5")
     jobs = [house.submit(steps=6, seed=5) for _ in range(3)]

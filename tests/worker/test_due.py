@@ -198,7 +198,7 @@ def test_a_stopped_job_is_not_retried(connection: redis.Redis, worker: GroupWork
 # Real groups.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_burst_renders_what_is_due_and_says_what_is_left(house) -> None:
     job = fetch(house.connection, house.submit()).kwargs
     queue = SvdqQueue("svdq-default", connection=house.connection)

@@ -59,8 +59,9 @@ def check_quiet(text: str) -> None:
 # What comes out.
 
 
-def test_seven_ranks_render_what_is_submitted_while_they_run(house) -> None:
-    group = house.start(7)
+@pytest.mark.parametrize("ranks", [2, pytest.param(7, marks=pytest.mark.long)])
+def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> None:
+    group = house.start(ranks)
     requests = {
         "plain": ["--frames", 5, "--steps", 9, "--size", "128x64"],
         # Fewer steps than ranks, and not a multiple of them.
@@ -280,7 +281,7 @@ def test_ctrl_c_finishes_what_is_in_flight(house, until, no_processes_left) -> N
     "signals",
     [
         pytest.param((signal.SIGTERM,), id="sigterm", marks=pytest.mark.long),
-        pytest.param((signal.SIGINT, signal.SIGINT), id="ctrl-c twice"),
+        pytest.param((signal.SIGINT, signal.SIGINT), id="ctrl-c twice", marks=pytest.mark.long),
     ],
 )
 def test_stopping_gives_jobs_back(house, until, no_processes_left, signals: tuple[signal.Signals, ...]) -> None:
@@ -310,6 +311,7 @@ def test_stopping_gives_jobs_back(house, until, no_processes_left, signals: tupl
     check_quiet(group.text)
 
 
+@pytest.mark.long
 def test_ctrl_c_three_times_and_before_it_is_up_leaves_no_processes(house, until, no_processes_left) -> None:
     group = house.start(2, model=SIMULATED, wait=False)
     family = until(lambda: len(group.ranks()) == 2 and psutil.Process(group.process.pid).children(recursive=True))

@@ -101,7 +101,7 @@ def test_doctor_does_not_call_a_broken_driver_no_gpus(put_nvidia_smi: PutNvidiaS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("through", ["svdq worker", "torchrun"])
+@pytest.mark.parametrize("through", ["svdq worker", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_gpus_that_torch_cannot_use_are_not_replaced_by_processors(
     house, put_nvidia_smi: PutNvidiaSmi, through: str
 ) -> None:

@@ -21,6 +21,7 @@ def test_groups_share_a_queue_and_each_job_is_done_once(house) -> None:
     assert len({sidecar["group"]["pid"] for sidecar in sidecars}) == 2
 
 
+@pytest.mark.long
 def test_one_ctrl_c_drains_all_groups(house, until, no_processes_left) -> None:
     group = house.start(1, "--groups", "2", model=SIMULATED).ready(times=2)
     processes = psutil.Process(group.process.pid).children(recursive=True)

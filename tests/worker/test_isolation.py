@@ -75,6 +75,7 @@ def open_house(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]
     shutil.rmtree(folder)
 
 
+@pytest.mark.long
 def test_a_group_listens_nowhere_and_leaves_nothing_behind(open_house: House) -> None:
     seen = []
     group = open_house.start(3, "--groups", "2", model="simulated:step_ms=5", wait=False)
@@ -131,7 +132,7 @@ def test_modules_in_the_folder_of_the_user_are_not_imported(house: House) -> Non
     for name in ("redis", "torch", "rq", "secrets"):
         (house.folder / f"{name}.py").write_text(f"open({str(house.folder / 'planted')!r}, 'a').write('{name} ')")
     job = house.submit()
-    group = house.start(2, "--burst", wait=False)
+    group = house.start(1, "--burst", wait=False)
     assert group.end() == 0, group.text
     assert house.view(job).status == "finished"
     assert not (house.folder / "planted").exists()

@@ -362,7 +362,7 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
 # All of it.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_with_little_memory(house) -> None:
     """One job is refused, the others are decoded in the chunks that fit."""
     write_tiny_model(house.folder / "model")
@@ -385,7 +385,7 @@ def test_a_worker_with_little_memory(house) -> None:
     assert "Ranks have at least 100.0 MB of memory; videos that need more are refused." in group.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_chunk_size_that_ran_out_of_memory_is_remembered_by_the_next_worker_and_its_warm_up(house) -> None:
     model = "simulated:step_ms=1,decodable_frames=2"
     jobs = [house.submit(frames=8) for _ in range(3)]

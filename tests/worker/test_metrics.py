@@ -109,7 +109,7 @@ def url_of(group: Group) -> str:
 # What is told.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_live_group_adds_up(house: House) -> None:
     options = ("--metrics-port", "0", "--log-format", "json")
     group = house.start(2, *options, model="simulated:step_ms=5", wait=False)

@@ -10,16 +10,16 @@ from tests.faults.arena import INJECTION
 #: Frames of the poisoned video: what the injection recognizes it by where the photo is not at hand.
 POISON_FRAMES = 3
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize(
     ("phase", "where"),
     [
         ("prepare", "while it prepared the photo"),
-        pytest.param("encode", "while it encoded the photo", marks=pytest.mark.long),
+        ("encode", "while it encoded the photo"),
         ("warm-up", "while it warmed up for this size"),
-        pytest.param("decode", "while it decoded the frames", marks=pytest.mark.long),
+        ("decode", "while it decoded the frames"),
         ("write", "while it wrote the files"),
     ],
 )

@@ -19,7 +19,8 @@ from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from tests.worker.own_redis import OwnRedis
 
-pytestmark = pytest.mark.slow
+#: The URL of a server comes from svdq.toml here.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_server")]
 
 ROOT = Path(__file__).parent.parent.parent
 #: Passwords with what a URL does not take as it is.
@@ -70,6 +71,7 @@ def url_of(server: OwnRedis, folder: Path, name: str, password: str) -> str:
     return server.url(f"{name}:{quote(password, safe='')}", "rediss", f"?ssl_ca_certs={folder / 'redis.pem'}")
 
 
+@pytest.mark.long
 def test_the_whole_way_and_no_password_anywhere(house, until, server: OwnRedis) -> None:
     producer = url_of(server, house.folder, "svdq-producer", PRODUCER)
     worker = url_of(server, house.folder, "svdq-worker", WORKER)

@@ -357,7 +357,7 @@ def kill_everything(group) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.long) for rank in (1, 2))])
 def test_a_killed_rank_loses_nothing(house, until, rank: int) -> None:
     group = house.start(3, model=SIMULATED)
     jobs = [house.submit(steps=30) for _ in range(6)]

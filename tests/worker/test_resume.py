@@ -80,6 +80,7 @@ def test_a_group_that_was_stopped_goes_on_where_it_was(house, until, tiny: str, 
     nothing_is_left(house)
 
 
+@pytest.mark.long
 def test_all_ranks_killed_late_in_a_video_cost_no_more_than_the_steps_of_one(house, until) -> None:
     model = "simulated:step_ms=100"
     job_id = house.submit(steps=30, frames=2)
@@ -97,6 +98,7 @@ def test_all_ranks_killed_late_in_a_video_cost_no_more_than_the_steps_of_one(hou
     nothing_is_left(house)
 
 
+@pytest.mark.long
 def test_a_video_that_was_denoised_and_not_decoded_is_only_decoded(house, until) -> None:
     model = "simulated:step_ms=20,decode_ms=3000"
     job_id = house.submit(steps=8, frames=2)
@@ -110,6 +112,7 @@ def test_a_video_that_was_denoised_and_not_decoded_is_only_decoded(house, until)
     nothing_is_left(house)
 
 
+@pytest.mark.long
 def test_a_video_whose_end_was_not_acknowledged_is_not_rendered_again(house) -> None:
     job_id = house.submit(seed=9)
     assert house.start(1, "--burst", wait=False).end() == 0
@@ -130,6 +133,7 @@ def test_a_video_whose_end_was_not_acknowledged_is_not_rendered_again(house) -> 
     assert {path: path.stat().st_mtime_ns for path in (Path(house.settings.storage) / "outputs").iterdir()} == before
 
 
+@pytest.mark.long
 def test_until_ends_the_group_and_keeps_what_is_half_done(house, until) -> None:
     job_id = house.submit(steps=1000)
     moment = datetime.now() + timedelta(seconds=20)  # rank 0 is up by then

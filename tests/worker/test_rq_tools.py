@@ -23,7 +23,7 @@ import rq
 from svdq.producer import control
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SIMULATED = "simulated:step_ms=100"
 #: Jobs of each state in the queue of `populate`.

@@ -25,7 +25,7 @@ def test_a_launcher_that_was_killed_does_not_start_for_ever(house) -> None:
     assert worker_state(house.connection) == "none"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_that_starts_is_not_called_missing(house, until) -> None:
     job = house.submit()
     group = house.start(2, "--burst", wait=False)

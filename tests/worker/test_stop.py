@@ -25,7 +25,7 @@ def test_a_group_stops_although_a_photo_never_comes(house, until) -> None:
     assert house.queued() == [job]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_draining_puts_jobs_back(house, until, number: signal.Signals) -> None:
     """Rank 0 has nothing more to do and waits for the reports of jobs that later ranks still have."""
