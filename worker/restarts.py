@@ -1,4 +1,4 @@
-"""How a rank's process ends before its time, for torchrun to restart its group, and what the next one makes of it."""
+"""Ends a rank's process so that torchrun restarts its group, and counts the crash after the restart."""
 
 import logging
 import os
@@ -14,44 +14,44 @@ from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after a neighbour is gone in which the signal that ended it may still arrive here.
+#: Seconds after the end of a neighbor in which the signal that ended it may still arrive here.
 STOP_HEARD_S: Final = 1.0
-#: Seconds before a group that was restarted tries once more to begin.
+#: Seconds before a group that was restarted tries to start again.
 RELOAD_S: Final = 10.0
 
 
 def lost(reason: str, stopping: threading.Event, marker: CrashMarker) -> None:
-    """End the process when a neighbour is gone: torchrun then restarts the group, and its jobs are taken again."""
+    """End the process because a neighbor has ended: torchrun restarts the group, and its jobs are taken again."""
     marker.mark_clean_exit()
-    # All ranks are told to stop at once, but a neighbour may have heard it first.
+    # All ranks get the signal to stop at once, but it may reach a neighbor first.
     if not stopping.wait(STOP_HEARD_S):
         logger.error("%s", reason)
         os._exit(1)
 
 
 def stalled(monitor: ProgressMonitor, marker: CrashMarker) -> None:
-    """End the process when its step does not end; the restarted group counts that against the step's job."""
+    """End the process because its step does not end; the restarted group counts this for the job."""
     marker.mark_stalled()
     monitor.close()
     os._exit(1)
 
 
 def try_again(error: InputError, restart_count: int) -> NoReturn:
-    """End the process a little later, for torchrun to restart the group, if the group has worked before.
+    """Wait, then end the process so that torchrun restarts the group, if it worked before.
 
     Raises:
-        InputError: the group was not restarted, so a person has to fix the cause.
+        InputError: this is the first start of the group, so the user has to fix the cause.
     """
     if restart_count == 0:
         raise error
-    # What is in the way now may go again, such as memory that somebody else has taken meanwhile.
-    logger.warning("%s It did work before the restart, so the group tries again in %.0f s.", error, RELOAD_S)
+    # The cause may be temporary, such as memory that another program uses.
+    logger.warning("%s The group worked before, so it tries again in %.0f s.", error, RELOAD_S)
     time.sleep(RELOAD_S)
     os._exit(1)
 
 
 def count_crash_here(url: str, marker: CrashMarker) -> None:
-    """Count in Redis what ranks of this host were working on when they died; rank 0 does it for its own host."""
+    """Count in Redis the jobs that ranks of this host worked on when they died; rank 0 does this for its own host."""
     suspects = read_suspects(marker.folder, marker.restart_count)
     if suspects:
         connection = connect(url)

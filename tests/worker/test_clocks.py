@@ -99,7 +99,7 @@ def test_a_host_with_a_wrong_clock_takes_nothing_and_queues_nothing_early(
 
     run(url, shift_s, OBSERVES)
 
-    assert worker.holds(held)
+    assert worker.holds_lease(held)
     assert fetch(connection, "b").get_status() is JobStatus.STARTED
     assert connection.zscore("rq:finished:svdq-default", "a") is not None
     assert fetch(connection, "later").get_status() is JobStatus.SCHEDULED
@@ -162,7 +162,7 @@ def test_a_step_of_redis_clock_takes_no_renewed_lease(
     worker.renew_leases([alive])
     clock.now += 3600
     recovery.expired()
-    assert worker.holds(alive)
+    assert worker.holds_lease(alive)
 
 
 def test_a_group_takes_back_none_of_its_own(connection: redis.Redis, worker: GroupWorker) -> None:
@@ -175,7 +175,7 @@ def test_a_group_takes_back_none_of_its_own(connection: redis.Redis, worker: Gro
     for _ in range(3):
         recovery.expired()
         clock.now += 3600
-    assert worker.holds(active)
+    assert worker.holds_lease(active)
     assert worker.renew_leases([active]) == []
 
 
@@ -189,7 +189,7 @@ def test_leases_are_watched_anew_after_redis_was_away(connection: redis.Redis, w
     clock.now += 3600  # for which nobody could reach Redis
     recovery.forget_leases()
     recovery.expired()
-    assert worker.holds(active)
+    assert worker.holds_lease(active)
     clock.now += SILENT_S
     recovery.expired()
-    assert not worker.holds(active)
+    assert not worker.holds_lease(active)

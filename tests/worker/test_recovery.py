@@ -87,7 +87,7 @@ def test_a_lease_that_was_prolonged_meanwhile_is_left(connection: redis.Redis, w
     put(connection, "a")
     active = worker.pop()
     assert not transitions.return_to_queue(connection, active.queue, active.execution, lease_until=1000)
-    assert worker.holds(active)
+    assert worker.holds_lease(active)
 
 
 @pytest.mark.parametrize("status", ["finished", "canceled", None])
@@ -119,7 +119,7 @@ def test_jobs_of_a_dead_group_come_back_in_order(
     Recovery(worker, 2).at_start([])
 
     assert waiting(connection) == ["b", "c", "d", "e", "newer"]
-    assert worker.holds(mine)
+    assert worker.holds_lease(mine)
     for job_id in ("b", "c", "d"):
         job = fetch(connection, job_id)
         assert (job.get_status().value, job.retries_left) == ("queued", 3)

@@ -154,8 +154,8 @@ def test_success_is_rqs_success(connection: redis.Redis, worker: GroupWorker) ->
     assert job in rq.registry.FinishedJobRegistry(queue=second.queue)
     assert connection.ttl(job.key) > 0
     assert set(wip(connection)) == {first.execution.composite_key}
-    assert worker.holds(first)
-    assert not worker.holds(second)
+    assert worker.holds_lease(first)
+    assert not worker.holds_lease(second)
     assert not connection.exists(second.execution.key)
     assert view_workers(connection)[0].finished == 1
 
@@ -227,10 +227,10 @@ def test_put_back_restores_the_order_and_spends_no_retry(connection: redis.Redis
 def test_what_was_taken_away_is_neither_held_nor_put_back(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a")
     active = take(worker)[0]
-    assert worker.holds(active)
+    assert worker.holds_lease(active)
     assert transitions.return_to_queue(connection, active.queue, active.execution)
     assert waiting(connection) == ["a"]
-    assert not worker.holds(active)
+    assert not worker.holds_lease(active)
     worker.return_to_queue([active])
     assert waiting(connection) == ["a"]
 

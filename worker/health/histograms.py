@@ -7,6 +7,7 @@ read it, and may miss its newest entry.
 import contextlib
 import time
 from bisect import bisect_left
+from collections.abc import Iterator
 
 from svdq.pipeline.trace import Tracer
 from svdq.producer.status.ranks import BOUNDS_S, Timings
@@ -57,26 +58,18 @@ class TimingTracer(Tracer):
 
     def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[None]:
         """Record the work done inside."""
-        span = super().span(name, job_id)
-        histogram = self._metrics.get(name)
-        return span if histogram is None else _TimedSpan(span, histogram)
+        span, histogram = super().span(name, job_id), self._metrics.get(name)
+        return span if histogram is None else _timed(span, histogram)
 
 
-class _TimedSpan:
-    __slots__ = ("_histogram", "_span", "_started")
-
-    def __init__(self, span: contextlib.AbstractContextManager[None], histogram: Histogram) -> None:
-        self._span = span
-        self._histogram = histogram
-        self._started = 0.0
-
-    def __enter__(self) -> None:
-        self._span.__enter__()
-        self._started = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self._histogram.add(time.perf_counter() - self._started)
-        self._span.__exit__(None, None, None)
+@contextlib.contextmanager
+def _timed(span: contextlib.AbstractContextManager[None], histogram: Histogram) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        with span:
+            yield
+    finally:
+        histogram.add(time.perf_counter() - started)
 
 
 class CountingCheckpointStore:

@@ -233,7 +233,7 @@ class Dispatcher:
 
     def _is_unwanted(self, active: ActiveJob) -> bool:
         """Whether a job that waits for the storage was canceled or taken over."""
-        return self._worker.was_canceled(active.rq_job.id) or not self._worker.holds(active)
+        return self._worker.was_canceled(active.rq_job.id) or not self._worker.holds_lease(active)
 
     def _request(self, active: ActiveJob, prepared: Prepared) -> Request:
         job_id, job = active.rq_job.id, active.job

@@ -85,7 +85,7 @@ class Reporter:
 
     def _finish(self, active: ActiveJob, report: Report) -> None:
         job_id = report.job_id
-        if not self._worker.holds(active):
+        if not self._worker.holds_lease(active):
             self._let_go(active, report)
         elif _is_dropped(report) and not self._worker.was_canceled(job_id):
             self._worker.return_to_queue([active])  # what made a rank believe that it was lost has passed

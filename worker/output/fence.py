@@ -1,6 +1,6 @@
-"""Keeps a group from publishing what another has taken over while it slept, or what was canceled. Knows no files.
+"""Prevents that a group publishes a video that was canceled, or that another group took over while this one slept.
 
-A sample carries the name of its execution in its metadata; the execution is ours as long as it stands in RQ's registry.
+A sample has the name of its execution in its metadata; this group holds the job while RQ's registry has that name.
 """
 
 import logging
@@ -15,36 +15,36 @@ from svdq.producer import keys
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between questions while Redis is away.
+#: Seconds between attempts while Redis is unavailable.
 RETRY_S = 1.0
 
 
 def execution_metadata(registry_key: str, composite_key: str) -> dict[str, Any]:
-    """Make what a sample carries of its execution."""
+    """Return the metadata that a sample has of its execution."""
     return {"execution": [registry_key, composite_key]}
 
 
 def execution_of(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Give registry and name of the execution in a sample's metadata; None when it has none, as in a bench."""
+    """Return registry and name of the execution in a sample's metadata; None if it has none, as in a bench."""
     execution = metadata.get("execution")
     return (execution[0], execution[1]) if execution else None
 
 
 class Fence:
-    """Asks Redis, from the thread that writes videos."""
+    """Checks in Redis, in the thread that writes videos, whether a video may be published."""
 
     def __init__(self, connection: redis.Redis, stopping: Event) -> None:
-        """Make it.
+        """Make a fence.
 
         Args:
-            connection: of that thread's own.
-            stopping: set when the rank is to stop; the answer is then no.
+            connection: used by that thread alone.
+            stopping: set when the rank stops; then nothing may be published.
         """
         self._connection = connection
         self._stopping = stopping
 
     def __call__(self, sample: Sample) -> bool:
-        """Whether the files of a sample may be published; waits for as long as Redis is away."""
+        """Return whether the files of a sample may be published; wait while Redis is unavailable."""
         execution = execution_of(sample.metadata)
         if execution is None:
             return True

@@ -1,6 +1,6 @@
-"""How executions of RQ jobs end: as RQ's tools expect it, and so that a kill at any point loses none of them.
+"""Ends executions of RQ jobs as RQ's tools expect it; a kill at any point loses no job.
 
-What `rq_adapter` builds on; written against rq 2.12 like it. Nothing that a job names is ever imported or called here.
+The base of `rq_adapter`, written against rq 2.12. It imports and calls nothing that a job names.
 """
 
 import logging
@@ -23,15 +23,15 @@ from svdq.worker.queue.rq_worker import RqWorker
 
 logger = logging.getLogger(__name__)
 
-#: The reason of a job that was canceled while a group had it.
+#: The reason of a job that was canceled in flight.
 STOPPED = "Stopped by the user."
-#: States in which an execution of this worker leaves its job.
+#: States of a job after its execution.
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveJob:
-    """One execution of a job that this worker holds."""
+    """A job that this worker holds, with its execution."""
 
     #: RQ's job.
     rq_job: rq.job.Job
@@ -39,26 +39,26 @@ class ActiveJob:
     queue: rq.Queue
     #: RQ's record of this execution.
     execution: Execution
-    #: What is to be made.
+    #: The video to make.
     job: Job
 
 
 class CompletionWorker(RqWorker):
-    """An RQ worker that ends jobs, one by one in any order."""
+    """An RQ worker that ends jobs in any order."""
 
     def __init__(
         self, connection: redis.Redis, *, on_stop: Callable[[str], None], on_shutdown: Callable[[], None]
     ) -> None:
         """Make the worker; nothing is registered yet. The arguments are those of `RqWorker`."""
         super().__init__(connection, on_stop=on_stop, on_shutdown=on_shutdown)
-        #: The execution whose success is being written, and whether that was tried before.
+        #: The job whose success is being written, and whether RQ has tried before.
         self._succeeding: ActiveJob | None = None
         self._tried = False
-        #: Whether the failure that is being written is a stop that the user asked for.
+        #: Whether the failure that is being written is a stop by the user.
         self._is_stop = False
 
     def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
-        """End a job as failed that was taken off its queue and not begun."""
+        """End a popped job as failed that was not begun."""
         self._fail(rq_job, queue, None, reason)
         transitions.drop_popped(self.connection, queue, rq_job.id)
 
@@ -77,28 +77,28 @@ class CompletionWorker(RqWorker):
         self._clear_marks(rq_job.id)
 
     def increment_successful_job_count(self, pipeline: Any = None) -> None:
-        """Do RQ's first write of a success, unless the success is written already.
+        """Do RQ's first write of a success, unless the success is already written.
 
-        RQ tries again when what it watches has changed, and takes a connection that was lost for such a change, though
-        Redis may have written all of it. It also forgets its execution after the first try.
+        RQ tries again after a conflict, and also after a lost connection, although Redis may have written everything.
+        Before that it resets its execution.
         """
         active = self._succeeding
         if active is not None:
-            if self._tried and not self.holds(active):
-                raise redis.ConnectionError("Redis went away while a success was written")
+            if self._tried and not self.holds_lease(active):
+                raise redis.ConnectionError("the connection was lost while a success was written")
             self.execution, self._tried = active.execution, True
         super().increment_successful_job_count(pipeline)
 
     def increment_failed_job_count(self, pipeline: Any = None) -> None:
-        """Count a failed job, but none that the user has stopped; RQ counts both."""
+        """Count a failed job; RQ also counts one that the user stopped."""
         if not self._is_stop:
             super().increment_failed_job_count(pipeline)
 
     def confirm_end(self, active: ActiveJob) -> JobStatus | None:
-        """Do what follows the end of an execution that Redis has written and could not say so before it went away.
+        """Complete the end of an execution if Redis has written it without confirming it.
 
         Returns:
-            How the job has ended; None when it was not ended by this execution.
+            The state of the job; None if this execution has not ended it.
         """
         rq_job = UntrustedJob.find(active.rq_job.id, self.connection)
         result = rq_job.latest_result() if rq_job is not None else None
@@ -111,27 +111,24 @@ class CompletionWorker(RqWorker):
         return status
 
     def is_wanted(self, job_id: str) -> bool:
-        """Whether a job is there and has not ended."""
+        """Return whether a job exists and has not ended."""
         rq_job = UntrustedJob.find(job_id, self.connection)
         return rq_job is not None and rq_job.get_status(refresh=False) not in (*_ENDED, JobStatus.CANCELED)
 
     def fail(self, active: ActiveJob, reason: str) -> None:
-        """End a job as failed: for good, since the same seed would fail the same way again.
-
-        Only where RQ's Retry was given an interval, the job is tried again after it.
-        """
-        if _is_retried(active.rq_job):
-            self._try_again(active)
+        """End a job as failed, since the same seed would fail again; retry it only if RQ's Retry has an interval."""
+        if _has_retry(active.rq_job):
+            self._retry(active)
         else:
             self._end_failed(active, reason)
 
     def stop(self, active: ActiveJob) -> None:
-        """End a job as stopped: the user asked for it."""
+        """End a job as stopped by the user."""
         self._stopped_job_id = active.rq_job.id
         self._end_failed(active, STOPPED)
 
-    def _try_again(self, active: ActiveJob) -> None:
-        """Do what RQ's `Job.retry` does, but so that a kill in between loses nothing."""
+    def _retry(self, active: ActiveJob) -> None:
+        """Do what RQ's `Job.retry` does in one transaction, so that a kill loses nothing."""
         rq_job, queue = active.rq_job, active.queue
         interval_s, retries_left = rq_job.get_retry_interval(), rq_job.retries_left or 0
         due_at = datetime.fromtimestamp(transitions.server_time(self.connection), UTC) + timedelta(seconds=interval_s)
@@ -153,12 +150,12 @@ class CompletionWorker(RqWorker):
         finally:
             self.execution = None
         self._clear_marks(rq_job.id)
-        logger.info("Job %s is tried again in %d s; tries left: %d.", rq_job.id, interval_s, retries_left - 1)
+        logger.info("Job %s is retried in %d s; retries left: %d.", rq_job.id, interval_s, retries_left - 1)
 
     def _end_failed(self, active: ActiveJob, reason: str) -> None:
         self._fail(active.rq_job, active.queue, active.execution, reason)
-        if self.holds(active):
-            raise redis.ConnectionError("RQ could not write that a job failed")  # and does not say so
+        if self.holds_lease(active):
+            raise redis.ConnectionError("RQ could not write that a job failed")  # RQ only logs it
 
     def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, execution: Execution | None, reason: str) -> None:
         rq_job.ended_at = now()
@@ -178,12 +175,12 @@ class CompletionWorker(RqWorker):
             pipeline.hdel(keys.CRASHES, job_id)
             pipeline.execute()
 
-    def holds(self, active: ActiveJob) -> bool:
-        """Whether the execution is still ours: a group that slept past its lease has lost it."""
+    def holds_lease(self, active: ActiveJob) -> bool:
+        """Return whether this worker still holds a job: a group that slept past its lease has lost it."""
         registry = active.queue.started_job_registry
         return self.connection.zscore(registry.key, active.execution.composite_key) is not None
 
 
-def _is_retried(rq_job: rq.job.Job) -> bool:
-    """Whether a failed job is tried again: its Retry has an interval."""
+def _has_retry(rq_job: rq.job.Job) -> bool:
+    """Return whether a failed job is retried: its Retry has an interval."""
     return rq_job.should_retry and max(rq_job.retry_intervals or [0]) > 0

@@ -1,9 +1,8 @@
-"""Contact with RQ's internals: one worker that holds several executions at once. Does not import torch.
+"""An RQ worker that holds several executions at once, unlike RQ's own. Does not import torch.
 
-RQ's own workers run one job at a time. This one pops, admits, beats and finishes jobs one by one in any order, as RQ's
-tools expect to see it. Written against rq 2.12, like `rq_worker`, `job_completion`, `transitions`, `recovery` and
-`producer.untrusted_job`; `tests/worker/test_rq_adapter.py` says what broke when RQ changes.
-Nothing that a job names is ever imported or called: its function and callbacks are strings to compare.
+Written against rq 2.12, like the other modules of this folder and `producer.untrusted_job`; if RQ changes,
+`tests/worker/test_rq_adapter.py` names what broke. No function or callback that a job names is imported or called: they
+are only compared as strings.
 """
 
 import logging
@@ -31,9 +30,9 @@ from svdq.worker.queue.rq_worker import LEASE_S
 
 logger = logging.getLogger(__name__)
 
-#: Jobs that are queued at once when they are due; leases are renewed in between.
+#: Largest number of due jobs that are queued between two renewals of leases.
 PROMOTED_AT_ONCE = 1000
-#: `Job.heartbeat` for a job that still exists: HSET alone would make a job out of nothing after it was deleted.
+#: `Job.heartbeat` for a job that exists: HSET alone would create a job that was deleted.
 _HEARTBEAT = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'last_heartbeat', ARGV[1]) end"
 
 
@@ -43,15 +42,13 @@ class GroupWorker(CompletionWorker):
     def __init__(self, connection: redis.Redis, **handlers: Any) -> None:
         """Make the worker; nothing is registered yet. The arguments are those of `RqWorker`."""
         super().__init__(connection, **handlers)
-        #: Jobs that were due when the registries were last read, and are not queued yet.
+        #: Due jobs that are not queued yet.
         self._due: deque[tuple[rq.Queue, bytes]] = deque()
 
-    # The life of its executions.
-
     def renew_leases(self, active_jobs: Iterable[ActiveJob]) -> list[ActiveJob]:
-        """Prolong the leases of the worker and of every execution, in one round trip; return those that are lost.
+        """Renew the leases of the worker and of all executions in one round trip; return the jobs that are lost.
 
-        Written whole, not only prolonged: after the server was away for longer than a lease, the records are gone.
+        Writes whole records: they have expired if the server was unavailable for longer than a lease.
         """
         active_jobs = list(active_jobs)
         now_s = transitions.server_time(self.connection)
@@ -75,13 +72,13 @@ class GroupWorker(CompletionWorker):
         return lost
 
     def forget(self, active: ActiveJob) -> None:
-        """Remove what is left of an execution that is not ours any more; its job is not touched."""
+        """Remove the record of an execution that was lost, without changing its job."""
         with self.connection.pipeline() as pipeline:
             active.execution.delete(job=active.rq_job, pipeline=pipeline)
             pipeline.execute()
 
     def peek(self) -> rq.job.Job | None:
-        """Look at the job that `pop` would take next, without taking it."""
+        """Return the job that `pop` would take next, without taking it."""
         for queue in self.queues:
             job_ids = self.connection.lrange(queue.key, 0, 0)
             if job_ids:
@@ -89,7 +86,7 @@ class GroupWorker(CompletionWorker):
         return None
 
     def num_scheduled(self) -> tuple[int, int]:
-        """Count the jobs that are due and not queued yet, and those whose time is still to come."""
+        """Count the due jobs that are not queued yet, and those that are due later."""
         registries = [queue.scheduled_job_registry.key for queue in self.queues]
         now_s = int(transitions.server_time(self.connection))
         due = sum(self.connection.zcount(key, "-inf", now_s) for key in registries)
@@ -97,9 +94,9 @@ class GroupWorker(CompletionWorker):
         return due, later
 
     def promote_due(self) -> bool:
-        """Queue some of the jobs that are due, the earliest first and then by age; return whether more are due.
+        """Queue some of the due jobs, the earliest first and then by age; return whether more are due.
 
-        Every group does this: a job that another group queues meanwhile, or that is canceled, is left alone.
+        Every group does this; jobs that another group queues meanwhile, or that are canceled, are skipped.
         """
         now_s = transitions.server_time(self.connection)
         if not self._due:
@@ -117,10 +114,10 @@ class GroupWorker(CompletionWorker):
         return bool(self._due)
 
     def _list_due(self, queue: rq.Queue, now_s: float) -> list[bytes]:
-        """List the jobs that are due; RQ's times are whole seconds, and their age says in which order they came."""
+        """Return the due jobs; RQ's times are whole seconds, so jobs of one second are ordered by their creation."""
         key = queue.scheduled_job_registry.key
         if self.connection.type(key) != b"zset":
-            return []  # nothing is scheduled, or not by RQ
+            return []  # nothing is scheduled, or RQ did not write it
         due: Any = self.connection.zrangebyscore(key, "-inf", int(now_s), withscores=True)
         with self.connection.pipeline(transaction=False) as pipeline:
             for job_id, _ in due:
@@ -133,7 +130,7 @@ class GroupWorker(CompletionWorker):
     def pop(self) -> ActiveJob | None:
         """Take the next job off the queues, most urgent queue first, and start its execution.
 
-        A job that is not ours, or not valid, ends as failed with a reason, and the next one is looked at.
+        A job that is not valid ends as failed with a reason, and the next one is taken.
         """
         while True:
             popped = transitions.pop(self.connection, self.queues, self.name)
@@ -149,7 +146,7 @@ class GroupWorker(CompletionWorker):
                 return active
 
     def fetch(self, job_id: bytes | str) -> rq.job.Job | None:
-        """Read a job; None when there is none of that id that can be read."""
+        """Read a job; None if there is no readable job of that id."""
         return UntrustedJob.find(job_id, self.connection)
 
     def _drop_unreadable(self, queue: rq.Queue, job_id: bytes) -> None:
@@ -159,21 +156,20 @@ class GroupWorker(CompletionWorker):
             try:
                 job = UntrustedJob(as_text(job_id), connection=self.connection, serializer=JSONSerializer)
             except ValueError:
-                return  # not even the shape of an id
+                return  # not a valid id
             Result.create_failure(job, keys.FAILURE_TTL_S, "Refused: its record in Redis is malformed or too large.")
 
     def _admit(self, rq_job: rq.job.Job, queue: rq.Queue) -> ActiveJob | None:
         status = rq_job.get_status(refresh=False)
         if status not in (JobStatus.QUEUED, None):
-            # Canceled while it was on its way; or it stood in the queue twice, since a client of Redis that gets no
-            # answer enqueues again.
+            # Canceled meanwhile; or in the queue twice, since a client that gets no answer enqueues again.
             if status is not JobStatus.CANCELED:
                 logger.warning(
                     "Dropped an entry of job %s from %s: it is %s already.", rq_job.id, queue.name, status.value
                 )
             transitions.drop_popped(self.connection, queue, rq_job.id)
             return None
-        # As Job.perform does: a job with a time to live must not expire while it runs, nor as soon as it has failed.
+        # As in Job.perform: a job with a time to live must not expire while it runs, nor as soon as it has failed.
         self.connection.persist(rq_job.key)
         refusal = refusal_of(rq_job)
         job = None if refusal else read_job(rq_job)
@@ -183,7 +179,7 @@ class GroupWorker(CompletionWorker):
             self._fail(rq_job, queue, None, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
             transitions.drop_popped(self.connection, queue, rq_job.id)
             return None
-        if self.was_canceled(rq_job.id):  # while it was on its way between a group and the queue
+        if self.was_canceled(rq_job.id):  # while it returned to the queue
             self._stopped_job_id = rq_job.id
             self.fail_popped(rq_job, queue, STOPPED)
             return None
@@ -191,8 +187,8 @@ class GroupWorker(CompletionWorker):
         return None if execution is None else ActiveJob(rq_job=rq_job, queue=queue, execution=execution, job=job)
 
     def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
-        """Start the execution of a popped job; None when it was canceled, deleted or taken back since it was popped."""
-        rq_job.origin = queue.name  # where it was found counts: RQ's registries go by it
+        """Start the execution of a popped job; None if it was canceled, deleted or returned since it was popped."""
+        rq_job.origin = queue.name  # RQ chooses registries by it
         with self.connection.pipeline() as pipeline:
             while True:
                 pipeline.watch(keys.POPPED, rq_job.key)
@@ -201,7 +197,7 @@ class GroupWorker(CompletionWorker):
                     logger.info("Job %s was canceled, deleted or taken back before it was begun.", rq_job.id)
                     break
                 seconds, _ = pipeline.time()
-                # What RQ does in `prepare_execution` and `prepare_job_execution`, in one step.
+                # RQ's `prepare_execution` and `prepare_job_execution` in one step.
                 pipeline.multi()
                 pipeline.hset(rq_job.key, "origin", queue.name)
                 execution = Execution.create(rq_job, LEASE_S, pipeline=pipeline, worker_name=self.name)
@@ -212,35 +208,35 @@ class GroupWorker(CompletionWorker):
                 try:
                     pipeline.execute()
                 except redis.WatchError:
-                    continue  # perhaps another group popped something
+                    continue  # another group may have popped a job
                 return execution
         if is_ours:
             transitions.drop_popped(self.connection, queue, rq_job.id)
         return None
 
     def was_canceled(self, job_id: str) -> bool:
-        """Whether the user wants a job stopped that a group has."""
+        """Return whether the user canceled a job in flight."""
         return bool(self.connection.sismember(keys.CANCELED, job_id))
 
     def mark_canceled(self, job_id: str) -> None:
-        """Have the ranks know that a job is to stop at its next step."""
+        """Make the ranks stop a job at its next step."""
         self.connection.sadd(keys.CANCELED, job_id)
 
     def pause(self, reason: str) -> None:
-        """Take no more jobs until the user resumes."""
+        """Take no more jobs until the user runs `svdq resume`."""
         self.connection.hset(keys.PAUSES, self.name, reason)
 
     def return_to_queue(self, active_jobs: Iterable[ActiveJob]) -> None:
-        """Give jobs back to the front of their queues, in their old order, spending none of their retries."""
+        """Return jobs to the front of their queues, in their old order, without spending retries."""
         for active in sorted(active_jobs, key=lambda active: active.execution.created_at, reverse=True):
             transitions.return_to_queue(self.connection, active.queue, active.execution)
 
 
 def refusal_of(rq_job: rq.job.Job) -> str | None:
-    """Say what a job asks for that is not ours to run; None when nothing is. Compares strings and imports nothing."""
+    """Return why a job must not run; None if it may. Compares strings and imports nothing."""
     try:
         function = rq_job.func_name
-    except Exception:  # noqa: BLE001 - whoever wrote it; it is not JSON of RQ's shape
+    except Exception:  # noqa: BLE001 - anyone can write to Redis
         return "It is not stored as JSON."
     if function != RENDER:
         return f"Its function {function!r} is not svdq's."

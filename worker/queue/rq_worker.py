@@ -1,6 +1,6 @@
-"""An RQ worker as RQ's own tools see it, without its jobs: name, birth and death, commands, maintenance.
+"""The part of the RQ worker that does not deal with jobs: name, registration, commands, maintenance.
 
-What `rq_adapter` builds on; written against rq 2.12 like it. Nothing that a job names is ever imported or called.
+The base of `job_completion` and `rq_adapter`, written against rq 2.12.
 """
 
 import logging
@@ -22,16 +22,16 @@ from svdq.worker.queue import transitions
 
 logger = logging.getLogger(__name__)
 
-#: Seconds without a beat after which a job counts as abandoned, and a worker as gone.
+#: Seconds without a renewal after which a job counts as abandoned, and a worker as ended.
 LEASE_S = 15
-#: Seconds between beats.
+#: Seconds between renewals.
 BEAT_S = 4.0
-#: Seconds between looks for what others have abandoned.
+#: Seconds between searches for abandoned jobs of other groups.
 MAINTENANCE_S = 2.0
 
 
 class RqWorker(BaseWorker):
-    """An RQ worker without jobs: JSON only, no fork, no signals."""
+    """An RQ worker without jobs; it uses JSON only, and neither forks nor handles signals."""
 
     queue_class = SvdqQueue  # type: ignore[assignment]  # RQ types it as the base class itself
 
@@ -39,9 +39,9 @@ class RqWorker(BaseWorker):
         """Make the worker; nothing is registered yet.
 
         Args:
-            connection: of the bookkeeping thread's own.
-            on_stop: called from RQ's listening thread with a job id when RQ's stop command names a job.
-            on_shutdown: called from there on RQ's shutdown command.
+            connection: used by the bookkeeping thread alone.
+            on_stop: called with the job id of RQ's stop command, by RQ's listening thread.
+            on_shutdown: called at RQ's shutdown command, by the same thread.
         """
         super().__init__(
             queues(connection),
@@ -55,28 +55,28 @@ class RqWorker(BaseWorker):
         )
         self._on_stop = on_stop
         self._on_shutdown = on_shutdown
-        #: Whether the last `pop` found intake paused: by RQ's suspend, or because too much went wrong here.
+        #: Whether the last `pop` found intake paused: by RQ's suspend, or because too many jobs failed here.
         self.paused = False
 
-    # What RQ calls or asks, changed for several executions.
+    # Methods that RQ calls, changed for several executions.
 
     def get_heartbeat_ttl(self, job: rq.job.Job) -> int:
-        """Give the lease of an execution; RQ's own adds a minute."""
+        """Return the lease of an execution; RQ adds a minute."""
         return LEASE_S
 
     def set_current_job_id(self, job_id: str | None = None, pipeline: Any = None) -> None:
-        """Name no current job: there are several, and rq-dashboard fails on one that is stored as JSON."""
+        """Store no current job: there are several, and rq-dashboard fails on one that is stored as JSON."""
 
     def procline(self, message: str) -> None:
-        """Leave the process's title alone."""
+        """Keep the process's title."""
 
     def handle_payload(self, message: Any) -> None:
-        """Take RQ's commands: stop a job (whichever of ours it names) and shut down."""
+        """Handle RQ's commands to stop a job and to shut down."""
         try:
             payload = parse_payload(message)
             command, job_id = payload["command"], payload.get("job_id")
         except (ValueError, LookupError, AttributeError, TypeError):
-            # Anyone can publish here, and an error would end the thread that listens.
+            # Anyone can publish here, and an error would end the listening thread.
             logger.warning("A command that is not one of RQ's was ignored.")
             return
         if command == "stop-job":
@@ -87,7 +87,7 @@ class RqWorker(BaseWorker):
     # The life of the worker.
 
     def start(self) -> None:
-        """Show up in RQ's registries and listen for commands; may be called again when Redis failed in between."""
+        """Register in RQ and listen for commands; may be called again after an error of Redis."""
         if self.birth_date is None:
             self.register_birth()
         if self.pubsub_thread is None:
@@ -95,16 +95,15 @@ class RqWorker(BaseWorker):
         self.set_state(WorkerStatus.IDLE)
 
     def end(self) -> None:
-        """Leave RQ's registries."""
+        """Remove the worker from RQ's registries."""
         self.connection.hdel(keys.PAUSES, self.name)
         self.unsubscribe()
         self.register_death()
 
     def maintain(self) -> None:
-        """Remove what has expired from RQ's registries of ended jobs and of workers, by the clock of Redis.
+        """Remove expired entries from RQ's registries of ended jobs and of workers, by the clock of Redis.
 
-        RQ's own clean-up goes by the clock of this host. Of jobs that no worker holds any more it spends retries;
-        `Recovery` takes them back without.
+        RQ's own clean-up uses the clock of this host, and spends retries of abandoned jobs; `Recovery` does not.
         """
         now_s = int(transitions.server_time(self.connection))
         for queue in self.queues:
@@ -118,5 +117,5 @@ class RqWorker(BaseWorker):
                 logger.exception("The clean-up of %s failed.", queue.name)
 
     def work(self, *_: Any, **__: Any) -> bool:
-        """Refuse: `Intake` drives this worker."""
+        """Refuse to run; `Intake` drives this worker."""
         raise SvdqError("This worker is driven by a group of ranks; start one with `svdq worker`.")

@@ -145,11 +145,15 @@ def server_time(connection: redis.Redis) -> float:
     return float(seconds) + microseconds / 1e6
 
 
+def _eval(connection: redis.Redis, script: str, names: Sequence[str | bytes], *values: object) -> Any:
+    return connection.eval(script, len(names), *names, *values)  # type: ignore[arg-type]  # redis-py's stub wants text
+
+
 def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str) -> Pop:
     """Take the next job off the queues, most urgent queue first, and record its owner."""
     places = [key for queue in queues for key in (queue.key, queue.intermediate_queue_key)]
     names = [keys.SUSPENDED, keys.PAUSES, keys.POPPED, *places]
-    answer = connection.eval(_POP, len(names), *names, worker_name)
+    answer = _eval(connection, _POP, names, worker_name)
     if not answer:
         return Pop()
     return Pop(paused=True) if answer[0] < 0 else Pop(queue=queues[answer[0]], job_id=answer[1])
@@ -158,7 +162,7 @@ def pop(connection: redis.Redis, queues: Sequence[rq.Queue], worker_name: str) -
 def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: str) -> bool:
     """Take a given job off a queue as `pop` takes the next; return whether it was there."""
     names = (queue.key, queue.intermediate_queue_key, keys.POPPED)
-    return bool(connection.eval(_CLAIM, len(names), *names, job_id, worker_name))
+    return bool(_eval(connection, _CLAIM, names, job_id, worker_name))
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:
@@ -187,7 +191,7 @@ def return_to_queue(
         key_of(job_id),
     )
     values = (execution.composite_key, execution.id, job_id, lease_until)
-    return bool(connection.eval(_RETURN_TO_QUEUE, len(names), *names, *values) == 1)
+    return bool(_eval(connection, _RETURN_TO_QUEUE, names, *values) == 1)
 
 
 def return_popped_to_queue(connection: redis.Redis, queue: rq.Queue, job_id: bytes, owner: bytes) -> bool:
@@ -195,23 +199,17 @@ def return_popped_to_queue(connection: redis.Redis, queue: rq.Queue, job_id: byt
 
     The owner is b"" if another program popped it.
     """
-    names: tuple[Any, ...] = (keys.POPPED, queue.intermediate_queue_key, queue.key, key_of(job_id))
-    values: tuple[Any, ...] = (job_id, owner)
-    return bool(connection.eval(_RETURN_POPPED_TO_QUEUE, len(names), *names, *values) == 1)
+    names = (keys.POPPED, queue.intermediate_queue_key, queue.key, key_of(job_id))
+    return bool(_eval(connection, _RETURN_POPPED_TO_QUEUE, names, job_id, owner) == 1)
 
 
 def fail_unreadable(connection: redis.Redis, queue: rq.Queue, job_id: bytes) -> bool:
     """Fail a popped job whose record cannot be read; return whether there was a record."""
     now_s = server_time(connection)
     now = utcformat(datetime.fromtimestamp(now_s, UTC))
-    names: tuple[Any, ...] = (
-        key_of(job_id),
-        queue.failed_job_registry.key,
-        queue.intermediate_queue_key,
-        keys.POPPED,
-    )
-    values: tuple[Any, ...] = (job_id, now, keys.FAILURE_TTL_S, now_s + keys.FAILURE_TTL_S)
-    return bool(connection.eval(_FAIL_UNREADABLE, len(names), *names, *values))
+    names = (key_of(job_id), queue.failed_job_registry.key, queue.intermediate_queue_key, keys.POPPED)
+    kept_s = keys.FAILURE_TTL_S
+    return bool(_eval(connection, _FAIL_UNREADABLE, names, job_id, now, kept_s, now_s + kept_s))
 
 
 def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float) -> None:
@@ -223,9 +221,8 @@ def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float)
         job_id: as it is in the registry of scheduled jobs.
         now_s: the time of Redis.
     """
-    names: tuple[Any, ...] = (queue.scheduled_job_registry.key, queue.key, key_of(job_id))
-    now = utcformat(datetime.fromtimestamp(now_s, UTC))
-    pipeline.eval(_PROMOTE, len(names), *names, job_id, now, now_s, MISSING_S)
+    names = (queue.scheduled_job_registry.key, queue.key, key_of(job_id))
+    _eval(pipeline, _PROMOTE, names, job_id, utcformat(datetime.fromtimestamp(now_s, UTC)), now_s, MISSING_S)
 
 
 def write_lease(
