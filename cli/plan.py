@@ -96,10 +96,10 @@ def _deadline_s(text: str, now: Any) -> float:
     """Parse a duration such as 8h, or a future time; return seconds."""
     import re
 
-    from svdq.producer.timeparse import parse_age, parse_future
+    from svdq.producer.timeparse import parse_duration, parse_future
 
     if re.fullmatch(r"\d+[a-z]", text.strip()):
-        return parse_age(text, "--deadline").total_seconds()
+        return parse_duration(text, "--deadline").total_seconds()
     return float((parse_future(text, "--deadline", now) - now).total_seconds())
 
 

@@ -171,9 +171,9 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     from svdq.producer.results.prune import find_removals, remove_all
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.timeparse import parse_age
+    from svdq.producer.timeparse import parse_duration
 
-    age = parse_age(older_than, "--older-than")
+    age = parse_duration(older_than, "--older-than")
     if not (dry_run or yes or sys.stdin.isatty()):
         raise InputError("There is no terminal to ask on; give --yes to remove, or --dry-run to see what would go.")
     settings = Settings.load(redis_url=redis_url, storage=storage)

@@ -53,9 +53,9 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
     from svdq.producer.queue import session
     from svdq.producer.selection import complete_ids
     from svdq.producer.settings import Settings
-    from svdq.producer.timeparse import parse_age
+    from svdq.producer.timeparse import parse_duration
 
-    timeout_s = parse_age(timeout, "--timeout").total_seconds() if timeout else None
+    timeout_s = parse_duration(timeout, "--timeout").total_seconds() if timeout else None
     settings = Settings.load(redis_url=redis_url)
     with session(settings) as connection:
         ids = complete_ids(connection, job_ids)

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 from pathlib import Path
@@ -29,14 +28,15 @@ Examples:
   svdq watch ~/inbox --once --on-success move:done
 """
 
-_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0}
 
+def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: str) -> float:
+    """Parse a duration; a number without a unit is in seconds."""
+    from svdq.producer.timeparse import parse_duration
 
-def _parse_duration(_context: click.Context, _option: click.Parameter, value: str) -> float:
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m|)", value.strip())
-    if match is None or float(match[1]) == 0:
-        raise InputError(f"--stable-for {value} is not a duration; write it as 2s, 500ms or 1m.")
-    return float(match[1]) * _UNITS[match[2]]
+    seconds = parse_duration(value if value[-1:].isalpha() else f"{value}s", "--stable-for").total_seconds()
+    if seconds == 0:
+        raise InputError(f"--stable-for {value} is not allowed: it must be longer than 0, such as 2s.")
+    return seconds
 
 
 @click.command(epilog=EXAMPLES)
@@ -50,7 +50,7 @@ def _parse_duration(_context: click.Context, _option: click.Parameter, value: st
     default="2s",
     show_default=True,
     metavar="TIME",
-    callback=_parse_duration,
+    callback=_parse_stable_for,
     help="Submit a file when it has not changed for this long.",
 )
 @click.option(

@@ -11,30 +11,32 @@ from svdq.pipeline.errors import InputError
 #: Latest time in seconds since the epoch that every time zone can represent: the start of the year 9000.
 MAX_SECONDS = 221_845_392_000
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+#: The limit of the number keeps dates after the year 1.
+_DURATION = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)(ms|[smhdw])")
 _FROM_NOW = re.compile(
     r"\+(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m)?(?:(?P<seconds>\d{1,7})s)?"
 )
 
 
-def parse_age(text: str, option: str) -> timedelta:
-    """Parse an age such as 90m, 12h, 30d or 2w.
+def parse_duration(text: str, option: str) -> timedelta:
+    """Parse a duration such as 500ms, 30s, 90m, 1.5h, 30d or 2w.
 
     Args:
         text: what the user wrote.
         option: the flag, for errors.
 
     Raises:
-        InputError: the text is not an age.
+        InputError: the text is not a duration.
     """
-    match = re.fullmatch(r"(\d{1,5})([smhdw])", text.strip())  # the limit keeps dates after the year 1
+    match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise InputError(f"{option} {text!r} is not an age; write it as 12h, 30d or 2w.")
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+        raise InputError(f"{option} {text!r} is not a duration; write it as 30s, 12h, 30d or 2w.")
+    return timedelta(seconds=float(match[1]) * _UNITS_S[match[2]])
 
 
 def parse_past(text: str, option: str, now: datetime) -> datetime:
-    """Parse 22:00 (the last such local time), a date, a date and time, or an age such as 12h.
+    """Parse 22:00 (the last such local time), a date, a date and time, or a duration before now such as 12h.
 
     Args:
         text: what the user wrote; local time unless it has a time zone.
@@ -44,8 +46,8 @@ def parse_past(text: str, option: str, now: datetime) -> datetime:
     Raises:
         InputError: the text is not a time, or is in the future.
     """
-    if re.fullmatch(r"\d+[a-z]", text.strip()):
-        return now - parse_age(text, option)
+    if re.fullmatch(r"[\d.]+[a-z]+", text.strip()):
+        return now - parse_duration(text, option)
     try:
         moment = _moment(text, now, to_come=False)
     except ValueError as error:

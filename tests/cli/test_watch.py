@@ -251,7 +251,7 @@ def test_files_that_are_no_photos_by_their_names_are_told_of_once(once: Once, dr
         (["{inbox}/file.jpg"], "There is no folder"),
         (["{inbox}", "--on-success", "burn"], "--on-success burn"),
         (["{inbox}", "--on-success", "move:."], "--on-success move:."),
-        (["{inbox}", "--stable-for", "soon"], "--stable-for soon"),
+        (["{inbox}", "--stable-for", "soon"], "--stable-for 'soon'"),
         (["{inbox}", "--stable-for", "0"], "--stable-for 0"),
         (["{inbox}", "--size", "100x100"], "--size 100x100"),
         (["{inbox}", "--frames", "0"], "--frames 0"),

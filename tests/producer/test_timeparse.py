@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.timeparse import duration, parse_age, parse_future, parse_past
+from svdq.producer.timeparse import duration, parse_duration, parse_future, parse_past
 
 EAST = timezone(timedelta(hours=3))
 EVENING = datetime(2027, 1, 30, 22, 15).astimezone()
@@ -37,7 +37,7 @@ def test_a_zone_that_is_given_counts() -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "25:00", "12", "h", "2027-13-01", "99999999999999d", "-3h", "3 h"])
 def test_what_is_no_time_is_refused_by_its_name(text: str) -> None:
-    with pytest.raises(InputError, match=r"^--since '.*' is not an? (time|age); write it as "):
+    with pytest.raises(InputError, match=r"^--since '.*' is not a (time|duration); write it as "):
         parse_past(text, "--since", MORNING)
 
 
@@ -46,12 +46,14 @@ def test_what_is_to_come_is_refused() -> None:
         parse_past("2027-02-01", "--since", MORNING)
 
 
-def test_ages() -> None:
-    assert parse_age("30d", "--older-than") == timedelta(days=30)
-    assert parse_age("90m", "--older-than") == timedelta(minutes=90)
-    for text in ("", "30", "d", "1.5h", "30 days", "-1d", "999999999w"):
-        with pytest.raises(InputError, match=r"^--older-than '.*' is not an age"):
-            parse_age(text, "--older-than")
+def test_durations_are_parsed() -> None:
+    assert parse_duration("30d", "--older-than") == timedelta(days=30)
+    assert parse_duration("90m", "--older-than") == timedelta(minutes=90)
+    assert parse_duration("1.5h", "--older-than") == timedelta(minutes=90)
+    assert parse_duration("200ms", "--stable-for") == timedelta(milliseconds=200)
+    for text in ("", "30", "d", ".5h", "30 days", "-1d", "999999999w"):
+        with pytest.raises(InputError, match=r"^--older-than '.*' is not a duration"):
+            parse_duration(text, "--older-than")
 
 
 @pytest.mark.parametrize(
@@ -111,5 +113,5 @@ def test_what_is_past_is_not_to_come(text: str) -> None:
         (200_000, "55 h"),
     ],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert duration(seconds) == text
