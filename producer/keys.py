@@ -18,7 +18,7 @@ RESULT_TTL_S: Final = 7 * DAY_S
 #: Seconds that a failed job is kept and can be retried.
 FAILURE_TTL_S: Final = 30 * DAY_S
 #: RQ's timeout of a job in seconds: none, since RQ's alarm signal does not distinguish several jobs in flight, and the
-#: worker has deadlines of its own.
+#: worker has its own deadlines.
 JOB_TIMEOUT_S: Final = -1
 #: Number of retries of a job whose group died.
 MAX_RETRIES: Final = 3

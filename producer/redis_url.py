@@ -17,13 +17,13 @@ def check_url(url: str) -> None:
     """Check that redis-py understands a URL and all its options; nothing is connected.
 
     Raises:
-        InputError: it does not, or a file that the URL names is not there.
+        InputError: it does not, or a file that the URL names does not exist.
     """
     shown = without_secrets(url) if "://" in url else f"{url.partition(':')[0]}:…"
     try:
         parts = urlsplit(url)
         if parts.scheme in ("redis", "rediss") and "@" in parts.path + parts.fragment:
-            raise ValueError("a password is cut in two")  # its rest would be taken for the name of a host
+            raise ValueError("a password is cut in two")  # its rest would become the name of a host
         pool = redis.ConnectionPool.from_url(url)
         options = pool.connection_kwargs
         pool.connection_class(**options)
@@ -40,4 +40,4 @@ def check_url(url: str) -> None:
         ) from error
     for name in FILES:
         if options.get(name) and not Path(options[name]).is_file():
-            raise InputError(f"The file {options[name]!r} of {name} in the Redis URL is not there; correct its path.")
+            raise InputError(f"The file {options[name]!r} of {name} in the Redis URL does not exist; correct its path.")

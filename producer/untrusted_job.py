@@ -1,6 +1,6 @@
 """Reads RQ jobs that anyone with access to Redis may have written: bounded in size, and nothing in them is called.
 
-Touches RQ's internals; `tests/worker/test_rq_adapter.py` says what broke when RQ changes.
+Touches RQ's internals; `tests/worker/test_rq_adapter.py` fails when a new RQ changes them.
 """
 
 from base64 import b64decode
@@ -75,7 +75,7 @@ return newest
 
 
 class UnreadableJobError(NoSuchJobError):
-    """There is something under a job's key, but it is not a record that RQ could have written; the message says why."""
+    """The value under a job's key is not a record that RQ could have written; the message gives the reason."""
 
     def __init__(self, job_id: str, status: bytes | str | None, reason: Exception | str) -> None:
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason_of(reason)}"
@@ -88,7 +88,7 @@ class UnreadableJobError(NoSuchJobError):
 
 
 class UntrustedJob(rq.job.Job):
-    """An RQ job that calls nothing, whatever its record names; RQ's own code gets it too, from `SvdqQueue`."""
+    """An RQ job that calls nothing that its record names; RQ's own code uses it through `SvdqQueue`."""
 
     def refresh(self) -> None:
         """Read the job's record.
@@ -149,7 +149,7 @@ class UntrustedJob(rq.job.Job):
 
 
 def key_of(job_id: bytes | str) -> bytes:
-    """Give the Redis key of a job's record, whatever its id."""
+    """Return the Redis key of a job's record; any id is allowed."""
     name = job_id if isinstance(job_id, bytes) else job_id.encode(errors="replace")
     return rq.job.Job.redis_job_namespace_prefix.encode() + name
 
@@ -216,12 +216,12 @@ def read_results(connection: redis.Redis, jobs: Iterable[rq.job.Job]) -> Iterato
             raise answer
         try:
             yield None if answer is None else _restored_result(job, answer)
-        except Exception as error:  # noqa: BLE001 - anyone can write to Redis; whatever is wrong, other jobs go on
+        except Exception as error:  # noqa: BLE001 - anyone can write to Redis; other jobs continue
             yield UnreadableJobError(job.id, job.get_status(refresh=False), error)
 
 
 def _restored_result(job: rq.job.Job, answer: Any) -> Result:
-    """Restore a result that `_READ_RESULT` has answered; raises whatever its malformed fields cause."""
+    """Restore a result that `_READ_RESULT` has answered; malformed fields raise any exception."""
     if isinstance(answer, Exception):
         raise answer  # the key is no stream
     if not isinstance(answer, list):

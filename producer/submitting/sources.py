@@ -46,7 +46,7 @@ def find_photos(
 ) -> Sources:
     """Find the photos for the arguments of a command line.
 
-    A file given by name is included whatever its suffix. Folders and patterns include the files with the suffix of a
+    A file given by name is included with any suffix. Folders and patterns include the files with the suffix of a
     photo, except hidden ones.
 
     Args:
@@ -90,7 +90,7 @@ class _Walk:
         self.num_others = 0
 
     def file_or_folder(self, path: Path) -> list[Source]:
-        if not os.path.isdir(path):  # `Path.is_dir` raises what is better said when the file is opened
+        if not os.path.isdir(path):  # `Path.is_dir` raises errors that are clearer when the file is opened
             return [Source(path)]
         names = self._photos(self._names(path))
         found = [Source(path / name, "/".join(map(safe_name, name.parent.parts))) for name in names]

@@ -135,7 +135,7 @@ def submit_all(
         settings: of this process.
         requests: the photos, whose specs were not checked yet.
         skip_bad: leave out bad requests and bad photos, instead of refusing all.
-        observer: is told how it goes on.
+        observer: receives the progress.
 
     Raises:
         BadPhotosError: several photos are bad.

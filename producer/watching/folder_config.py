@@ -22,9 +22,9 @@ from svdq.producer.submitting.photos import safe_name
 from svdq.producer.submitting.sources import SUFFIXES
 from svdq.producer.watching.directory import open_file, open_folder
 
-#: What is taken unless patterns are given.
+#: Patterns of photos, unless others are given.
 PHOTO_GLOBS = tuple(f"*{suffix}" for suffix in sorted(SUFFIXES))
-#: Files that are still being written, or never were photos: browsers, copy programs, editors, synchronizers.
+#: Temporary files of browsers, copy programs, editors and synchronizers.
 #: Names that start with a dot are left out, too, as are the temporary files of rsync, lftp, Nextcloud and others.
 TEMPORARY_GLOBS = (
     *("~*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.filepart", "*.crdownload", "*.download"),

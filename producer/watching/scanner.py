@@ -65,7 +65,7 @@ class Scanner:
         Args:
             root: the watched folder, resolved.
             options: how it is watched.
-            excluded: folders that are not entered, by whatever path they are reached.
+            excluded: folders that are not entered, by any path.
             state: what became of files.
         """
         self.root = root

@@ -19,7 +19,7 @@ from svdq.producer.watching.state import Event, Report, State
 
 #: Seconds between scans: without notifications or shortly after one, and else, in case a notification was lost.
 POLL_S, RESCAN_S = 2.0, 60.0
-#: Seconds for which a notification makes scans frequent: those of what is in a new folder may come late or never.
+#: Seconds for which a notification makes scans frequent: those about a new folder may be late or missing.
 RECENT_S = 5.0
 #: Scanning takes at most this share of the time.
 MAX_SHARE = 0.1

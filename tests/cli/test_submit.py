@@ -162,7 +162,7 @@ def finish(connection: redis.Redis, job_id: str, model: str) -> None:
     Result.create(rq_job, Result.Type.SUCCESSFUL, 60, return_value={"outputs": ["x.mp4"], "used": {}, "model": model})
 
 
-def test_a_preview_does_not_stand_for_the_real_video(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
+def test_a_preview_is_replaced_by_the_real_video(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     job_id = json.loads(svdq("submit", photo, "--json").stdout)["id"]
     finish(connection, job_id, "preview")
     # Nobody has said which model is wanted, and no worker runs.

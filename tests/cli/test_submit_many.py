@@ -157,7 +157,7 @@ def test_a_reader_that_leaves_early(connection: redis.Redis, photo: Path) -> Non
     assert len(queued(connection)) == 600
 
 
-def test_waiting_tells_of_each_as_it_ends(connection: redis.Redis, folder: Path) -> None:
+def test_wait_prints_each_job_when_it_ends(connection: redis.Redis, folder: Path) -> None:
     wanted = ["submit", folder / "00.png", "--variations", "3", "--wait", "--json"]
     with subprocess.Popen([*SVDQ, *wanted], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -167,8 +167,8 @@ def test_waiting_tells_of_each_as_it_ends(connection: redis.Redis, folder: Path)
             job = fetch(connection, job_id)
             Result.create(job, Result.Type.SUCCESSFUL, ttl=100, return_value={"outputs": [f"/{number}.mp4"]})
             job.set_status(JobStatus.FINISHED)
-            told = json.loads(process.stdout.readline())
-            assert (told["id"], told["status"], told["outputs"]) == (job_id, "finished", [f"/{number}.mp4"])
+            ended = json.loads(process.stdout.readline())
+            assert (ended["id"], ended["status"], ended["outputs"]) == (job_id, "finished", [f"/{number}.mp4"])
         assert process.wait(60) == 0
 
 

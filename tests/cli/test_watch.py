@@ -1,4 +1,4 @@
-"""`svdq watch` as a user runs it: real processes, a real kernel that tells of changes, a real Redis."""
+"""`svdq watch` as a user runs it: real processes, real notifications of the kernel, a real Redis."""
 
 import json
 import os
@@ -24,7 +24,7 @@ Drop = Callable[..., bytes]
 
 
 class Watch:
-    """One `svdq watch --json`, and what it has told."""
+    """One `svdq watch --json` and its events."""
 
     def __init__(self, inbox: Path, *arguments: object, **environment: str) -> None:
         self._output = inbox.parent / f"events {len(list(inbox.parent.glob('events *')))}"
@@ -44,7 +44,7 @@ class Watch:
         return [event for event in events if event["event"] == kind]
 
     def wait_for(self, kind: str, number: int = 1) -> list[dict[str, Any]]:
-        """Wait until so many events of a kind were told, and return them."""
+        """Wait until so many events of a kind were reported, and return them."""
 
         def come() -> list[dict[str, Any]]:
             if self.process.poll() is not None and len(self.events(kind)) < number:
@@ -109,7 +109,7 @@ def jobs(connection: redis.Redis) -> dict[str, Any]:
     return {job.name: job for job in found if job is not None}
 
 
-def test_photos_become_jobs_however_they_come(
+def test_all_ways_of_dropping_photos_make_jobs(
     watch: Callable[..., Watch], drop: Drop, inbox: Path, tmp_path: Path, connection: redis.Redis
 ) -> None:
     drop("old.jpg")
@@ -167,7 +167,7 @@ def test_photos_become_jobs_however_they_come(
     assert stopped["text"] == "5 submitted, 0 known already, 1 rejected."
 
 
-def test_a_restart_takes_what_was_dropped_meanwhile_and_nothing_else(
+def test_a_restart_submits_only_photos_dropped_meanwhile(
     watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
 ) -> None:
     drop("old.jpg")
@@ -185,7 +185,7 @@ def test_a_restart_takes_what_was_dropped_meanwhile_and_nothing_else(
     second = watch("--recursive")
     second.wait_for("submitted")
     assert second.end() == 0
-    assert {*jobs(connection)} == {"a", "b"}  # what lay in folders before they were watched is old, too
+    assert {*jobs(connection)} == {"a", "b"}  # photos that were in subfolders before these were watched are old, too
     assert second.events("rejected") == []
 
     third = watch("--recursive", "--existing")
@@ -194,7 +194,7 @@ def test_a_restart_takes_what_was_dropped_meanwhile_and_nothing_else(
     assert {*jobs(connection)} == {"a", "b", "old", "old too"}
 
 
-def test_polling_sees_as_much(watch: Callable[..., Watch], drop: Drop, connection: redis.Redis) -> None:
+def test_polling_finds_the_same_photos(watch: Callable[..., Watch], drop: Drop, connection: redis.Redis) -> None:
     polling = watch("--poll", "--recursive", "--on-success", "delete", "--glob", "*.jpg")
     polling.wait_for("watching")
     drop("a.jpg")
@@ -221,7 +221,7 @@ def once(inbox: Path, capsys: pytest.CaptureFixture[str]) -> Once:
     return once
 
 
-def test_once_takes_what_is_there_and_ends(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
+def test_once_submits_the_photos_and_ends(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
     drop("a.jpg")
     drop("b.jpg")
     assert once("--on-success", "move:../taken") == (0, "2 submitted, 0 known already, 0 rejected.")
@@ -230,17 +230,17 @@ def test_once_takes_what_is_there_and_ends(once: Once, drop: Drop, inbox: Path, 
 
     (inbox / "bad.jpg").write_text("no photo")
     assert once() == (1, "0 submitted, 0 known already, 1 rejected.")
-    assert once() == (0, "0 submitted, 0 known already, 0 rejected.")  # that was told
+    assert once() == (0, "0 submitted, 0 known already, 0 rejected.")  # it was reported before
 
 
-def test_files_that_are_no_photos_by_their_names_are_told_of_once(once: Once, drop: Drop, inbox: Path) -> None:
+def test_files_with_other_suffixes_are_reported_once(once: Once, drop: Drop, inbox: Path) -> None:
     drop("a.jpg")
     (inbox / "raw.NEF").write_text("a raw file")
     (inbox / "form.pdf").write_text("a form")
     assert once("--on-success", "delete") == (0, "1 submitted, 0 known already, 0 rejected, 2 ignored.")
     assert once() == (0, "0 submitted, 0 known already, 0 rejected.")
     assert {path.name for path in inbox.iterdir()} == {"raw.NEF", "form.pdf"}
-    # Where they are asked for, they are looked into.
+    # With a pattern for them, they are opened.
     assert once("--glob", "*.nef") == (1, "0 submitted, 0 known already, 1 rejected.")
 
 
@@ -261,7 +261,7 @@ def test_files_that_are_no_photos_by_their_names_are_told_of_once(once: Once, dr
         (["{inbox}", "--redis-url", "nonsense"], "nonsense"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(
+def test_errors_are_sentences(
     inbox: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
     (inbox / "file.jpg").touch()
@@ -275,7 +275,7 @@ def test_what_is_wrong_is_said_in_a_sentence(
     assert reason in captured.err
 
 
-def test_a_folder_has_one_watcher_systemd_is_told_and_ctrl_c_ends_it(
+def test_a_folder_has_one_watcher_that_notifies_systemd_and_ends_at_ctrl_c(
     watch: Callable[..., Watch], inbox: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -292,7 +292,7 @@ def test_a_folder_has_one_watcher_systemd_is_told_and_ctrl_c_ends_it(
     assert len(watching.events("stopped")) == 1
 
 
-def test_it_waits_for_a_redis_that_is_away(
+def test_it_waits_for_redis(
     watch: Callable[..., Watch], drop: Drop, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = tmp_path / "redis.sock"
@@ -317,7 +317,7 @@ def test_it_waits_for_a_redis_that_is_away(
         server.wait()
 
 
-def test_a_folder_that_goes_and_comes_back_is_watched_again(
+def test_a_folder_that_is_replaced_is_watched_again(
     watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
 ) -> None:
     watching = watch()
@@ -335,7 +335,7 @@ def test_a_folder_that_goes_and_comes_back_is_watched_again(
     assert {*jobs(connection)} == {"a", "b"}
 
 
-def test_photos_wait_for_a_wrong_file_to_be_mended(
+def test_photos_wait_until_svdq_toml_is_corrected(
     watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis
 ) -> None:
     watching = watch("--recursive")
@@ -389,7 +389,7 @@ def test_a_folder_whose_path_is_not_utf8_can_be_watched(
     assert {name: job.folder for name, job in jobs(connection).items()} == {"_": "_"}
 
 
-def test_its_own_files_are_no_photos(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
+def test_files_of_svdq_are_not_submitted(once: Once, drop: Drop, inbox: Path, connection: redis.Redis) -> None:
     drop("a.jpg")
     drop("done/moved before.jpg")
     drop("rejected/bad before.jpg")
@@ -401,7 +401,7 @@ def test_its_own_files_are_no_photos(once: Once, drop: Drop, inbox: Path, connec
 
 
 @pytest.mark.long
-def test_nothing_is_lost_or_doubled_when_it_is_killed() -> None:
+def test_kills_lose_and_duplicate_nothing() -> None:
     arguments = ("--files", "150", "--kills", "3", "--seconds", "4")
     answer = subprocess.run(
         [sys.executable, "-m", "tests.watch_campaign", *arguments],

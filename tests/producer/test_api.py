@@ -1,4 +1,4 @@
-"""The Python API: the example of docs/python.md runs as it stands, and the package imports only what is used."""
+"""The Python API: the example of docs/python.md runs, and the package imports only what is used."""
 
 import re
 import shutil

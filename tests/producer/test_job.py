@@ -57,7 +57,7 @@ def test_the_ids_of_earlier_submissions_stay() -> None:
     assert PLAIN.digest(seed_was_drawn=False) == "1b1a316ec2e579cc5edd"
 
 
-def test_what_is_asked_for_makes_another_job() -> None:
+def test_names_and_variations_make_other_jobs() -> None:
     asked = [
         PLAIN.digest(seed_was_drawn=True),
         PLAIN.digest(seed_was_drawn=True, given_name="a"),
@@ -70,7 +70,7 @@ def test_what_is_asked_for_makes_another_job() -> None:
     assert len(set(asked)) == len(asked)
 
 
-def test_files_lie_in_the_folder() -> None:
+def test_files_are_in_the_folder() -> None:
     assert PLAIN.output_stem("1f") == "outputs/photo-1f"
     assert PLAIN.model_copy(update={"folder": "a/b c"}).output_stem("1f") == "outputs/a/b c/photo-1f"
 

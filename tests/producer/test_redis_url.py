@@ -21,15 +21,15 @@ SECRET = "s3cret"
         "unix://user:s3cret@/run/a@b/redis.sock",
     ],
 )
-def test_what_redis_py_understands_is_left_to_it(url: str) -> None:
+def test_valid_urls_are_accepted(url: str) -> None:
     check_url(url)
 
 
-def test_a_certificate_must_be_there(tmp_path: Path) -> None:
+def test_a_certificate_must_exist(tmp_path: Path) -> None:
     (tmp_path / "redis.pem").touch()
     check_url(f"rediss://host?ssl_ca_certs={tmp_path / 'redis.pem'}")
     for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-        with pytest.raises(InputError, match=f"^The file '/nowhere.pem' of {option} in the Redis URL is not there"):
+        with pytest.raises(InputError, match=f"^The file '/nowhere.pem' of {option} in the Redis URL does not exist"):
             check_url(f"rediss://user:{SECRET}@host?{option}=/nowhere.pem")
 
 

@@ -76,7 +76,7 @@ def test_a_file_that_nobody_writes(home: Path, text: str, folder: str) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_file_that_is_none(home: Path, make: Callable[[str], None]) -> None:
+def test_a_path_that_is_no_file(home: Path, make: Callable[[str], None]) -> None:
     make("svdq.toml")
     with pytest.raises(InputError, match="cannot be read"):
         Settings.load()

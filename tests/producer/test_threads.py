@@ -6,7 +6,7 @@ import pytest
 from svdq.producer.threads import AHEAD, Budget, ordered_map
 
 
-def test_results_come_in_order_and_little_is_begun_ahead() -> None:
+def test_results_are_in_order_and_few_items_start_ahead() -> None:
     begun = 0
 
     def items() -> Iterator[int]:
@@ -31,7 +31,7 @@ def test_an_error_ends_it() -> None:
         list(ordered_map(lambda item: 1 // item, [1, 0, 1], num_threads=2))
 
 
-def test_a_budget_is_never_exceeded_but_by_one_alone() -> None:
+def test_only_a_single_item_exceeds_a_budget() -> None:
     budget = Budget(10)
     taken: list[int] = []
     seen = []

@@ -25,7 +25,7 @@ MORNING = datetime(2027, 1, 31, 8, 15).astimezone()
         ("2w", datetime(2027, 1, 17, 8, 15)),
     ],
 )
-def test_times_that_have_been(text: str, expected: datetime) -> None:
+def test_past_times(text: str, expected: datetime) -> None:
     assert parse_past(text, "--since", MORNING) == expected.astimezone()
 
 
@@ -36,12 +36,12 @@ def test_a_zone_that_is_given_counts() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "25:00", "12", "h", "2027-13-01", "99999999999999d", "-3h", "3 h"])
-def test_what_is_no_time_is_refused_by_its_name(text: str) -> None:
+def test_invalid_past_times(text: str) -> None:
     with pytest.raises(InputError, match=r"^--since '.*' is not a (time|duration); write it as "):
         parse_past(text, "--since", MORNING)
 
 
-def test_what_is_to_come_is_refused() -> None:
+def test_future_times_are_refused() -> None:
     with pytest.raises(InputError, match="is in the future"):
         parse_past("2027-02-01", "--since", MORNING)
 
@@ -71,7 +71,7 @@ def test_durations_are_parsed() -> None:
         ("2027-02-03", datetime(2027, 2, 3)),
     ],
 )
-def test_local_times_to_come(text: str, expected: datetime) -> None:
+def test_future_local_times(text: str, expected: datetime) -> None:
     assert parse_future(text, "--at", EVENING) == expected.astimezone()
 
 
@@ -82,20 +82,20 @@ def test_local_times_to_come(text: str, expected: datetime) -> None:
         ("2027-02-03T04:05+03:00", datetime(2027, 2, 3, 4, 5, tzinfo=EAST)),
     ],
 )
-def test_a_zone_of_a_time_to_come_counts(text: str, expected: datetime) -> None:
+def test_the_zone_of_a_future_time_counts(text: str, expected: datetime) -> None:
     assert parse_future(text, "--at", datetime(2027, 1, 30, 22, 15, tzinfo=EAST)) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", "+", "2h", "+2x", "+h", "evening", "25:00", "6", "2027-13-01T00:00", "+9999d" * 2]
 )
-def test_what_is_no_time_to_come(text: str) -> None:
+def test_invalid_future_times(text: str) -> None:
     with pytest.raises(InputError, match=r"^--at .* is not a time"):
         parse_future(text, "--at", EVENING)
 
 
 @pytest.mark.parametrize("text", ["+0s", "2020-01-01T06:00", "2027-01-30T22:15"])
-def test_what_is_past_is_not_to_come(text: str) -> None:
+def test_past_times_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="in the past"):
         parse_future(text, "--at", EVENING)
 

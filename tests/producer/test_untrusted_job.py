@@ -102,7 +102,7 @@ def test_results_under_a_foreign_key_are_none(record: redis.Redis) -> None:
         (lambda record: record.hset(RECORD, "retry_intervals", "[" * 100_000), "RecursionError|JSONDecodeError"),
     ],
 )
-def test_what_cannot_be_read_is_said_and_harms_no_other(record: redis.Redis, spoil, reason, peak_bytes) -> None:
+def test_unreadable_records_are_reported_and_harm_no_other(record: redis.Redis, spoil, reason, peak_bytes) -> None:
     enqueue(record, JOB, "good")
     spoil(record)
     with pytest.raises(UnreadableJobError, match=reason):
@@ -146,7 +146,7 @@ def test_many_jobs_are_read_in_their_order(connection: redis.Redis) -> None:
     assert [job.id for job in read_many(connection, reversed(ids))] == ids[::-1]
 
 
-def test_a_job_that_is_not_there_is_another_thing(connection: redis.Redis) -> None:
+def test_a_missing_job(connection: redis.Redis) -> None:
     with pytest.raises(NoSuchJobError) as raised:
         UntrustedJob.fetch("none", connection=connection)
     assert not isinstance(raised.value, UnreadableJobError)

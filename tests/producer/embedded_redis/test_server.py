@@ -60,7 +60,7 @@ def test_data_survives(home: Path, how: str) -> None:
     assert log.count("bye bye") == (0 if how == "kill" else 1), "the first has ended before the second began"
 
 
-def test_stop_of_what_does_not_run(home: Path) -> None:
+def test_stopping_when_no_server_runs(home: Path) -> None:
     assert not stop_server(home)
     ensure_server(home)
     assert stop_server(home)
@@ -68,7 +68,7 @@ def test_stop_of_what_does_not_run(home: Path) -> None:
     assert running_url(home) is None
 
 
-def test_many_at_once_start_one(home: Path) -> None:
+def test_concurrent_starts_start_one_server(home: Path) -> None:
     urls = []
     threads = [threading.Thread(target=lambda: urls.append(ensure_server(home))) for _ in range(6)]
     for thread in threads:
@@ -121,13 +121,13 @@ def test_falls_back_to_the_package(home: Path, monkeypatch: pytest.MonkeyPatch, 
         assert "valkey_version" in client.info("server")
 
 
-def test_home_that_cannot_be_made(tmp_path: Path) -> None:
+def test_home_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="SVDQ_HOME"):
         ensure_server(tmp_path / "file" / "home")
 
 
-def test_a_number_in_the_pid_file_alone_is_never_signalled(home: Path) -> None:
+def test_the_pid_file_alone_does_not_identify_a_server(home: Path) -> None:
     """On a shared home the server may live on another machine, and its number here is somebody else's."""
     ensure_server(home)
     stop_server(home)
@@ -172,7 +172,7 @@ def write_until_it_ends(url: str, num_keys: int) -> int:
 
 
 @pytest.mark.usefixtures("own_server")
-def test_a_full_disk_leaves_the_queue_room(small_disk: SmallDisk, tmp_path: Path, svdq: Cli) -> None:
+def test_a_full_disk_leaves_room_for_the_queue(small_disk: SmallDisk, tmp_path: Path, svdq: Cli) -> None:
     """The server ends when it cannot write; the reserve lets the next one run and record how jobs end."""
     home = tmp_path / "disk" / "home"
     url = ensure_server(home)

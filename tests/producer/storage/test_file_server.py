@@ -79,7 +79,7 @@ def url_of(server: Server) -> str:
     return f"sftp://me:{PASSWORD}@127.0.0.1:{server.port}/some/prefix"
 
 
-def test_files_and_folders_come_and_go(server: Server, served: Path) -> None:
+def test_files_and_folders_are_written_and_removed(server: Server, served: Path) -> None:
     storage = Storage(url_of(server))
     assert (list(storage.entries("outputs")), storage.names("outputs")) == ([], [])
     assert not storage.exists("inputs")
@@ -105,7 +105,7 @@ def test_files_and_folders_come_and_go(server: Server, served: Path) -> None:
     assert list(storage.entries("outputs")) == []
 
 
-def test_a_write_that_fails_leaves_nothing(server: Server, served: Path) -> None:
+def test_a_failed_write_leaves_nothing(server: Server, served: Path) -> None:
     storage = Storage(url_of(server))
     storage.write_bytes("outputs/folder/x.json", b"{}")
     with pytest.raises(UnavailableError):
@@ -113,7 +113,7 @@ def test_a_write_that_fails_leaves_nothing(server: Server, served: Path) -> None
     assert list((served / "some/prefix/tmp").iterdir()) == []
 
 
-def test_a_server_that_went_away_is_found_again(served: Path) -> None:
+def test_a_restarted_server_is_used_again(served: Path) -> None:
     server = Server(served)
     storage = Storage(url_of(server))
     storage.write_text("outputs/a.json", "{}")
@@ -130,7 +130,7 @@ def test_a_server_that_went_away_is_found_again(served: Path) -> None:
         server.stop()
 
 
-def test_a_wrong_password_is_said_without_it(server: Server) -> None:
+def test_the_error_of_a_wrong_password_does_not_show_it(server: Server) -> None:
     with pytest.raises(UnavailableError) as caught:
         Storage(url_of(server).replace(PASSWORD, "wrong-word"))
     assert "wrong-word" not in str(caught.value)

@@ -29,7 +29,7 @@ def keys(storage: Storage, folder: str = "outputs") -> list[str]:
     return sorted(entry.key for entry in storage.entries(folder))
 
 
-def test_files_and_folders_come_and_go(s3: str, tmp_path: Path) -> None:
+def test_files_and_folders_are_written_and_removed(s3: str, tmp_path: Path) -> None:
     storage = Storage(f"{s3}/")
     assert (keys(storage), storage.names("outputs"), storage.exists("outputs")) == ([], [], False)
     for content in (b"one", b"two"):
@@ -108,7 +108,7 @@ def test_a_photo_with_brackets_in_its_name(
     assert len(keys(storage)) == 3
 
 
-def test_what_others_write_is_seen_at_once(s3: str) -> None:
+def test_writes_of_others_are_seen_at_once(s3: str) -> None:
     """fsspec would remember what a folder held; here the writers are other processes."""
     ours, theirs = Storage(s3), Storage(s3)
     assert ours.names("outputs") == []
@@ -149,12 +149,12 @@ def test_prune_in_a_bucket(s3: str, connection: redis.Redis, tmp_path: Path) -> 
     assert find_removals(connection, storage, home, timedelta(days=6), later) == []
     found = find_removals(connection, storage, home, timedelta(days=4), later)
     assert [(removal.kind, removal.num_files) for removal in found] == [("video", 4), ("photo", 1), ("checkpoint", 1)]
-    assert found[0].keys[0] == f"outputs/photo-{job_id}.json", "where a sidecar stands, the files are whole"
+    assert found[0].keys[0] == f"outputs/photo-{job_id}.json", "where a sidecar exists, the files are complete"
     assert len(remove_all(connection, found)) == 3
     assert [*keys(storage), *keys(storage, "inputs"), *keys(storage, "checkpoints")] == []
 
 
-def test_a_bucket_that_is_not_there_is_named(s3: str) -> None:
+def test_the_error_names_a_missing_bucket(s3: str) -> None:
     storage = Storage("s3://svdq-no-such-bucket/prefix")
     with pytest.raises(
         UnavailableError, match=r"'s3://svdq-no-such-bucket/prefix' cannot be used \(there is no bucket"

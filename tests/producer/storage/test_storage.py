@@ -108,7 +108,7 @@ def test_problems_are_sentences_without_secrets(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("home")
-def test_a_plugin_that_is_not_installed_is_named(url: str, module: str, extra: str) -> None:
+def test_the_error_names_a_missing_plugin(url: str, module: str, extra: str) -> None:
     code = (
         "import sys\n"
         f"sys.modules[{module!r}] = None  # as Python has it that a package is not there\n"
@@ -122,7 +122,7 @@ def test_a_plugin_that_is_not_installed_is_named(url: str, module: str, extra: s
     assert "secret" not in done.stderr
 
 
-def test_a_photo_that_is_submitted_again_is_young_again(storage: Storage) -> None:
+def test_submitting_a_photo_again_renews_its_time(storage: Storage) -> None:
     key = storage.put_input(b"photo", "jpg")
     assert storage.has_input(key)
     assert not storage.has_input("inputs/none.jpg")
@@ -135,7 +135,7 @@ def test_a_photo_that_is_submitted_again_is_young_again(storage: Storage) -> Non
 
 
 @pytest.mark.parametrize("data", [b"phot", b"PHOTO"])
-def test_a_damaged_photo_is_not_read_and_can_be_stored_anew(storage: Storage, data: bytes) -> None:
+def test_a_damaged_photo_is_refused_and_can_be_stored_again(storage: Storage, data: bytes) -> None:
     key = storage.put_input(b"photo", "jpg")
     assert storage.read_input(key) == b"photo"
     storage.write_bytes(key, data)
@@ -183,7 +183,7 @@ def test_names_and_removal(storage: Storage) -> None:
         storage.remove("../elsewhere")
 
 
-def test_a_sweep_removes_what_killed_processes_left_and_nothing_else(tmp_path: Path) -> None:
+def test_a_sweep_removes_only_files_of_killed_processes(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "s"))
     code = (
         "import os, signal, sys; from svdq.producer.storage.storage import Storage\n"
@@ -243,7 +243,7 @@ def test_a_machine_of_the_same_name_is_another_machine(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([theirs, named])
 
 
-def test_a_write_that_fails_leaves_nothing_on_a_full_disk(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_nothing_on_a_full_disk(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "s"))
     storage.write_text("outputs/folder/x.json", "{}")
     with pytest.raises(UnavailableError):

@@ -39,7 +39,7 @@ def test_each_once_and_in_order(connection: redis.Redis) -> None:
     assert waiting(connection, "high") == ["b"]
 
 
-def test_they_are_jobs_as_rq_makes_them(connection: redis.Redis) -> None:
+def test_jobs_equal_those_that_rq_makes(connection: redis.Redis) -> None:
     enqueue_many(connection, [entry("ours", 5)])
     queue = SvdqQueue("svdq-default", connection=connection)
     theirs = queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id="theirs")
@@ -72,7 +72,7 @@ def test_at_a_set_time(connection: redis.Redis) -> None:
     assert (due.status, due.scheduled_at, due.parameters["seed"]) == ("queued", None, 2)
 
 
-def test_what_is_due_is_never_early(connection: redis.Redis) -> None:
+def test_scheduled_times_are_rounded_up(connection: redis.Redis) -> None:
     at = datetime(2099, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
     enqueue_many(connection, [entry("a", at=at)])
     assert view(connection, "a").scheduled_at == datetime(2099, 1, 1, 0, 0, 1, tzinfo=UTC)
@@ -107,14 +107,14 @@ def test_after_others(connection: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.FAILED])
-def test_after_what_has_ended_already(connection: redis.Redis, status: JobStatus) -> None:
+def test_after_a_job_that_has_ended(connection: redis.Redis, status: JobStatus) -> None:
     enqueue_many(connection, [entry("a")])
     fetch(connection, "a").set_status(status)
     assert enqueue_after(connection, entry("b"), ["a"]).rq_job.get_status(refresh=False) is JobStatus.QUEUED
     assert waiting(connection) == ["a", "b"]
 
 
-def test_after_what_cannot_come(connection: redis.Redis) -> None:
+def test_after_a_canceled_or_missing_job(connection: redis.Redis) -> None:
     enqueue_many(connection, [entry("a")])
     control.cancel(connection, "a")
     with pytest.raises(InputError, match="canceled"):
@@ -124,7 +124,7 @@ def test_after_what_cannot_come(connection: redis.Redis) -> None:
     assert not connection.exists("rq:job:b")
 
 
-def test_an_id_that_an_unreadable_record_has(connection: redis.Redis) -> None:
+def test_an_unreadable_record_under_the_id(connection: redis.Redis) -> None:
     """The record is neither replaced nor obeyed, and the user learns how to remove it."""
     connection.hset("rq:job:bad", "created_at", "yesterday")
     entries = [Entry(job=JOB, job_id=job_id) for job_id in ("a", "bad", "b")]

@@ -77,12 +77,12 @@ def test_a_cell_may_have_lines(tmp_path: Path) -> None:
     assert reasons(tmp_path, "list.csv", text)[0].startswith("line 4: fps 0")
 
 
-def test_rows_that_ask_for_the_same_share_it(tmp_path: Path) -> None:
+def test_equal_rows_share_a_spec(tmp_path: Path) -> None:
     requests = read(tmp_path, "list.csv", "photo,fps\na.jpg,8\nb.jpg,8\n")
     assert requests[0].spec is requests[1].spec
 
 
-def test_all_bad_rows_are_told_of(tmp_path: Path) -> None:
+def test_all_bad_rows_are_reported(tmp_path: Path) -> None:
     text = "\n".join(
         [
             "photo,fps,motion_bucket_id,size,seed,priority,at,name,output",
@@ -142,7 +142,7 @@ def test_bad_lists(tmp_path: Path, name: str, text: str, says: str) -> None:
         ("list.csv", b"photo\n\xff.jpg\n", "save it as UTF-8 .in Excel: CSV UTF-8"),
     ],
 )
-def test_what_is_no_list(tmp_path: Path, name: str, data: bytes, says: str) -> None:
+def test_files_of_other_types(tmp_path: Path, name: str, data: bytes, says: str) -> None:
     with pytest.raises(InputError, match=says):
         read(tmp_path, name, data)
 

@@ -44,13 +44,13 @@ def test_names(template: str, name: str) -> None:
         (" ", "empty"),
     ],
 )
-def test_what_is_no_template(template: str, says: str) -> None:
+def test_invalid_templates(template: str, says: str) -> None:
     with pytest.raises(InputError, match=says) as caught:
         check_template(template, FIELDS)
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_made() -> None:
+def test_values_that_do_not_fit_a_template() -> None:
     with pytest.raises(InputError, match=r"frames.*left to the model"):
         render_name("{frames}", VALUES)
     with pytest.raises(InputError, match="cannot be made"):
@@ -66,12 +66,12 @@ def test_folders(text: str, folder: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["/videos", "../videos", "a/../../b", "~/videos", "s3://bucket/videos"])
-def test_a_folder_elsewhere(text: str) -> None:
+def test_a_folder_outside_outputs(text: str) -> None:
     with pytest.raises(InputError, match=r"--storage.*svdq fetch"):
         read_folder(text)
 
 
 @pytest.mark.parametrize("text", [".hidden", "a/.b", "a\\b", "a\nb", "x" * 256, "x/" * 600])
-def test_a_folder_that_not_every_storage_takes(text: str) -> None:
+def test_a_folder_that_some_storages_refuse(text: str) -> None:
     with pytest.raises(InputError, match="every storage"):
         read_folder(text)

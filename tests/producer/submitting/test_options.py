@@ -28,7 +28,7 @@ def test_fields(name: str, text: str, values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), [("frames", "2.5"), ("fps", ""), ("seed", "x"), ("size", "576")])
-def test_what_is_no_value(name: str, text: str) -> None:
+def test_invalid_values(name: str, text: str) -> None:
     with pytest.raises(InputError, match=f"^column .?{text}"):
         read_field(name, text, "column")
 
@@ -53,11 +53,11 @@ def test_a_sweep_has_all_combinations() -> None:
         (["steps=3"], "--steps"),
     ],
 )
-def test_what_is_no_sweep(sweeps: list[str], says: str) -> None:
+def test_invalid_sweeps(sweeps: list[str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         sweep(SubmitOptions(steps=4), sweeps)
 
 
-def test_a_sweep_without_end_is_not_made() -> None:
+def test_a_huge_sweep_is_cut() -> None:
     numbers = ",".join(map(str, range(1, 1000)))
     assert len(sweep(SubmitOptions(), [f"seed={numbers}", f"steps={numbers}", f"frames={numbers}"])) == MAX_VIDEOS + 1

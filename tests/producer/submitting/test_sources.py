@@ -34,7 +34,7 @@ def found(*words: str, recursive: bool = False, stdin: bytes = b"", storage: Pat
     return [str(photo.path) for photo in sources.photos]
 
 
-def test_files_are_taken_as_they_are_named(tree: Path) -> None:
+def test_named_files_are_included(tree: Path) -> None:
     for words in (["notes.txt", "x[1].jpg", "missing.jpg"], ["x" * 300]):
         assert found(*words) == words
 
@@ -47,7 +47,7 @@ def test_folders(tree: Path) -> None:
     assert find_photos(["."], recursive=True).num_others == 1
 
 
-def test_photos_below_a_named_folder_know_where_they_lie(tree: Path) -> None:
+def test_photos_in_subfolders_have_their_folder(tree: Path) -> None:
     (tree / "sub" / "what?").mkdir()
     (tree / "sub" / "what?" / "f.jpg").touch()
     sources = find_photos(["sub", "a.png"], recursive=True)
@@ -65,7 +65,7 @@ def test_patterns(tree: Path) -> None:
     assert found("**/*.jpeg", "[ab].*") == ["sub/deep/d.jpeg", "a.png", "b.JPG"]
 
 
-def test_patterns_do_not_look_into_the_storage(tree: Path) -> None:
+def test_patterns_skip_the_storage(tree: Path) -> None:
     assert found("**/*.*", storage=tree / "sub") == ["a.png", "b.JPG", "x[1].jpg"]
     assert found(f"../{tree.name}/**/*.jp*", storage=tree / "sub" / "deep") == [f"../{tree.name}/x[1].jpg"]
     assert len(found(f"../{tree.name}", recursive=True, storage=tree / "sub")) == 3

@@ -32,7 +32,9 @@ def test_the_same_again_is_the_same_job(connection: redis.Redis, settings: Setti
     assert len(list(Path(settings.storage, "inputs").iterdir())) == 1
 
 
-def test_all_is_checked_before_anything_is_done(home: Path, settings: Settings, photo: Path, tmp_path: Path) -> None:
+def test_everything_is_checked_before_anything_is_stored(
+    home: Path, settings: Settings, photo: Path, tmp_path: Path
+) -> None:
     with pytest.raises(InputError):
         submit(settings, [photo, tmp_path / "none.jpg"], SubmitOptions())
     with pytest.raises(InputError, match="--frames 0"):
@@ -93,7 +95,7 @@ def test_a_sidecar_with_values_of_wrong_types(
 
 
 class Log(Observer):
-    """What an observer was told."""
+    """Records the calls of an observer."""
 
     def __init__(self) -> None:
         self.work: list[tuple[str, int]] = []
@@ -168,9 +170,7 @@ def test_a_photo_that_changes_meanwhile(connection: redis.Redis, settings: Setti
     assert SvdqQueue("svdq-default", connection=connection).count == 0
 
 
-def test_jobs_that_are_waited_for_must_be_there(
-    connection: redis.Redis, settings: Settings, photos: list[Path]
-) -> None:
+def test_dependencies_must_exist(connection: redis.Redis, settings: Settings, photos: list[Path]) -> None:
     (parent,) = submit(settings, photos[:1], SubmitOptions())
     with pytest.raises(InputError, match="no job 'x'"):
         list(submit_all(settings, [Request(path=photos[2], spec=JobSpec(depends_on=(parent.id, "x")))]))
@@ -180,7 +180,7 @@ def test_jobs_that_are_waited_for_must_be_there(
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: bytes([data[0] ^ 1]) + data[1:]])
-def test_a_photo_that_was_damaged_in_the_storage_is_stored_anew(
+def test_a_photo_that_was_damaged_in_the_storage_is_stored_again(
     connection: redis.Redis, settings: Settings, photo: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     (submission,) = submit(settings, [photo], SubmitOptions())

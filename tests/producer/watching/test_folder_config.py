@@ -35,7 +35,7 @@ def test_the_nearest_file_wins_over_the_flags(tmp_path: Path) -> None:
     assert (deep.priority, deep.folder) == ("high", "day/roll 1")
 
 
-def test_a_file_counts_as_it_is_when_the_photo_is_taken(tmp_path: Path) -> None:
+def test_the_file_is_read_for_each_photo(tmp_path: Path) -> None:
     config = FolderConfig(tmp_path, FLAGS)
     assert config.spec_for("a.jpg").options[0].frames == 14
     write(tmp_path / "svdq.toml", "frames = 3")
@@ -109,7 +109,7 @@ def test_the_file_of_the_working_folder_may_have_both_settings_and_parameters(
     assert FolderConfig(tmp_path, FLAGS).spec_for("a.jpg").options[0].frames == 3
 
 
-def test_folders_that_no_storage_takes_are_given_names_that_all_take(tmp_path: Path) -> None:
+def test_unusual_folder_names_become_names_that_all_storages_accept(tmp_path: Path) -> None:
     spec = FolderConfig(tmp_path, FLAGS).spec_for('what: "this"?/.x/a.jpg')
     assert spec.folder == "what_ _this__/x"
     spec.check()

@@ -120,7 +120,7 @@ def test_photos_are_not_moved_through_links(once: Once, inbox: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("on_success", ["delete", "move:../link/done"])
-def test_own_folders_are_recognized_through_links(
+def test_folders_of_svdq_are_recognized_through_links(
     once: Once, inbox: Path, tmp_path: Path, connection: redis.Redis, on_success: str
 ) -> None:
     (tmp_path / "link").symlink_to(inbox)

@@ -107,7 +107,7 @@ def queued(connection: redis.Redis) -> list[int | None]:
 
 @pytest.mark.parametrize("on_success", ["keep", "move:done", "delete"])
 @pytest.mark.parametrize("place", ["before the queue", "after the queue", "before it is remembered"])
-def test_a_kill_between_two_steps_neither_loses_nor_doubles(
+def test_a_kill_between_two_steps_loses_and_duplicates_nothing(
     bench: Bench, connection: redis.Redis, on_success: str, place: str
 ) -> None:
     bench.on_success = on_success

@@ -8,7 +8,7 @@ from svdq.producer.watching.folder_config import Selection
 @pytest.mark.parametrize(
     "name", ["a.jpg", "IMG_0001.JPG", "a b.jpeg", "x.png", "y.WebP", "scan.tif", "phone.heic", "ü.bmp"]
 )
-def test_photos_are_taken_whatever_the_case(name: str) -> None:
+def test_suffixes_ignore_case(name: str) -> None:
     assert Selection().matches(name)
 
 
@@ -31,11 +31,11 @@ def test_photos_are_taken_whatever_the_case(name: str) -> None:
         "day/.~tmp~/IMG_1.jpg",
     ],
 )
-def test_what_is_hidden_or_half_there_is_not(name: str) -> None:
+def test_hidden_and_temporary_files_are_not_photos(name: str) -> None:
     assert not Selection(recursive=True).matches(name)
 
 
-def test_what_is_half_there_is_not_taken_whatever_is_asked_for() -> None:
+def test_temporary_files_match_no_pattern() -> None:
     everything = Selection(globs=("*",))
     assert everything.matches("notes.txt")
     assert not everything.matches("a.jpg.part")
@@ -43,13 +43,13 @@ def test_what_is_half_there_is_not_taken_whatever_is_asked_for() -> None:
     assert not everything.matches("svdq.toml")
 
 
-def test_folders_of_the_folder_are_another_matter() -> None:
+def test_subfolders_need_recursive() -> None:
     assert not Selection().matches("day/a.jpg")
     assert Selection(recursive=True).matches("day/a.jpg")
     assert Selection(recursive=True).matches("day/roll/a.jpg")
 
 
-def test_globs_are_for_names_and_with_a_slash_for_paths() -> None:
+def test_globs_match_names_and_with_a_slash_paths() -> None:
     selection = Selection(recursive=True, globs=("*.jpg", "scans/*.TIF"))
     assert selection.matches("day/A.JPG")
     assert selection.matches("scans/a.tif")
@@ -57,7 +57,7 @@ def test_globs_are_for_names_and_with_a_slash_for_paths() -> None:
     assert not selection.matches("a.png")
 
 
-def test_what_is_no_photo_by_its_name_is_told_of_where_all_photos_are_wanted() -> None:
+def test_other_files_are_reported_only_without_globs() -> None:
     for name in ("raw.NEF", "form.pdf", "a.jpg"):
         assert Selection().includes(name)
     for name in (".hidden.pdf", "form.pdf.part", "svdq.toml", "day/raw.NEF"):

@@ -16,7 +16,7 @@ SIGNATURE = Signature(5, 1_700_000_000_123_456_789)
 DONE = Record(SIGNATURE, "submitted", "j1")
 
 
-def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_records_survive_a_restart(tmp_path: Path) -> None:
     strange = os.fsdecode(b"day/caf\xe9 'x'.jpg")
     rejected = Record(SIGNATURE, "rejected")
     with State(tmp_path, tmp_path) as state:
@@ -30,7 +30,7 @@ def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
         assert state.get("gone.jpg") is None
 
 
-def test_a_killed_watcher_leaves_all_that_it_wrote_and_no_lock(tmp_path: Path) -> None:
+def test_a_killed_watcher_leaves_its_records_and_no_lock(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -46,7 +46,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert state.get("a.jpg") == Record(Signature(5, 6), "submitted", "j1")
 
 
-def test_a_second_one_for_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_watcher_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with State(tmp_path, tmp_path):
         with pytest.raises(InputError, match="already watched by another process"):
@@ -57,7 +57,7 @@ def test_a_second_one_for_the_same_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_the_selection_and_the_skipped_files_are_one_step(tmp_path: Path) -> None:
+def test_the_selection_and_the_skipped_files_are_written_together(tmp_path: Path) -> None:
     selection = Selection(recursive=True, globs=("*.jpg",))
     with State(tmp_path, tmp_path) as state:
         assert state.selection is None
@@ -68,7 +68,7 @@ def test_the_selection_and_the_skipped_files_are_one_step(tmp_path: Path) -> Non
         assert [state.get("a.jpg"), state.get("day/b.jpg")] == [skipped, skipped]
 
 
-def test_a_database_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_the_error_names_an_unusable_database(tmp_path: Path) -> None:
     with State(tmp_path, tmp_path):
         pass
     (file,) = (tmp_path / "watch").glob("*.sqlite")
