@@ -1,20 +1,27 @@
-"""`svdq deploy`: write the units that an init system needs to run svdq on this machine."""
+"""`svdq deploy`: install the systemd units in cli/systemd, with an environment file for this installation."""
 
 import os
 import pwd
 import shlex
 import shutil
 import sysconfig
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 
 from svdq.cli.formatting import echo
 from svdq.pipeline.errors import InputError
 
-if TYPE_CHECKING:
-    from svdq.cli.systemd.units import Installation, Scope
+SYSTEM_HOME = Path("/var/lib/svdq")
+REDIS, WATCH = "svdq-redis.service", "svdq-watch.service"
+#: Drop-ins with this prefix are for the machine's systemd only.
+SYSTEM_PREFIX = "system"
+#: The drop-in of all services with the values of this installation.
+LOCAL = Path("svdq-.service.d/local.conf")
 
 SYSTEMD_EXAMPLES = """\b
 Examples:
@@ -27,105 +34,108 @@ Examples:
 
 @click.group()
 def deploy() -> None:
-    """Write the units that an init system needs to run svdq on this machine."""
+    """Install the units that an init system needs to run svdq on this machine."""
 
 
 @deploy.command(epilog=SYSTEMD_EXAMPLES)
 @click.option("--user", "scope", flag_value="user", help="For your own systemd; needs no further privileges.")
 @click.option("--system", "scope", flag_value="system", help="For the machine's systemd, run as a separate user.")
-@click.option("--print/--install", "only_print", default=True, help="Print the units [default], or install them.")
+@click.option("--print/--install", "only_print", default=True, help="Print the files [default], or install them.")
 @click.option("--watch", "inbox", type=click.Path(path_type=Path), help="Also watch this folder for photos.")
 @click.option("--own-redis", is_flag=True, help="Use your own Redis server [default: where SVDQ_REDIS_URL is set].")
 @click.option("--run-as", metavar="NAME", default="svdq", show_default=True, help="With --system: user to run as.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Folder to install to [default: systemd's].")
-@click.option("--force", is_flag=True, help="Overwrite units that differ.")
+@click.option("--force", is_flag=True, help="Overwrite files that differ.")
 @click.argument("worker_options", nargs=-1, type=click.UNPROCESSED)
 def systemd(
-    scope: "Scope | None",
+    scope: str | None,
     only_print: bool,
     inbox: Path | None,
     own_redis: bool,
     run_as: str,
-    folder: Path | None,
     force: bool,
     worker_options: tuple[str, ...],
 ) -> None:
     """Print or install systemd units: Redis, worker, a nightly timer, and a watched folder.
 
-    The units contain the paths of this installation and the settings from the environment and svdq.toml, except
-    secrets. Arguments after `--` are options of `svdq worker`. The command neither enables nor starts a unit; it prints
-    the commands that do.
+    The units are the same everywhere. An environment file beside them has the paths of this installation and the
+    settings from the environment and svdq.toml, except secrets. Arguments after `--` are options of `svdq worker`. The
+    command neither enables nor starts a unit; it prints the commands that do.
     """
-    from svdq.cli.systemd.units import SYSTEM_FOLDER, make_units
     from svdq.cli.worker import worker
 
     if scope is None:
         raise click.UsageError("Give --user or --system.")
     worker.make_context("svdq worker", list(worker_options))  # raises for a wrong option
-    found = _installation(scope, inbox, own_redis, run_as, worker_options)
-    units = make_units(found)
-    folder = folder or (SYSTEM_FOLDER if scope == "system" else _config_folder() / "systemd" / "user")
+    is_system = scope == "system"
+    inbox = None if inbox is None else inbox.expanduser().absolute()
+    environment, secrets = _environment(is_system, own_redis)
+    environment |= {"INBOX": str(inbox)} if inbox is not None else {}
+    environment["WORKER_OPTIONS"] = shlex.join(worker_options)
+    home, is_embedded = Path(environment["SVDQ_HOME"]), "SVDQ_REDIS_URL" in environment
+    storage = environment.get("SVDQ_STORAGE", "")
+    paths = [home, *([Path(storage)] if storage.startswith("/") else []), *([inbox] if inbox is not None else [])]
+    paths = [path for path in paths if path == home or not path.is_relative_to(home)]
+
+    config = Path("/etc") if is_system else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    folder = config / "systemd" / scope
+    left_out = {*([] if is_embedded else [REDIS]), *([] if inbox is not None else [WATCH])}
+    contents = {folder / name: text for name, text in _units(is_system) if name.parts[0].removesuffix(".d") not in left_out}
+    contents[folder / LOCAL] = _drop_in(paths, run_as if is_system else None)
+    contents[config / "svdq" / "systemd.env"] = "".join(
+        f"{name}={_quoted(value)}\n" for name, value in environment.items()
+    )
     if only_print:
-        for name, text in units.items():
-            for line in (f"# {folder / name}", *text.splitlines(), ""):
+        for path, text in contents.items():
+            for line in (f"# {path}", *text.splitlines(), ""):
                 echo(line)
         return
-    _install(units, folder, force=force)
-    for line in _next_steps(found):
-        echo(line)
+    _install(contents, force=force)
+    units = [*([REDIS] if is_embedded else []), *([WATCH] if inbox is not None else [])]
+    steps = [f"# write {', '.join(secrets)} into {config / 'svdq' / 'environment'}, with mode 600"] if secrets else []
+    steps += _system_steps(run_as, paths) if is_system else ["loginctl enable-linger   # keeps services after logout"]
+    for step in ("", "Next:", *(f"  {step}" for step in (*steps, *_start_steps(is_system, units)))):
+        echo(step)
 
 
-def _config_folder() -> Path:
-    """Return the folder of the user's configuration files, as systemd determines it."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-
-
-def _installation(
-    scope: "Scope", inbox: Path | None, own_redis: bool, run_as: str, worker_options: tuple[str, ...]
-) -> "Installation":
-    """Collect the paths and settings of this installation.
+def _environment(is_system: bool, own_redis: bool) -> tuple[dict[str, str], list[str]]:
+    """Collect the variables of the units, and the names of those that are secret and left out.
 
     Raises:
-        InputError: a setting is not allowed, or the request cannot work under systemd.
+        InputError: a setting is not allowed, or cannot work under systemd.
     """
-    from svdq.cli.systemd.units import Installation
     from svdq.producer.embedded_redis.socket_path import MAX_SOCKET_PATH
     from svdq.producer.settings import ENV_PREFIX, FILE_NAME, Settings, origins, without_secrets
 
-    home = Path("/var/lib/svdq") if scope == "system" and origins()["home"] == "default" else None
+    home = SYSTEM_HOME if is_system and origins()["home"] == "default" else None
     settings = Settings.load(home=home)
-    embedded = not own_redis and settings.redis_url is None
-    if embedded and len(os.fsencode(settings.home / "redis" / "redis.sock")) > MAX_SOCKET_PATH:
-        raise InputError(
-            f"The path of {str(settings.home)!r} is too long for a socket; set SVDQ_HOME to a shorter one."
-        )
-    environment = {}
-    there = str(settings.home / FILE_NAME)
     found = origins(home=home)
-    secrets = [] if embedded or found["redis_url"] == there else [f"{ENV_PREFIX}REDIS_URL"]
+    program = _program()
+    environment = {"PATH": f"{program.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    environment["SVDQ_HOME"] = str(settings.home)
+    if is_system:
+        environment["HOME"] = str(settings.home)  # for the caches of torch, CUDA and the model hub
+    own_file = str(settings.home / FILE_NAME)  # the services read it themselves
+    secrets = []
+    if not own_redis and settings.redis_url is None:
+        socket = settings.home / "redis" / "redis.sock"
+        if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+            raise InputError(
+                f"The path of {str(settings.home)!r} is too long for a socket; set SVDQ_HOME to a shorter one."
+            )
+        # An explicit URL keeps other services from starting a server of their own while this one restarts.
+        environment["SVDQ_REDIS_URL"] = f"unix://{quote(str(socket))}"
+    elif found["redis_url"] != own_file:
+        secrets.append(f"{ENV_PREFIX}REDIS_URL")
     for name, origin in found.items():
-        value = getattr(settings, name)
-        # The units read the settings in the home's own file themselves.
-        if name in {"home", "redis_url"} or origin in {"default", there}:
+        if name in {"home", "redis_url"} or origin in {"default", own_file}:
             continue
+        value = getattr(settings, name)
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         if without_secrets(text) == text:
             environment[f"{ENV_PREFIX}{name.upper()}"] = text
         else:
             secrets.append(f"{ENV_PREFIX}{name.upper()}")
-    return Installation(
-        scope=scope,
-        svdq=_program(),
-        home=settings.home,
-        user=run_as,
-        embedded=embedded,
-        inbox=None if inbox is None else inbox.expanduser().absolute(),
-        writable=() if "://" in settings.storage else (Path(settings.storage),),
-        environment=environment,
-        secrets=tuple(secrets),
-        worker_options=worker_options,
-        nvidia_modprobe=shutil.which("nvidia-modprobe"),
-    )
+    return environment, secrets
 
 
 def _program() -> Path:
@@ -136,61 +146,80 @@ def _program() -> Path:
     return Path(found).absolute()
 
 
-def _install(units: dict[str, str], folder: Path, *, force: bool) -> None:
-    """Write units into a folder: all of them, or none if one would overwrite a different file.
+def _units(is_system: bool) -> Iterator[tuple[Path, str]]:
+    """Yield the names and texts of the units and their drop-ins."""
+
+    def walk(folder: Traversable, inside: Path) -> Iterator[tuple[Path, str]]:
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+            if entry.is_dir():
+                yield from walk(entry, inside / entry.name)
+            elif is_system or not entry.name.startswith(SYSTEM_PREFIX):
+                yield inside / entry.name, entry.read_text(encoding="utf-8")
+
+    return walk(files("svdq.cli") / "systemd", Path())
+
+
+def _drop_in(paths: Sequence[Path], user: str | None) -> str:
+    """Return the drop-in of all services with this installation's folders and, for the machine, its user."""
+    words = " ".join(_quoted(str(path).replace("%", "%%")) for path in paths)
+    lines = ["[Unit]", "# A disk that is mounted late is waited for.", f"RequiresMountsFor={words}"]
+    if user is not None:
+        # A leading `-` lets the service start without the folder.
+        writable = " ".join(_quoted("-" + str(path).replace("%", "%%")) for path in paths)
+        lines += ["", "[Service]", f"User={user}", f"ReadWritePaths={writable}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _quoted(text: str) -> str:
+    """Quote a value for an environment file or a unit."""
+    if text and not set(text) & set(" \t\n\"'\\;#$`"):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _install(contents: dict[Path, str], *, force: bool) -> None:
+    """Write files: all of them, or none if one would overwrite a different file.
 
     Raises:
-        InputError: a unit differs from an existing file, or cannot be written.
+        InputError: an existing file differs, or a file cannot be written.
     """
     from svdq.producer.results.pages import write
 
     try:
-        there = {name: (folder / name).read_text(encoding="utf-8") for name in units if (folder / name).exists()}
-        folder.mkdir(parents=True, exist_ok=True)
+        existing = {path: path.read_text(encoding="utf-8") for path in contents if path.exists()}
+        for path in contents:
+            path.parent.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise InputError(f"The folder {str(folder)!r} cannot be used ({error}); give another --folder.") from error
-    changed = [name for name, text in there.items() if text != units[name]]
+        raise InputError(f"The files cannot be written ({error}); check the rights of the folders.") from error
+    changed = [str(path) for path, text in existing.items() if text != contents[path]]
     if changed and not force:
         raise InputError(
-            f"{', '.join(changed)} in {str(folder)!r} would change; compare with --print, and overwrite with --force. "
-            "To keep your own changes, put them in a drop-in with systemctl edit."
+            f"{', '.join(changed)} would change; compare with --print, and overwrite with --force. To keep your own "
+            "changes, put them in a drop-in with systemctl edit."
         )
-    for name, text in units.items():
-        if there.get(name) == text:
-            echo(f"{folder / name}: unchanged")
-        else:
-            write(folder / name, [text])
-            echo(f"{folder / name}: written")
+    for path, text in contents.items():
+        is_new = existing.get(path) != text
+        if is_new:
+            write(path, [text])
+        echo(f"{path}: {'written' if is_new else 'unchanged'}")
 
 
-def _next_steps(found: "Installation") -> list[str]:
-    """List the commands that a person runs next, in order."""
-    from svdq.cli.systemd.units import NIGHT_TIMER, REDIS, WATCH, WORKER, folders_to_make
-
-    systemctl = "systemctl" if found.scope == "system" else "systemctl --user"
-    config = Path("/etc") if found.scope == "system" else _config_folder()
-    steps = []
-    if found.scope == "system" and not _is_user(found.user):
-        steps.append(
-            f"useradd --system --home-dir {shlex.quote(str(found.home))} --shell /usr/sbin/nologin {found.user}"
-        )
-    steps += [
-        f"install -d -o {found.user} {shlex.quote(str(path))}" for path in folders_to_make(found) if not path.is_dir()
-    ]
-    if found.secrets:
-        steps.append(f"# write {', '.join(found.secrets)} into {config / 'svdq' / 'environment'}, with mode 600")
-    if found.scope == "user":
-        steps.append("loginctl enable-linger   # keeps services running after logout")
-    others = [*([REDIS] if found.embedded else []), *([WATCH] if found.inbox is not None else [])]
-    steps.append(f"{systemctl} daemon-reload")
-    steps.append(f"{systemctl} enable --now {' '.join([*others, WORKER])}   # renders day and night, or")
-    steps.append(f"{systemctl} enable --now {' '.join([*others, NIGHT_TIMER])}   # only at night")
-    return ["", "Next:", *(f"  {step}" for step in steps)]
-
-
-def _is_user(name: str) -> bool:
+def _system_steps(user: str, paths: Sequence[Path]) -> list[str]:
+    """List the commands that create the user and the folders that systemd does not create."""
+    home, steps = paths[0], []
     try:
-        pwd.getpwnam(name)
+        pwd.getpwnam(user)
     except KeyError:
-        return False
-    return True
+        steps.append(f"useradd --system --home-dir {shlex.quote(str(home))} --shell /usr/sbin/nologin {user}")
+    missing = [path for path in paths if path != SYSTEM_HOME and not path.is_dir()]
+    return steps + [f"install -d -o {user} {shlex.quote(str(path))}" for path in missing]
+
+
+def _start_steps(is_system: bool, units: Sequence[str]) -> list[str]:
+    systemctl = "systemctl" if is_system else "systemctl --user"
+    return [
+        f"{systemctl} daemon-reload",
+        f"{systemctl} enable --now {' '.join([*units, 'svdq-worker.service'])}   # renders day and night, or",
+        f"{systemctl} enable --now {' '.join([*units, 'svdq-night.timer'])}   # only at night",
+    ]

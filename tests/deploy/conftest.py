@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
@@ -25,14 +26,16 @@ class Unit:
     """One service: what its file says, and the processes that were started by it.
 
     A stand-in for systemd in what our units use: environment, readiness, the main process, SIGTERM, and SIGKILL for
-    what is left when the time is over or the main process has ended. It knows the unit's processes by a variable in
+    what is left when the time is over or the main process has ended. It finds the unit's processes by a variable in
     their environment instead of a control group.
     """
 
     def __init__(self, path: Path, config: Path, log: Path) -> None:
+        drop_ins = sorted(path.parent.glob("svdq-.service.d/*")) + sorted(path.parent.glob(f"{path.name}.d/*"))
         self.lines = [
             tuple(line.split("=", 1))
-            for line in path.read_text().splitlines()
+            for file in (path, *drop_ins)
+            for line in file.read_text().splitlines()
             if "=" in line and not line.startswith("#")
         ]
         self._config = config
@@ -42,14 +45,10 @@ class Unit:
 
     def all(self, name: str) -> list[str]:
         """Values of a setting; specifiers are replaced."""
-        return [
-            value.replace("%E", str(self._config)).replace("%%", "%").replace("$$", "$")
-            for found, value in self.lines
-            if found == name
-        ]
+        return [value.replace("%E", str(self._config)) for found, value in self.lines if found == name]
 
     def one(self, name: str) -> str:
-        """The value of a setting that stands there once."""
+        """The value of a setting that occurs once."""
         [value] = self.all(name)
         return value
 
@@ -57,24 +56,34 @@ class Unit:
         """What its processes find in their environment: nothing of ours but what every program needs."""
         found = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         found["INVOCATION_ID"] = self._invocation
-        settings = [shlex.split(value)[0] for value in self.all("Environment")]
         for value in self.all("EnvironmentFile"):
             path = Path(value.removeprefix("-"))
             if path.exists() or not value.startswith("-"):
-                settings += path.read_text().split()
-        return {**found, **dict(setting.split("=", 1) for setting in settings)}
+                found |= dict(setting.split("=", 1) for setting in shlex.split(path.read_text()))
+        return found
+
+    def command(self, line: str) -> list[str]:
+        """The words of a command: `${NAME}` becomes one word, `$NAME` those of the value."""
+        environment, words = self.environment(), []
+        for word in shlex.split(line.lstrip("+-")):
+            if word.startswith("$") and not word.startswith("${"):
+                words += shlex.split(environment.get(word[1:], ""))
+            else:
+                words.append(re.sub(r"\$\{(\w+)\}", lambda match: environment.get(match[1], ""), word))
+        return words
 
     def start(self) -> None:
         """Start it, and wait until it is up in the way that its `Type` says."""
         self._invocation = uuid.uuid4().hex
         for command in self.all("ExecStartPre"):
-            subprocess.run(shlex.split(command), env=self.environment(), check=True, timeout=PATIENCE_S)
-        command = shlex.split(self.one("ExecStart"))
+            subprocess.run(self.command(command), env=self.environment(), check=True, timeout=PATIENCE_S)
+        command = self.command(self.one("ExecStart"))
         before = set(psutil.pids())
         match self.one("Type"):
             case "forking":
                 subprocess.run(command, env=self.environment(), check=True, timeout=PATIENCE_S)
-                self._main = psutil.Process(int(Path(self.one("PIDFile")).read_text()))
+                pid_file = Path(self.environment()["SVDQ_HOME"], "redis", "redis.pid")
+                self._main = psutil.Process(int(pid_file.read_text()))
                 # systemd refuses a main process that is not of the unit, such as one that ran before.
                 assert self._main.pid not in before
             case "notify":
@@ -89,7 +98,7 @@ class Unit:
                 self._popen(command, {})
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int | None:
-        """Wait for the end of the main process; end what is left of the unit; return the exit code if it is told."""
+        """Wait for the end of the main process; end what is left of the unit; return the exit code if it is known."""
         assert self._main is not None
         code = self._main.wait(timeout_s)
         for process in self.processes():
@@ -116,7 +125,7 @@ class Unit:
         return found
 
     def said(self) -> str:
-        """What stands in its journal."""
+        """What its journal has."""
         return self._log.read_text()
 
     def _popen(self, command: list[str], more: dict[str, str]) -> None:

@@ -1,8 +1,7 @@
-"""`svdq deploy systemd`: units that systemd accepts, and that start, stop and are told apart as they are meant to."""
+"""`svdq deploy systemd`: systemd accepts the units, and their services start and stop."""
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -43,133 +42,167 @@ def deploy(home: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
 
 
 @pytest.fixture
-def install(deploy: Deploy, tmp_path: Path) -> Callable[..., Path]:
-    """Install units into a folder of the test's."""
+def install(deploy: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """Install the units of a user whose configuration is in <tmp_path>/config."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
-    def call(scope: str, *arguments: object) -> Path:
-        folder = tmp_path / "units"
-        code, _, error = deploy(scope, "--install", "--folder", folder, *arguments)
+    def call(*arguments: object) -> Path:
+        code, _, error = deploy("--user", "--install", *arguments)
         assert (code, error) == (0, "")
-        return folder
+        return tmp_path / "config/systemd/user"
 
     return call
 
 
+@pytest.fixture
+def unpack(deploy: Deploy, tmp_path: Path) -> Callable[..., Path]:
+    """Write the files that are printed for the machine into a folder."""
+
+    def call(*arguments: object) -> Path:
+        for name, text in printed(deploy("--system", *arguments)[1]).items():
+            path = tmp_path / "units" / name.removeprefix("/etc/systemd/system/").lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path / "units"
+
+    return call
+
+
+def printed(text: str) -> dict[str, str]:
+    """The text of each printed file."""
+    parts = re.split(r"^# (/\S+)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 @needs_systemd
-@pytest.mark.parametrize("scope", ["--system", "--user"])
+@pytest.mark.parametrize("scope", ["system", "user"])
 def test_systemd_accepts_the_units(
-    install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scope: str
+    install: Callable[..., Path],
+    unpack: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    scope: str,
 ) -> None:
     monkeypatch.setenv("SVDQ_HOME", "/srv/a home")
-    folder = install(scope, "--watch", tmp_path / 'in $box, 100% "mine"', "--", "--warmup", "1024x576x25")
-    units = sorted(folder.iterdir())
-    assert {unit.name for unit in units} == NAMES
+    put = unpack if scope == "system" else install
+    folder = put("--watch", tmp_path / 'in $box, 100% "mine"', "--", "--warmup", "1024x576x25")
+    units = [folder / name for name in sorted(NAMES)]
 
     def verify() -> str:
-        command = ["systemd-analyze", "verify", "--man=no", f"--{scope[2:]}", *map(str, units)]
+        command = ["systemd-analyze", "verify", "--man=no", f"--{scope}", *map(str, units)]
         done = subprocess.run(
             command, capture_output=True, text=True, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
         )
         return done.stdout + done.stderr
 
     assert verify() == ""
-    with units[0].open("a") as unit:
-        unit.write("\n[Service]\nNoSuchSetting=yes\n")
+    with (folder / "svdq-.service.d/local.conf").open("a") as drop_in:
+        drop_in.write("\n[Service]\nNoSuchSetting=yes\n")
     assert "NoSuchSetting" in verify()
 
 
 @needs_systemd
 @pytest.mark.parametrize("name", HARDENED)
-def test_units_of_the_machine_are_hardened(install: Callable[..., Path], name: str) -> None:
-    path = install("--system", "--watch", "/srv/inbox") / name
+def test_units_of_the_machine_are_hardened(unpack: Callable[..., Path], name: str) -> None:
+    path = unpack("--watch", "/srv/inbox") / name
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=25", "--no-pager", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-200:]
 
 
 def test_programs_and_options_in_the_units_are_there(
-    install: Callable[..., Path], check_command: Callable[[list[str]], None]
+    install: Callable[..., Path],
+    supervise: Callable[[Path], Any],
+    check_command: Callable[[list[str]], None],
+    tmp_path: Path,
 ) -> None:
-    folder = install("--system", "--watch", "/srv/inbox", "--", "--ranks", "7")
-    lines = re.findall(r"^Exec\w+=(.*)$", "".join(path.read_text() for path in folder.iterdir()), re.MULTILINE)
-    assert len(lines) == 5
-    for line in lines:
-        program, *words = shlex.split(line)
-        assert os.access(program, os.X_OK)
-        check_command(words)
+    inbox = tmp_path / 'in $box, 100% "mine"'
+    folder = install("--watch", inbox, "--", "--ranks", "7", "--warmup", "1024x576x25")
+    found = []
+    for path in sorted(folder.glob("*.service")):
+        unit = supervise(path)
+        for line in [*unit.all("ExecStartPre"), *unit.all("ExecStart")]:
+            program, *words = unit.command(line)
+            assert os.access(program, os.X_OK)
+            if program == "/usr/bin/env":
+                svdq, *words = words
+                assert shutil.which(svdq, path=unit.environment()["PATH"])
+                check_command(words)
+                found.append(words)
+    assert len(found) == 5
+    assert ["worker", "--ranks", "7", "--warmup", "1024x576x25"] in found
+    assert any(words[:2] == ["watch", str(inbox)] for words in found)
 
 
 @pytest.mark.parametrize("name", ["svdq-worker.service", "svdq-night.service"])
 def test_a_stop_takes_less_time_than_systemd_grants(install: Callable[..., Path], name: str) -> None:
-    text = (install("--user") / name).read_text()
+    text = (install() / name).read_text()
     [granted_s] = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
     assert int(granted_s) > STOP_S + KILL_S
 
 
 def test_a_home_of_its_own_for_the_machine(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SVDQ_HOME")
-    _, units, _ = deploy("--system", "--run-as", "videos")
-    assert "# /etc/systemd/system/svdq-worker.service\n[Unit]" in units
-    assert "Environment=SVDQ_HOME=/var/lib/svdq\n" in units
-    assert "StateDirectory=svdq\n" in units
-    assert "User=videos\n" in units
-    assert "svdq-watch" not in units
+    files = printed(deploy("--system", "--run-as", "videos")[1])
+    assert "StateDirectory=svdq\n" in files["/etc/systemd/system/svdq-.service.d/system.conf"]
+    assert "User=videos\n" in files["/etc/systemd/system/svdq-.service.d/local.conf"]
+    assert "SVDQ_HOME=/var/lib/svdq\n" in files["/etc/svdq/systemd.env"]
+    assert "/etc/systemd/system/svdq-worker.service" in files
+    assert not any("svdq-watch" in name for name in files)
 
 
 def test_settings_are_taken_over_but_for_secrets(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("SVDQ_MODEL", "/models/svd xt")
     monkeypatch.setenv("SVDQ_STORAGE", "s3://key:hidden-1@bucket/x")
     monkeypatch.setenv("SVDQ_REDIS_URL", "redis://:hidden-2@127.0.0.1:1/0")
-    _, printed, _ = deploy("--system")
-    assert 'Environment="SVDQ_MODEL=/models/svd xt"\n' in printed
-    assert "svdq-redis" not in printed
-    assert "SVDQ_REDIS_URL" not in printed
-    assert "SVDQ_STORAGE" not in printed
-    assert "EnvironmentFile=-%E/svdq/environment\n" in printed
-    _, told, _ = deploy("--system", "--install", "--folder", tmp_path)
-    assert "# write SVDQ_REDIS_URL, SVDQ_STORAGE into /etc/svdq/environment" in told
-    assert "hidden" not in printed + told + "".join(path.read_text() for path in tmp_path.glob("svdq-*"))
+    _, shown, _ = deploy("--user", "--install")
+    files = {path.name: path.read_text() for path in (tmp_path / "config").rglob("*") if path.is_file()}
+    assert "svdq-redis.service" not in files
+    environment = files["systemd.env"]
+    assert 'SVDQ_MODEL="/models/svd xt"\n' in environment
+    assert "SVDQ_REDIS_URL" not in environment
+    assert "SVDQ_STORAGE" not in environment
+    assert "EnvironmentFile=-%E/svdq/environment\n" in files["svdq-worker.service"]
+    assert f"# write SVDQ_REDIS_URL, SVDQ_STORAGE into {tmp_path}/config/svdq/environment" in shown
+    assert "hidden" not in shown + "".join(files.values())
 
 
-def test_what_it_writes_to_is_writable_and_no_more(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_it_writes_to_is_writable(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVDQ_HOME", "/srv/svdq")
     monkeypatch.setenv("SVDQ_STORAGE", "/home/videos")
-    _, printed, _ = deploy("--system", "--watch", "/srv/inbox")
-    units = [unit for unit in printed.split("# /etc/systemd/system/") if ".service\n" in unit]
-    writable = {unit.partition("\n")[0]: re.findall("ReadWritePaths=(.*)", unit) for unit in units}
-    assert writable == {
-        "svdq-redis.service": ["/srv/svdq"],
-        "svdq-worker.service": ["/srv/svdq /home/videos"],
-        "svdq-night.service": ["/srv/svdq /home/videos"],
-        "svdq-watch.service": ["/srv/svdq /home/videos /srv/inbox"],
-    }
+    files = printed(deploy("--system", "--watch", "/srv/inbox")[1])
+    local = files["/etc/systemd/system/svdq-.service.d/local.conf"]
+    assert "ReadWritePaths=-/srv/svdq -/home/videos -/srv/inbox\n" in local
+    assert "RequiresMountsFor=/srv/svdq /home/videos /srv/inbox\n" in local
     # A folder below /home that is hidden could not be written to.
-    assert all("\nProtectHome=read-only\n" in unit for unit in units)
+    assert "ProtectHome=read-only\n" in files["/etc/systemd/system/svdq-.service.d/system.conf"]
 
 
 def test_a_changed_unit_is_not_written_over(deploy: Deploy, install: Callable[..., Path]) -> None:
-    folder = install("--user")
-    before = {path.name: path.read_text() for path in folder.iterdir()}
-    install("--user")  # nothing differs
+    folder = install()
+    before = {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
+    install()  # nothing differs
     (folder / "svdq-worker.service").write_text("mine")
-    arguments = ["--user", "--install", "--folder", folder]
-    code, _, error = deploy(*arguments, "--", "--ranks", "2")
+    code, _, error = deploy("--user", "--install", "--", "--ranks", "2")
     assert code == 2
     assert "svdq-worker.service" in error
+    assert "systemd.env" in error
     assert (folder / "svdq-worker.service").read_text() == "mine"
-    assert (folder / "svdq-night.service").read_text() == before["svdq-night.service"]
-    assert deploy(*arguments, "--force")[0] == 0
-    assert {path.name: path.read_text() for path in folder.iterdir()} == before
+    assert deploy("--user", "--install", "--force")[0] == 0
+    assert {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_wrong_options_of_the_worker_are_told_before_anything_is_written(deploy: Deploy, tmp_path: Path) -> None:
-    folder = tmp_path / "units"
-    code, _, error = deploy("--user", "--install", "--folder", folder, "--", "--rnaks", "7")
+def test_wrong_options_of_the_worker_are_refused_before_anything_is_written(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    code, _, error = deploy("--user", "--install", "--", "--rnaks", "7")
     assert code == 2
     assert "--rnaks" in error
-    assert not folder.exists()
+    assert not (tmp_path / "config").exists()
     assert deploy()[0] == 2
 
 
@@ -183,11 +216,10 @@ def test_units_run(
     until: Callable[..., None],
 ) -> None:
     config = tmp_path / "config/svdq/environment"
-    config.parent.mkdir(parents=True)
-    config.write_text("SVDQ_MODEL=simulated:step_ms=1000\n")
     inbox = tmp_path / "in box"
     inbox.mkdir()
-    folder = install("--user", "--watch", inbox, "--", "--ranks", "1", "--device", "cpu")
+    folder = install("--watch", inbox, "--", "--ranks", "1", "--device", "cpu")
+    config.write_text("SVDQ_MODEL=simulated:step_ms=1000\n")
     server, worker, watch = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "worker", "watch"))
 
     # A server that a command has started makes room, and its jobs are in that of the unit.
@@ -215,7 +247,7 @@ def test_units_run(
     assert gone(server.processes())
     assert svdq("redis", "url").returncode == 1
     server.start()
-    assert "svdq-default  2 " in svdq("status").stdout
+    assert re.search("svdq-default +2 ", svdq("status").stdout)
 
     # Wrong settings are no reason to start it again and again.
     config.write_text("SVDQ_MODEL=/no/such/model\n")
@@ -228,7 +260,7 @@ def test_units_run(
 def test_a_night(
     svdq: Cli, install: Callable[..., Path], supervise: Callable[[Path], Any], settings: Settings, photo: Path
 ) -> None:
-    folder = install("--user", "--", "--ranks", "1", "--device", "cpu")
+    folder = install("--", "--ranks", "1", "--device", "cpu")
     server, night = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "night"))
     server.start()
     assert svdq("submit", photo, "--frames", "2", "--size", "64x64", "--name", "the-photo").returncode == 0

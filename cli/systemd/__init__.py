@@ -1,1 +1,0 @@
-"""systemd units for this installation, from `templates/`."""
