@@ -79,7 +79,9 @@ def systemd(
     config = Path("/etc") if is_system else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     folder = config / "systemd" / scope
     left_out = {*([] if is_embedded else [REDIS]), *([] if inbox is not None else [WATCH])}
-    contents = {folder / name: text for name, text in _units(is_system) if name.parts[0].removesuffix(".d") not in left_out}
+    contents = {
+        folder / name: text for name, text in _units(is_system) if name.parts[0].removesuffix(".d") not in left_out
+    }
     contents[folder / LOCAL] = _drop_in(paths, run_as if is_system else None)
     contents[config / "svdq" / "systemd.env"] = "".join(
         f"{name}={_quoted(value)}\n" for name, value in environment.items()
@@ -184,7 +186,7 @@ def _install(contents: dict[Path, str], *, force: bool) -> None:
     Raises:
         InputError: an existing file differs, or a file cannot be written.
     """
-    from svdq.producer.results.pages import write
+    from svdq.producer.storage.temporary import write_file
 
     try:
         existing = {path: path.read_text(encoding="utf-8") for path in contents if path.exists()}
@@ -201,7 +203,7 @@ def _install(contents: dict[Path, str], *, force: bool) -> None:
     for path, text in contents.items():
         is_new = existing.get(path) != text
         if is_new:
-            write(path, [text])
+            write_file(path, [text])
         echo(f"{path}: {'written' if is_new else 'unchanged'}")
 
 

@@ -179,7 +179,7 @@ def report(since: str, until: str | None, as_json: bool, storage: str | None, re
     """
     from svdq.producer.queue import session
     from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage
-    from svdq.producer.results.run_report import summarise
+    from svdq.producer.results.run_report import summarize
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.timeparse import parse_past
@@ -197,7 +197,7 @@ def report(since: str, until: str | None, as_json: bool, storage: str | None, re
             *records_from_storage(Storage(settings.storage), first, warn),
         ]
         left = jobs_left(connection)
-    found = summarise(records, left, since=first, until=last)
+    found = summarize(records, left, since=first, until=last)
     if as_json:
         echo(json.dumps(found.as_json()))
     else:

@@ -41,7 +41,7 @@ class OutputFile(click.Path):
             BadParameter: the file cannot be written.
         """
         from svdq.pipeline.errors import InputError
-        from svdq.producer.results.pages import check_target
+        from svdq.producer.storage.temporary import check_target
 
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         # An existing file is written in place: it may be /dev/stdout, whose folder is not writable.

@@ -58,11 +58,11 @@ def gallery(
     """
     from svdq.producer.queue import session
     from svdq.producer.results.gallery import write_gallery
-    from svdq.producer.results.pages import check_target
     from svdq.producer.results.results import OUTPUTS, find_results
     from svdq.producer.settings import Settings
     from svdq.producer.status.status import list_jobs
     from svdq.producer.storage.storage import Storage
+    from svdq.producer.storage.temporary import check_target
     from svdq.producer.timeparse import parse_past
 
     moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None

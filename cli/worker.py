@@ -137,7 +137,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.pipeline.installed import require_torch
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.producer.queue import connect
-    from svdq.producer.results.pages import check_target
+    from svdq.producer.storage.temporary import check_target
     from svdq.worker.launcher.burst_lock import burst_lock, devices_of
     from svdq.worker.launcher.gpus import num_gpus
     from svdq.worker.launcher.model_check import check_model
@@ -179,7 +179,7 @@ def _check_storage(settings: "Settings") -> None:
 
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, print the summary of a burst, and return the exit code."""
-    from svdq.producer.results.pages import write
+    from svdq.producer.storage.temporary import write_file
     from svdq.worker.launcher.launch import launch
     from svdq.worker.launcher.run_end import report_of_run
 
@@ -190,5 +190,5 @@ def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) ->
         for line in found.lines():
             echo(line)
         if report is not None:
-            write(report, [json.dumps(found.as_json(), indent=2) + "\n"])
+            write_file(report, [json.dumps(found.as_json(), indent=2) + "\n"])
     return ending.code

@@ -1,28 +1,30 @@
 """Writes the gallery: one static HTML page of finished videos and failed jobs that opens from disk.
 
-File names and sidecars are untrusted input, so all text is escaped.
+File names and sidecars are untrusted input, so Jinja escapes all text.
 """
 
 import base64
+import hashlib
 import io
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import ImageOps
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.media.image import open_photo, pillow_without_limits
 from svdq.producer.job import INPUT_KEY
-from svdq.producer.results import pages
-from svdq.producer.results.pages import text
 from svdq.producer.results.results import Result
 from svdq.producer.status.status import JobView
 from svdq.producer.storage.storage import Storage
+from svdq.producer.storage.temporary import write_file
 from svdq.producer.text import count
 
 #: Media types of the files that a page can play, by extension; the type that plays best comes first.
@@ -33,8 +35,6 @@ STILL_SIDE = 480
 MAX_PIXELS = 100_000_000
 #: Largest total size of embedded videos in bytes: browsers fail on larger pages.
 MAX_EMBEDDED = 500 * 2**20
-#: Placeholder for the cards while the rest of the page is rendered.
-_MARK = "<!-- cards -->"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,106 +93,88 @@ def write_gallery(
             f"With --embed the page would have {size / 2**20:,.0f} MiB of videos, more than browsers open "
             f"({MAX_EMBEDDED / 2**20:.0f} MiB); select fewer with --since or --limit, or leave --embed out."
         )
-    links = Links(storage=storage, page=page, embed=embed)
-    summary = f"{count(len(results), 'video')}, {count(len(failures), 'failure')}."
-    around = pages.fill_page(
-        "gallery.html", title=text(title), summary=text(summary), cards=_MARK, **pages.script()
-    ).partition(_MARK)
-    pages.write(page, _parts(around[0], _cards(links, results, failures), around[2]))
-
-
-def _parts(head: str, cards: Iterator[str], tail: str) -> Iterator[str]:
-    yield head
-    yield from cards
-    yield tail
-
-
-def _cards(links: Links, results: Sequence[Result], failures: Sequence[JobView]) -> Iterator[str]:
-    for view in failures:
-        yield _card(
-            links,
-            view.id,
-            view.parameters,
-            state="failed",
-            remarks=f'<p class="reason">Failed: {text(view.error)}</p><p>{_time("submitted", view.created_at)}</p>',
-        )
-    for result in sorted(results, key=lambda result: result.finished_at, reverse=True):
-        parameters = result.document["job"]
-        notice = f'<p class="notice">{text(result.notice)}</p>' if result.notice else ""
-        seed = text(f"seed {parameters.get('seed', '?')}")
-        facts = [_time("finished", result.finished_at), seed, *_file_links(links, result)]
-        yield _card(
-            links,
-            result.job_id,
-            parameters,
-            state="finished",
-            frame=_frame(links, result),
-            remarks=f"{notice}<p>{' · '.join(facts)}</p>",
-        )
-
-
-def _card(
-    links: Links, job_id: str, parameters: Mapping[str, Any], *, state: str, remarks: str, frame: str = ""
-) -> str:
-    """Render the card of one job; `remarks` and `frame` are HTML."""
-    name = str(parameters.get("name", "?"))
-    rows = [("job", job_id), *((key, value) for key, value in parameters.items() if key != "name")]
-    return pages.fill(
-        "card.html",
-        state=state,
-        search=text(f"{name} {job_id}".lower()),
-        anchor=text(f"job-{job_id}"),
-        name=text(name),
-        frame=frame,
-        remarks=remarks,
-        photo=_photo(links, name, str(parameters.get("image", ""))),
-        parameters="".join(f"<dt>{text(key)}</dt><dd>{text(_words(value))}</dd>" for key, value in rows),
+    environment = Environment(
+        loader=PackageLoader("svdq.producer.results"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    links = Links(storage=storage, page=page, embed=embed)
+    parts = environment.get_template("gallery.html").generate(
+        version=version("svdq"),
+        title=title,
+        summary=f"{count(len(results), 'video')}, {count(len(failures), 'failure')}.",
+        # Rendered one by one, since each may hold a video.
+        cards=itertools.chain(
+            (_failure_card(links, view) for view in failures),
+            (_video_card(links, result) for result in results),
+        ),
+        **_code(environment),
+    )
+    write_file(page, parts)
 
 
-def _frame(links: Links, result: Result) -> str:
-    """Render the video of a card; "" if it cannot be shown."""
+def _code(environment: Environment) -> dict[str, str]:
+    """Return the page's style and script, and their hashes for its content security policy."""
+    values: dict[str, str] = {}
+    for name, file in (("style", "page.css"), ("script", "gallery.js")):
+        text = environment.get_template(file).render()
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        values |= {name: text, f"{name}_hash": f"sha256-{digest}"}
+    return values
+
+
+def _failure_card(links: Links, view: JobView) -> dict[str, Any]:
+    return _card(links, view.id, view.parameters) | {
+        "state": "failed",
+        "reason": view.error,
+        "submitted_at": view.created_at.astimezone(),
+    }
+
+
+def _video_card(links: Links, result: Result) -> dict[str, Any]:
+    # The id in a name is hexadecimal, so in a name without an extension any dot comes before the id.
+    words = {key: key.rpartition(".")[2] for key in result.outputs}
+    return _card(links, result.job_id, result.document["job"]) | {
+        "state": "finished",
+        "notice": result.notice,
+        "finished_at": result.finished_at.astimezone(),
+        "seed": result.document["job"].get("seed", "?"),
+        "frame": _frame(links, result),
+        "files": []
+        if links.embed
+        else [(word if word in TYPES else "frames", links.to(key)) for key, word in words.items()],
+    }
+
+
+def _card(links: Links, job_id: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the cards of all jobs have."""
+    name = str(parameters.get("name", "?"))
+    rows = [("job", job_id), *((key, _words(value)) for key, value in parameters.items() if key != "name")]
+    photo = _photo(links, str(parameters.get("image", "")))
+    return {"id": job_id, "name": name, "photo": photo, "rows": rows, "frame": None}
+
+
+def _frame(links: Links, result: Result) -> dict[str, str] | None:
+    """Return the links to the video of a card, its still and its file; None if it cannot be shown."""
     by_type = {key.rpartition(".")[2]: key for key in result.outputs}
     kind = next((kind for kind in TYPES if kind in by_type), None)
     # A folder of frames cannot be played: show its first frame.
     key = by_type[kind] if kind else result.files[0].key
-    if kind == "mp4":
-        media = (
-            f'<video data-src="{text(links.media(key, TYPES[kind]))}" muted loop playsinline preload="none"></video>'
-        )
-    else:
-        still = _still(links.storage, key)
-        if not still:
-            return ""
-        moving = f' data-src="{text(links.media(key, TYPES[kind]))}"' if kind else ""
-        media = f'<img src="{still}"{moving} alt="First frame of {text(result.name)}">'
-    label = f'class="frame" aria-label="Play {text(result.name)}"'
-    if links.embed:
-        return f'<button type="button" {label}>{media}</button>'
-    return f'<a {label} href="{text(links.to(key))}">{media}</a>'
+    still = "" if kind == "mp4" else _still(links.storage, key)
+    if kind != "mp4" and not still:
+        return None
+    return {
+        "video": links.media(key, TYPES[kind]) if kind == "mp4" else "",
+        "still": still,
+        "moving": links.media(key, TYPES[kind]) if kind and kind != "mp4" else "",
+        "link": "" if links.embed else links.to(key),
+    }
 
 
-def _file_links(links: Links, result: Result) -> list[str]:
-    if links.embed:
-        return []
-    words = {key: key.rpartition(".")[2] for key in result.outputs}
-    # The id in a name is hexadecimal, so in a name without an extension any dot comes before the id.
-    return [
-        f'<a href="{text(links.to(key))}">{text(word if word in TYPES else "frames")}</a>'
-        for key, word in words.items()
-    ]
-
-
-def _photo(links: Links, name: str, image: str) -> str:
-    """Render the photo of a video, if it still exists."""
+def _photo(links: Links, image: str) -> dict[str, str] | None:
+    """Return the link to the photo of a video and its source on the page, if it still exists."""
     if not INPUT_KEY.fullmatch(image) or not links.storage.exists(image):
-        return ""
-    alt = f"Source photo of {text(name)}"
-    if links.embed:
-        still = _still(links.storage, image)
-        return f'<img src="{still}" alt="{alt}">' if still else ""
-    link = text(links.to(image))
-    return f'<a href="{link}"><img loading="lazy" src="{link}" alt="{alt}"></a>'
+        return None
+    source = _still(links.storage, image) if links.embed else links.to(image)
+    return {"source": source, "link": "" if links.embed else source} if source else None
 
 
 def _still(storage: Storage, key: str) -> str:
@@ -216,11 +198,6 @@ def _still(storage: Storage, key: str) -> str:
 
 def _data_url(data: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
-
-
-def _time(word: str, moment: datetime) -> str:
-    local = moment.astimezone()
-    return f'<time datetime="{local.isoformat(timespec="seconds")}">{word} {local:%Y-%m-%d %H:%M}</time>'
 
 
 def _words(value: object) -> str:

@@ -4,21 +4,26 @@ Files of unfinished jobs are never removed. Only Redis has the list of those job
 servers share must not be pruned: each of them has only its own jobs.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 import redis
+from rq.job import JobStatus
+from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import INPUT_KEY
-from svdq.producer.results.known_jobs import forget, images_in, is_unfinished, read_jobs
+from svdq.producer.queue import ENDED, fetch, read_job, statuses
 from svdq.producer.results.provenance import MAX_SIDECAR_BYTES
 from svdq.producer.results.results import OUTPUTS, Result, read_results
+from svdq.producer.status.registries import scan_ids
 from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
+from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
 
 INPUTS = "inputs"
 CHECKPOINTS = "checkpoints"
@@ -26,6 +31,9 @@ CHECKPOINTS = "checkpoints"
 KEEP_INPUTS = 2 * INPUT_AGE
 #: Files without a sidecar are kept this long: they may belong to a video in progress, of this Redis or another.
 KEEP_UNFINISHED = timedelta(days=1)
+
+#: Keys of photos in JSON text, found without parsing it.
+_INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,18 @@ class Removal:
     #: Size in bytes, and number of files.
     size: int
     num_files: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Jobs:
+    """The jobs in Redis whose files are in use."""
+
+    #: Ids of unfinished jobs, and of jobs that cannot be read.
+    unfinished: set[str] = field(default_factory=set)
+    #: Keys of the photos of all jobs, including ended ones, which may be retried.
+    images: set[str] = field(default_factory=set)
+    #: Ids of ended jobs by the stem of their files.
+    ended: dict[str, str] = field(default_factory=dict)
 
 
 def find_removals(
@@ -76,8 +96,8 @@ def find_removals(
         for entry in storage.entries(INPUTS)
         if entry.modified_at < min(cutoff, now - KEEP_INPUTS) and INPUT_KEY.fullmatch(entry.key)
     ]
-    # Only now: what is submitted from here on has a photo that is too young to be in the list.
-    jobs = read_jobs(connection, on_bad)
+    # Read after the photos: later submissions have photos that are too young to be in the list.
+    jobs = _read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
     removals = [
         removal for removal in _videos(storage, outputs, results, cutoff) if removal.job_id not in jobs.unfinished
@@ -108,17 +128,19 @@ def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Rem
     if photos:
         # Checked again: a video may have been kept because its job was queued again.
         storage = photos[0].storage
-        used = _images_of(storage, list(storage.entries(OUTPUTS))) | read_jobs(connection, lambda reason: None).images
+        used = _images_of(storage, list(storage.entries(OUTPUTS))) | _read_jobs(connection, lambda reason: None).images
         removed += [photo for photo in photos if photo.witness.key not in used and _remove(connection, photo)]
     return removed
 
 
 def _remove(connection: redis.Redis, removal: Removal) -> bool:
-    if removal.job_id and is_unfinished(connection, removal.job_id):
-        return False
+    if removal.job_id:
+        (status,) = statuses(connection, [removal.job_id])
+        if status is not None and status not in ENDED:
+            return False
     if removal.storage.entry(removal.witness.key) != removal.witness:
         return False
-    if removal.kind == "video" and not forget(connection, removal.job_id):
+    if removal.kind == "video" and not _forget(connection, removal.job_id):
         return False
     for key in removal.keys:
         removal.storage.remove(key)
@@ -188,4 +210,52 @@ def _removal(kind: str, job_id: str, storage: Storage, keys: tuple[str, ...], en
 def _images_of(storage: Storage, entries: list[Entry]) -> set[str]:
     """Return the photos that sidecars refer to, including sidecars of other versions and unreadable ones."""
     keys = [entry.key for entry in entries if entry.key.endswith(".json") and entry.size <= MAX_SIDECAR_BYTES]
-    return {image for _, data in storage.read_many(keys) for image in images_in(data)}
+    return {image for _, data in storage.read_many(keys) for image in _images_in(data)}
+
+
+def _images_in(data: bytes) -> set[str]:
+    """Find the keys of photos in JSON of any shape."""
+    return {image.decode() for image in _INPUT_KEY.findall(data)}
+
+
+def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> _Jobs:
+    """Read all jobs."""
+    jobs = _Jobs()
+    for found in read_many(connection, scan_ids(connection), fields=("status", "ended_at", "data")):
+        if isinstance(found, UnreadableJobError):
+            on_bad(f"{found} It is left out.")
+            jobs.unfinished.add(found.job_id)
+        elif found is not None:
+            jobs.images.update(_images_in(found.data))
+            if found.get_status(refresh=False).value not in ENDED:
+                jobs.unfinished.add(found.id)
+            elif (job := read_job(found)) is not None:
+                jobs.ended[job.output_stem(found.id)] = found.id
+    return jobs
+
+
+def _forget(connection: redis.Redis, job_id: str) -> bool:
+    """Delete a finished job whose files are removed, so that the same submission renders again.
+
+    Returns:
+        False if the job has just been queued again, or its record cannot be read.
+    """
+    key = key_of(job_id)
+    if not connection.exists(key):
+        return True
+    try:
+        job = fetch(connection, job_id)
+    except InputError:
+        return False  # its record cannot be read
+    with connection.pipeline() as pipeline:
+        pipeline.watch(key)  # type: ignore[no-untyped-call]
+        status = as_text(connection.hget(key, "status") or b"")
+        if status != JobStatus.FINISHED.value:
+            return status in ENDED
+        pipeline.multi()
+        job.delete(pipeline=pipeline)
+        try:
+            pipeline.execute()
+        except redis.WatchError:
+            return False
+    return True

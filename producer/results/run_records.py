@@ -16,7 +16,7 @@ from rq.registry import BaseRegistry
 from svdq.producer import keys
 from svdq.producer.queue import queues, read_job
 from svdq.producer.results.results import Result, find_results
-from svdq.producer.results.run_report import LEFT, Effort, End, RunRecord
+from svdq.producer.results.run_report import LEFT, End, RenderCost, RunRecord
 from svdq.producer.status.registries import counts
 from svdq.producer.status.status import view_many
 from svdq.producer.storage.storage import Storage
@@ -72,7 +72,7 @@ def records_from_storage(
             name=result.name,
             status="finished",
             ended_at=result.finished_at,
-            effort=_effort_of(result),
+            cost=_cost_of(result),
         )
 
 
@@ -116,7 +116,7 @@ def _ended_in(
         yield replace(record, error=errors.get(record.id) or "")
 
 
-def _effort_of(result: Result) -> Effort | None:
+def _cost_of(result: Result) -> RenderCost | None:
     """Read the costs of a video; None if its sidecar lacks them, as in earlier versions."""
     try:
         seconds, group = result.document["seconds"], result.document["group"]
@@ -125,7 +125,7 @@ def _effort_of(result: Result) -> Effort | None:
         num_ranks = int(group["ranks"])
         if not (0 <= compute_s <= took_s < MAX_SECONDS and 1 <= num_ranks <= MAX_RANKS):
             return None
-        return Effort(
+        return RenderCost(
             group=f"{group['host']}:{group['pid']}",
             num_ranks=num_ranks,
             compute_s=compute_s,

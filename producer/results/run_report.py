@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from svdq.producer.text import pace
 from svdq.producer.timeparse import duration, rfc3339
 
 #: States of unfinished jobs, in the order of the report.
@@ -21,7 +22,7 @@ End = Literal["finished", "failed", "stopped", "canceled"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class RenderCost:
     """The costs of a video for its group."""
 
     #: Name of the group that rendered it, and its number of ranks.
@@ -47,7 +48,7 @@ class RunRecord:
     #: Why it failed, as a sentence.
     error: str = ""
     #: What it cost; None if this was not recorded.
-    effort: Effort | None = None
+    cost: RenderCost | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class RunReport:
             "busy_share": None if self.busy_share is None else round(self.busy_share, 3),
             "left": {state: self.left.get(state, 0) for state in LEFT},
             "jobs": [
-                {name: value for name, value in asdict(job).items() if name != "effort"}
+                {name: value for name, value in asdict(job).items() if name != "cost"}
                 | {"ended_at": rfc3339(job.ended_at), "error": job.error or None}
                 for job in self.jobs
             ],
@@ -101,31 +102,29 @@ class RunReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
-        told = [
-            f"{self.count('finished')} finished, {self.count('failed')} failed, "
-            f"{self.count('stopped')} stopped, {self.count('canceled')} canceled, {self.stretch}."
-        ]
-        rate = self.videos_per_hour
-        pace = [] if rate is None else [f"{rate:,.0f} videos an hour" if rate >= 10 else f"{rate:.1f} videos an hour"]
-        pace += [] if self.busy_share is None else [f"ranks busy {self.busy_share:.0%}"]
-        told += [f"{', '.join(pace)}."] if pace else []
-        told += [self.ending] if self.ending else []
-        told.append(f"Left: {', '.join(f'{self.left.get(state, 0)} {state}' for state in LEFT)}.")
+        statuses: tuple[End, ...] = ("finished", "failed", "stopped", "canceled")
+        ended = ", ".join(f"{self.count(status):,} {status}" for status in statuses)
+        rates = [] if self.videos_per_hour is None else [pace(self.videos_per_hour)]
+        rates += [] if self.busy_share is None else [f"ranks busy {self.busy_share:.0%}"]
+        lines = [f"{ended}, {self.period}."]
+        lines += [f"{', '.join(rates)}."] if rates else []
+        lines += [self.ending] if self.ending else []
+        lines.append(f"Left: {', '.join(f'{self.left.get(status, 0):,} {status}' for status in LEFT)}.")
         for reason, jobs in self.reasons:
             names = ", ".join(f"{job.name} ({job.id})" for job in jobs[:MAX_NAMES])
-            more = f" and {len(jobs) - MAX_NAMES} more" if len(jobs) > MAX_NAMES else ""
-            told.append(f"Failed, {len(jobs)} x: {reason} {names}{more}")
-        return told
+            more = f" and {len(jobs) - MAX_NAMES:,} more" if len(jobs) > MAX_NAMES else ""
+            lines.append(f"Failed, {len(jobs):,} x: {reason} {names}{more}")
+        return lines
 
     @property
-    def stretch(self) -> str:
+    def period(self) -> str:
         """The period in words, in local time."""
         since, until = self.since.astimezone(), self.until.astimezone()
         end = until.strftime("%H:%M" if since.date() == until.date() else "%Y-%m-%d %H:%M")
         return f"from {since:%Y-%m-%d %H:%M} to {end} ({duration((until - since).total_seconds())})"
 
 
-def summarise(
+def summarize(
     records: Iterable[RunRecord],
     left: Mapping[str, int],
     *,
@@ -147,15 +146,15 @@ def summarise(
     """
     jobs = _each_once(record for record in records if since <= record.ended_at <= until)
     finished = [job for job in jobs if job.status == "finished"]
-    efforts = [(job.effort, job.ended_at) for job in finished if job.effort is not None]
+    costs = [(job.cost, job.ended_at) for job in finished if job.cost is not None]
     if num_ranks is None:
-        start = min([effort.begun_at for effort, _ in efforts] + [job.ended_at for job in finished], default=until)
+        start = min([cost.begun_at for cost, _ in costs] + [job.ended_at for job in finished], default=until)
         span = max((job.ended_at for job in finished), default=until) - start
-        ranks_s = _ranks_s(efforts)
+        ranks_s = _ranks_s(costs)
     else:
         span = until - since
         ranks_s = num_ranks * span.total_seconds()
-    compute_s = sum(effort.compute_s for effort, _ in efforts)
+    compute_s = sum(cost.compute_s for cost, _ in costs)
     return RunReport(
         since=since,
         until=until,
@@ -163,7 +162,7 @@ def summarise(
         jobs=tuple(jobs),
         left=left,
         videos_per_hour=len(finished) * timedelta(hours=1) / span if finished and span else None,
-        busy_share=compute_s / ranks_s if efforts and ranks_s else None,
+        busy_share=compute_s / ranks_s if costs and ranks_s else None,
     )
 
 
@@ -172,17 +171,17 @@ def _each_once(records: Iterable[RunRecord]) -> list[RunRecord]:
     newest: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: record.ended_at):
         before = newest.pop(record.id, None)
-        if before is not None and before.status == record.status and record.effort is None:
-            record = replace(record, effort=before.effort)
+        if before is not None and before.status == record.status and record.cost is None:
+            record = replace(record, cost=before.cost)
         newest[record.id] = record
     return list(newest.values())
 
 
-def _ranks_s(efforts: Sequence[tuple[Effort, datetime]]) -> float:
+def _ranks_s(costs: Sequence[tuple[RenderCost, datetime]]) -> float:
     """Sum the rank-seconds of groups: from the start of a group's first video to the end of its last."""
     total_s = 0.0
-    for group in {effort.group for effort, _ in efforts}:
-        ours = [(effort, ended_at) for effort, ended_at in efforts if effort.group == group]
-        span = max(ended_at for _, ended_at in ours) - min(effort.begun_at for effort, _ in ours)
-        total_s += max(effort.num_ranks for effort, _ in ours) * span.total_seconds()
+    for group in {cost.group for cost, _ in costs}:
+        ours = [(cost, ended_at) for cost, ended_at in costs if cost.group == group]
+        span = max(ended_at for _, ended_at in ours) - min(cost.begun_at for cost, _ in ours)
+        total_s += max(cost.num_ranks for cost, _ in ours) * span.total_seconds()
     return total_s

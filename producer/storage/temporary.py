@@ -1,4 +1,4 @@
-"""Names for temporary files that identify their process, so that files of killed processes can be removed."""
+"""Writes files whole, under temporary names that identify their process, and removes those of killed processes."""
 
 import contextlib
 import os
@@ -6,9 +6,10 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from svdq.pipeline.errors import InputError
 from svdq.producer.process_identity import is_running, scope, start_of
 
 #: Age in seconds from which a temporary file counts as abandoned if its process cannot be checked from here.
@@ -47,6 +48,43 @@ def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONE
                     shutil.rmtree(path)
                 else:
                     path.unlink()
+
+
+def check_target(path: Path, suffixes: Sequence[str] = (".html",)) -> None:
+    """Check that a file can be written, before any work is done.
+
+    Args:
+        path: the file.
+        suffixes: allowed suffixes of the file, so that no video is overwritten; () for any.
+
+    Raises:
+        InputError: the suffix is not allowed, the folder does not exist, or the file cannot be written.
+    """
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise InputError(f"{str(path)!r} cannot be written to: give a file whose name ends in {' or '.join(suffixes)}.")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"There is no folder {str(folder)!r} to write {path.name!r} to; make it first.")
+    # A device or a folder must not be replaced.
+    if (path.exists() and not path.is_file()) or not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"The file {str(path)!r} cannot be written; check the rights of its folder, or give another.")
+
+
+def write_file(path: Path, parts: Iterable[str]) -> None:
+    """Write a file atomically.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    temporary = path.absolute().with_name(f".{temporary_name()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"The file {str(path)!r} cannot be written ({error.strerror}); give another place.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _is_alive(name: str) -> bool | None:

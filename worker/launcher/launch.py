@@ -23,9 +23,8 @@ from svdq.pipeline.models.options import DEFAULTS, ComputeOptions
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import trace_text
 from svdq.producer.queue import server_url
-from svdq.producer.results.pages import write
 from svdq.producer.settings import Settings
-from svdq.producer.storage.temporary import sweep, temporary_name
+from svdq.producer.storage.temporary import sweep, temporary_name, write_file
 from svdq.producer.timeparse import parse_future
 from svdq.worker.launcher import rundir
 from svdq.worker.launcher.compute_options import as_arguments
@@ -164,7 +163,7 @@ def _what_starts(settings: Settings, options: LaunchOptions, ranks: int, num_gpu
 def _write_trace(path: Path, run_dirs: list[Path]) -> bool:
     """Write the trace of all ranks; where that fails after a night's work, the night's report is told all the same."""
     try:
-        write(path, [trace_text(rundir.read_traces(run_dirs))])
+        write_file(path, [trace_text(rundir.read_traces(run_dirs))])
     except InputError as error:
         logger.error("%s", error)
         return False

@@ -8,7 +8,7 @@ from svdq.pipeline.errors import UnavailableError
 from svdq.producer.control import pauses
 from svdq.producer.queue import session
 from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage
-from svdq.producer.results.run_report import RunReport, summarise
+from svdq.producer.results.run_report import RunReport, summarize
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.launch import Ending
@@ -37,7 +37,7 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime, *, u
         records += records_from_storage(Storage(settings.storage), started_at, logger.warning)
     except UnavailableError as error:
         logger.warning("The report goes without the busy share: %s", error)
-    return summarise(
+    return summarize(
         records,
         left,
         since=started_at,
