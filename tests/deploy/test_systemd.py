@@ -206,8 +206,7 @@ def test_wrong_options_of_the_worker_are_refused_before_anything_is_written(
     assert deploy()[0] == 2
 
 
-@pytest.mark.long
-def test_units_run(
+def test_the_queue_and_the_watched_folder_run(
     svdq: Cli,
     install: Callable[..., Path],
     supervise: Callable[[Path], Any],
@@ -215,31 +214,19 @@ def test_units_run(
     tmp_path: Path,
     until: Callable[..., None],
 ) -> None:
-    config = tmp_path / "config/svdq/environment"
     inbox = tmp_path / "in box"
     inbox.mkdir()
-    folder = install("--watch", inbox, "--", "--ranks", "1", "--device", "cpu")
-    config.write_text("SVDQ_MODEL=simulated:step_ms=1000\n")
-    server, worker, watch = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "worker", "watch"))
+    folder = install("--watch", inbox)
+    server, watch = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "watch"))
 
     # A server that a command has started makes room, and its jobs are in that of the unit.
-    parameters = ["--frames", "2", "--size", "64x64", "--format", "gif"]
-    [first] = svdq("submit", photo, *parameters).stdout.split()[:1]
+    [first] = svdq("submit", photo).stdout.split()[:1]
     server.start()
     with redis.Redis.from_url(svdq("redis", "url").stdout.strip()) as connection:
         assert view(connection, first).status == "queued"
-
         watch.start()
         Image.effect_noise((96, 64), 60).convert("RGB").save(inbox / "second.png")
         until(lambda: connection.llen("rq:queue:svdq-default") == 2, watch.said)
-
-        worker.start()
-        until(lambda: view(connection, first).step > 0, worker.said)
-        assert len(worker.processes()) >= 3  # the launcher, torchrun and a rank
-        assert worker.stop() == 0, worker.said()
-        assert gone(worker.processes())
-        assert connection.llen("rq:queue:svdq-default") == 2, worker.said()
-        assert view(connection, first).status == "queued"
         assert watch.stop() == 0, watch.said()
 
     # The queue outlives its server.
@@ -248,6 +235,32 @@ def test_units_run(
     assert svdq("redis", "url").returncode == 1
     server.start()
     assert re.search("svdq-default +2 ", svdq("status").stdout)
+    server.stop()
+
+
+@pytest.mark.long
+def test_the_worker_runs(
+    svdq: Cli,
+    install: Callable[..., Path],
+    supervise: Callable[[Path], Any],
+    photo: Path,
+    tmp_path: Path,
+    until: Callable[..., None],
+) -> None:
+    folder = install("--", "--ranks", "1", "--device", "cpu")
+    config = tmp_path / "config/svdq/environment"
+    config.write_text("SVDQ_MODEL=simulated:step_ms=1000\n")
+    server, worker = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "worker"))
+    server.start()
+    [job_id] = svdq("submit", photo, "--frames", "2", "--size", "64x64", "--format", "gif").stdout.split()[:1]
+    with redis.Redis.from_url(svdq("redis", "url").stdout.strip()) as connection:
+        worker.start()
+        until(lambda: view(connection, job_id).step > 0, worker.said)
+        assert len(worker.processes()) >= 3  # the launcher, torchrun and a rank
+        assert worker.stop() == 0, worker.said()
+        assert gone(worker.processes())
+        assert connection.llen("rq:queue:svdq-default") == 1, worker.said()
+        assert view(connection, job_id).status == "queued"
 
     # Wrong settings are no reason to start it again and again.
     config.write_text("SVDQ_MODEL=/no/such/model\n")
