@@ -1,4 +1,4 @@
-"""Whether this machine can render: its GPUs and their memory, torch, ffmpeg. Imports torch only when it is there."""
+"""Checks whether this machine can render: GPUs and their memory, torch, ffmpeg."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from svdq.producer.doctor import Finding
 from svdq.worker.launcher.gpus import Answer, ask
 
 _QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
-#: Seconds for the answer.
+#: Largest number of seconds that the query may take.
 QUERY_S = 20.0
 
 
 def check_machine() -> Iterator[Finding]:
-    """Check GPUs, torch and ffmpeg; a machine without GPUs renders on its processors."""
+    """Check GPUs, torch and ffmpeg; a machine without GPUs renders on its CPU."""
     answer = ask(*_QUERY, timeout_s=QUERY_S) or Answer(text="")
     lines = [line.split(", ") for line in answer.text.splitlines()]
     rows = [line for line in lines if len(line) == 4 and line[0].isdigit()]
@@ -31,12 +31,12 @@ def check_machine() -> Iterator[Finding]:
 
 
 def _gib(mebibytes: str) -> str:
-    """Write what NVIDIA's tool says of memory; a GPU that shares the host's has "[N/A]"."""
+    """Format a size from nvidia-smi, which is "[N/A]" for a GPU that uses the host's memory."""
     return f"{int(mebibytes) / 1024:.0f} GiB" if mebibytes.isdigit() else "memory unknown"
 
 
 def _torch() -> Iterator[Finding]:
-    """Say whether torch can use the GPUs that there are."""
+    """Check that torch can use the GPUs."""
     import torch
 
     if not torch.cuda.is_available():
@@ -44,7 +44,7 @@ def _torch() -> Iterator[Finding]:
             subject="torch",
             level="warn",
             text=f"torch {torch.__version__} cannot use the GPUs",
-            advice="install a torch that is built for CUDA, and a driver that is new enough for it",
+            advice="install a CUDA build of torch and a driver that is new enough for it",
         )
 
 

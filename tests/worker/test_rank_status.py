@@ -17,8 +17,8 @@ from svdq.producer.job import Job
 from svdq.producer.queue import fetch
 from svdq.producer.status import job_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
+from svdq.worker.health.histograms import Pace
 from svdq.worker.health.job_log_handler import JobLogHandler
-from svdq.worker.health.pace import Pace
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import BusyMeter, RankReporter, costs_in, describe
 from tests.queued import enqueue

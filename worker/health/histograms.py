@@ -1,4 +1,4 @@
-"""Counters and histograms of a rank's work since its start; they only grow. Does not import Redis.
+"""Counters and histograms of a rank's work since its start, and the pace of its group. Does not import Redis.
 
 The step loop counts a stage at its end, not its steps one by one. Each histogram is written by one thread; others may
 read it, and may miss its newest entry.
@@ -7,11 +7,16 @@ read it, and may miss its newest entry.
 import contextlib
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator
+from statistics import fmean
 
 from svdq.pipeline.trace import Tracer
 from svdq.producer.status.ranks import BOUNDS_S, Timings
 from svdq.worker.checkpoint.store import CheckpointStore
+
+#: Number of gaps between videos over which the pace is averaged.
+WINDOW = 20
 
 
 class Histogram:
@@ -86,3 +91,27 @@ class CountingCheckpointStore:
         self._store.write(job_id, step, data)
         self._metrics.num_checkpoints += 1
         self._metrics.checkpoint_bytes += len(data)
+
+
+class Pace:
+    """The pace of a group: the average time between two finished videos, without times in which it was idle."""
+
+    def __init__(self) -> None:
+        self._gaps_s: deque[float] = deque(maxlen=WINDOW)
+        #: When the last video was finished; None if the group has been idle since.
+        self._last_s: float | None = None
+
+    def finished(self, now_s: float) -> None:
+        """Record that a video was finished, by any clock in seconds."""
+        if self._last_s is not None:
+            self._gaps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+
+    def idle(self) -> None:
+        """Record that nothing is in flight."""
+        self._last_s = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds between two finished videos; None until there were two in a row."""
+        return fmean(self._gaps_s) if self._gaps_s else None

@@ -9,7 +9,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.protocols import Report
-from svdq.worker.health.pace import Pace
+from svdq.worker.health.histograms import Pace
 from svdq.worker.intake.circuit_breaker import LENGTH, CircuitBreaker
 from svdq.worker.output.fence import execution_of
 from svdq.worker.queue.job_completion import ActiveJob
