@@ -174,7 +174,7 @@ def test_a_pause_is_rqs_and_shown(house) -> None:
 
 @pytest.mark.slow
 def test_jobs_in_flight_stop_at_their_next_step(house, until) -> None:
-    """By our command, by RQ's stop command, and by RQ's plain cancel, which tells no worker; the others go on."""
+    """By our command, by RQ's stop command, and by RQ's plain cancel, which sends no command; the others go on."""
     group = house.start(3, model=SIMULATED)
     jobs = [house.submit(steps=300) for _ in range(3)]
     after = house.submit(steps=4)

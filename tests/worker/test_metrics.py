@@ -1,4 +1,4 @@
-"""Metrics: what a live group adds up to, what is told while Redis is away, and that all who name metrics agree."""
+"""Metrics of a live group and while Redis is unavailable; docs, rules and dashboard use the same names."""
 
 import json
 import os
@@ -53,7 +53,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 @dataclass
 class Ranks:
-    """A group of the launcher's whose rank 0 is this process, unless said otherwise."""
+    """A group of the launcher whose rank 0 is this process by default."""
 
     pid: int = field(default_factory=os.getpid)
     num_ranks = 2
@@ -106,7 +106,7 @@ def url_of(group: Group) -> str:
     return str(wait_until(lambda: re.search(r"http://127\.0\.0\.1:\d+/metrics", group.text), lambda: group.text)[0])
 
 
-# What is told.
+# What the endpoint serves.
 
 
 @pytest.mark.long
@@ -134,7 +134,7 @@ def test_a_live_group_adds_up(house: House) -> None:
     assert total(waiting, "svdq_pauses") == 1
     house.connection.delete(keys.SUSPENDED)
     assert [view.status for view in house.wait(job_ids)] == ["finished"] * 4 + ["failed"]
-    after = wait_until(lambda: (found := scrape(url)) and _is_all_told(found) and found, lambda: str(scrape(url)))
+    after = wait_until(lambda: (found := scrape(url)) and _is_complete(found) and found, lambda: str(scrape(url)))
 
     assert total(after, "svdq_jobs", queue="svdq-default", state="finished") == 4
     assert total(after, "svdq_jobs", queue="svdq-default", state="failed") == 1
@@ -169,7 +169,7 @@ def test_a_live_group_adds_up(house: House) -> None:
         scrape(url)
 
 
-def _is_all_told(samples: Samples) -> bool:
+def _is_complete(samples: Samples) -> bool:
     """Whether both ranks have written a record since the last job ended."""
     ended = [total(samples, f"svdq_videos_{how}_total") for how in ("finished", "failed")]
     counts = [total(samples, f"svdq_{kind}_seconds_count") for kind in ("step", "write")]
@@ -209,7 +209,7 @@ def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
     monitor.close()
 
 
-def test_what_a_rank_tells_is_served(connection: redis.Redis) -> None:
+def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
     now = time.time()
     conditions = tuple(
         Condition(effect="Videos wait", reason="Full.", since=now - age_s, attempts=2) for age_s in (60.0, 600.0)
@@ -254,7 +254,7 @@ def test_what_a_group_counted_outlives_its_ranks(connection: redis.Redis, monkey
     group = Ranks()
     registry = collector_of(connection, group)
 
-    def told(pid: int, finished: int) -> float:
+    def finished_total(pid: int, finished: int) -> float:
         group.pid = pid
         rank = describe(TOPOLOGY, CPU, "fake").model_copy(
             update={"pid": pid, "intake": IntakeStatus(worker="w", finished=finished)}
@@ -264,9 +264,9 @@ def test_what_a_group_counted_outlives_its_ranks(connection: redis.Redis, monkey
             pipeline.execute()
         return total(parse(generate_latest(registry).decode()), "svdq_videos_finished_total", group="0")
 
-    assert (told(11, 2), told(11, 3), told(12, 3), told(12, 4)) == (2, 3, 6, 7)
+    assert [finished_total(*args) for args in ((11, 2), (11, 3), (12, 3), (12, 4))] == [2, 3, 6, 7]
     connection.set(SvdqQueue(connection=connection).finished_job_registry.key, "Redis refuses to count this")
-    assert told(12, 5) == 7
+    assert finished_total(12, 5) == 7
 
 
 def test_while_redis_is_away_the_launcher_answers() -> None:
@@ -277,7 +277,7 @@ def test_while_redis_is_away_the_launcher_answers() -> None:
     assert {name for name, _ in samples} == {family.name for family in FAMILIES.values() if family.always}
 
 
-def test_whatever_stands_in_redis_the_endpoint_answers(connection: redis.Redis) -> None:
+def test_the_endpoint_answers_whatever_redis_holds(connection: redis.Redis) -> None:
     queue = SvdqQueue(connection=connection)
     enqueue(connection, JOB, "f" * 20)
     connection.hset(f"rq:job:{'f' * 20}", "enqueued_at", "long ago")
@@ -321,7 +321,7 @@ def test_a_port_that_is_taken_is_said_before_any_rank_starts(house: House) -> No
 
 
 def served() -> set[str]:
-    """Every name that can stand in an expression."""
+    """Every name that an expression may use."""
     ends = {"histogram": ("_bucket", "_sum", "_count")}
     return {f"{family.name}{end}" for family in FAMILIES.values() for end in ends.get(family.kind, ("",))}
 

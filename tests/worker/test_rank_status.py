@@ -1,4 +1,4 @@
-"""What a rank tells of itself: how busy it is, how fast its group is, and what it logs about a job."""
+"""The record of a rank: how busy it is, how fast its group is, and what it logs about a job."""
 
 import logging
 import socket
@@ -29,7 +29,7 @@ JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 
 
 class Stuck:
-    """Something that waits for the storage."""
+    """A part that waits for the storage."""
 
     condition = Condition(effect="Videos wait", reason="Full.", since=1.0, attempts=2, job_ids=(SAMPLE.job_id,))
 

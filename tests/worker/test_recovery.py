@@ -58,7 +58,7 @@ def waiting(connection: redis.Redis) -> list[str]:
 
 
 def leftovers(connection: redis.Redis) -> list[bytes]:
-    """Keys that stand for work in progress."""
+    """Keys of work in progress."""
     patterns = ("rq:wip:*", "rq:execution:*", "rq:queue:*:intermediate", keys.POPPED, keys.CANCELED, keys.CRASHES)
     return [key for pattern in patterns for key in connection.scan_iter(pattern)]
 
