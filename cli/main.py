@@ -15,47 +15,50 @@ from click.shell_completion import CompletionItem
 
 from svdq.pipeline.errors import SvdqError
 
-#: name -> (module:attribute, one-line help)
-COMMANDS = {
-    "submit": ("svdq.cli.submit:submit", "Submit photos to be made into videos."),
-    "batch": ("svdq.cli.batch:batch", "Submit the photos of a list, each with its own parameters."),
-    "watch": ("svdq.cli.watch:watch", "Submit photos as they are dropped into a folder."),
-    "status": ("svdq.cli.jobs:status", "Show queues, workers and jobs in flight, or single jobs."),
-    "list": ("svdq.cli.jobs:list_jobs", "List the newest jobs."),
-    "wait": ("svdq.cli.wait:wait", "Wait for jobs and print the paths of their videos."),
-    "top": ("svdq.cli.top:top", "Watch queues, ranks and videos in flight."),
-    "logs": ("svdq.cli.jobs:logs", "Show what workers logged about a job."),
-    "report": ("svdq.cli.jobs:report", "Summarize a run."),
-    "gallery": ("svdq.cli.results:gallery", "Write a page of the finished videos."),
-    "fetch": ("svdq.cli.results:fetch", "Copy finished videos into a folder."),
-    "prune": ("svdq.cli.results:prune", "Remove old videos, photos and checkpoints."),
-    "inspect": ("svdq.cli.results:inspect", "Show how a video was made."),
-    "cancel": ("svdq.cli.control:cancel", "Cancel jobs, queued or in flight."),
-    "retry": ("svdq.cli.control:retry", "Queue failed, stopped or canceled jobs again."),
-    "move": ("svdq.cli.control:move", "Move queued jobs to the front, or to another priority."),
-    "pause": ("svdq.cli.control:pause", "Stop taking jobs from the queues."),
-    "resume": ("svdq.cli.control:resume", "Resume taking jobs."),
-    "worker": ("svdq.cli.worker:worker", "Start a group of ranks that renders queued jobs."),
-    "redis": ("svdq.cli.machine:redis", "Start or stop the embedded Redis server."),
-    "model": ("svdq.cli.machine:model", "Fetch models, or create a small one for tests."),
-    "bench": ("svdq.cli.bench:bench", "Measure the pipeline."),
-    "plan": ("svdq.cli.plan:plan", "Estimate GPUs, time and cost of a number of videos."),
-    "advise": ("svdq.cli.advise:advise", "Show where the time goes and what would help most."),
-    "deploy": ("svdq.cli.deploy:deploy", "Write units that run svdq as a service."),
-    "doctor": ("svdq.cli.machine:doctor", "Check the installation and say how to fix it."),
-    "config": ("svdq.cli.machine:config", "Show the settings and where they come from."),
-    "completion": ("svdq.cli.machine:completion", "Print the script that completes commands in a shell."),
-}
-
-#: Headings of `svdq --help` with their commands.
+#: Headings of `svdq --help` with their commands: name -> (module:attribute, one-line help).
 SECTIONS = {
-    "Make videos": ("submit", "batch", "watch", "worker"),
-    "Follow jobs": ("status", "list", "wait", "top", "logs", "report"),
-    "Use videos": ("gallery", "fetch", "inspect", "prune"),
-    "Change jobs": ("cancel", "retry", "move", "pause", "resume"),
-    "Set up": ("model", "doctor", "config", "redis", "deploy", "completion"),
-    "Measure and plan": ("bench", "plan", "advise"),
+    "Make videos": {
+        "submit": ("svdq.cli.submit:submit", "Submit photos to be made into videos."),
+        "batch": ("svdq.cli.batch:batch", "Submit the photos of a list, each with its own parameters."),
+        "watch": ("svdq.cli.watch:watch", "Submit photos as they are dropped into a folder."),
+        "worker": ("svdq.cli.worker:worker", "Start a group of ranks that renders queued jobs."),
+    },
+    "Follow jobs": {
+        "status": ("svdq.cli.jobs:status", "Show queues, workers and jobs in flight, or single jobs."),
+        "list": ("svdq.cli.jobs:list_jobs", "List the newest jobs."),
+        "wait": ("svdq.cli.wait:wait", "Wait for jobs and print the paths of their videos."),
+        "top": ("svdq.cli.top:top", "Watch queues, ranks and videos in flight."),
+        "logs": ("svdq.cli.jobs:logs", "Show what workers logged about a job."),
+        "report": ("svdq.cli.jobs:report", "Summarize a run."),
+    },
+    "Use videos": {
+        "gallery": ("svdq.cli.results:gallery", "Write a page of the finished videos."),
+        "fetch": ("svdq.cli.results:fetch", "Copy finished videos into a folder."),
+        "inspect": ("svdq.cli.results:inspect", "Show how a video was made."),
+        "prune": ("svdq.cli.results:prune", "Remove old videos, photos and checkpoints."),
+    },
+    "Change jobs": {
+        "cancel": ("svdq.cli.control:cancel", "Cancel jobs, queued or in flight."),
+        "retry": ("svdq.cli.control:retry", "Queue failed, stopped or canceled jobs again."),
+        "move": ("svdq.cli.control:move", "Move queued jobs to the front, or to another priority."),
+        "pause": ("svdq.cli.control:pause", "Stop taking jobs from the queues."),
+        "resume": ("svdq.cli.control:resume", "Resume taking jobs."),
+    },
+    "Set up": {
+        "model": ("svdq.cli.machine:model", "Fetch models, or create a small one for tests."),
+        "doctor": ("svdq.cli.machine:doctor", "Check the installation and say how to fix it."),
+        "config": ("svdq.cli.machine:config", "Show the settings and where they come from."),
+        "redis": ("svdq.cli.machine:redis", "Start or stop the embedded Redis server."),
+        "deploy": ("svdq.cli.deploy:deploy", "Write units that run svdq as a service."),
+        "completion": ("svdq.cli.machine:completion", "Print the script that completes commands in a shell."),
+    },
+    "Measure and plan": {
+        "bench": ("svdq.cli.bench:bench", "Measure the pipeline."),
+        "plan": ("svdq.cli.plan:plan", "Estimate GPUs, time and cost of a number of videos."),
+        "advise": ("svdq.cli.advise:advise", "Show where the time goes and what would help most."),
+    },
 }
+COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in commands.items()}
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -88,9 +91,9 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table into `--help` without importing the commands."""
         width = max(map(len, COMMANDS))
-        for heading, names in SECTIONS.items():
+        for heading, commands in SECTIONS.items():
             with formatter.section(heading):
-                formatter.write_dl([(f"{name:<{width}}", COMMANDS[name][1]) for name in names])
+                formatter.write_dl([(f"{name:<{width}}", text) for name, (_, text) in commands.items()])
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
