@@ -3,7 +3,8 @@
 #   make demo         turn a photo into a video, without a GPU and without weights
 #   make check        lint, type-check and run the unit tests
 #   make test         lint, type-check and run all tests but those marked long
-#   make test-all     run `make test`, then the tests marked long, such as those that wait for cron and for leases
+#   make test-long    run the tests marked long, such as those that wait for cron and for leases
+#   make test-all     run `make test`, then `make test-long`
 #   make docs         build the documentation into build/docs; broken links are errors
 #   make gpu-check    measure what needs a GPU, into gpu-check.md; MODEL=DIR names a model with weights
 #   make lint         run the linters and type checkers only
@@ -18,7 +19,8 @@ PIN ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests that start no workers.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --durations 10
+# Folders of tests that start no workers.
 UNIT_TESTS := tests/cli tests/producer tests/pipeline tests/test_docs.py
 # Errors only: pip's warnings are about the machine, such as package folders that do not exist.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
@@ -26,20 +28,31 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 # Without byte code seven ranks would compile torch's Python sources at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-all docs gpu-check lint format constraints clean
+.PHONY: demo check unit-tests test tests test-long test-all docs gpu-check lint format constraints clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-worker
 	@$(BIN)/python deploy/demo.py
 
-check: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not slow and not long' $(UNIT_TESTS)
+# mypy uses one core, so lint runs beside the tests.
+check:
+	@$(MAKE) --no-print-directory -j2 lint unit-tests
 
-test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+unit-tests: $(VENV)/installed-dev
+	$(PYTEST) -n 2 -m 'not slow and not long' $(UNIT_TESTS)
+
+test:
+	@$(MAKE) --no-print-directory -j2 lint tests
+
+tests: $(VENV)/installed-dev
+	$(PYTEST) -n 3
+
+test-long: $(VENV)/installed-dev
+	$(PYTEST) -n 3 -m 'long and not exclusive'
+	$(PYTEST) -n 0 -m exclusive
 
 test-all: test
-	$(BIN)/python -m pytest -m long
+	@$(MAKE) --no-print-directory test-long
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

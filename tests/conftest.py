@@ -1,6 +1,7 @@
 """Fixtures of all tests: a home for each test, and one real Redis server for each test process."""
 
 import contextlib
+import fcntl
 import io
 import logging
 import os
@@ -33,14 +34,20 @@ S3_SECRET = "s3-secret-of-the-tests"
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 #: Commands that start processes, catch signals or draw on terminals: each in a process of its own.
 OF_THEIR_OWN = {"worker", "top", "watch", "bench", "doctor", "model"}
-#: The test files that take longest. A file is one test process's, so that a long one must not begin last.
+#: The test files that take longest. One test process runs all of a file, so a long one must not begin last.
 DEAREST = (
-    "worker/test_resume.py",
     "worker/test_recovery.py",
     "worker/test_end_to_end.py",
+    "worker/test_poison.py",
+    "worker/test_resume.py",
+    "worker/test_cron.py",
+    "hosts/test_one_group.py",
     "test_faults.py",
-    "worker/test_control.py",
+    "pipeline/models/test_parity.py",
     "pipeline/models/test_compute.py",
+    "worker/test_torchrun.py",
+    "worker/test_control.py",
+    "worker/test_stop.py",
     "worker/test_memory_plan.py",
 )
 
@@ -140,6 +147,21 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     s3fs.S3FileSystem(skip_instance_cache=True).mkdir(bucket)
     yield f"s3://{bucket}/some/prefix"
     s3fs.S3FileSystem(skip_instance_cache=True).rm(bucket, recursive=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the untrained model; all test processes of a run share it, so a test that changes it copies it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    with (root / "tiny.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "tiny").exists():
+            # In a process of its own, which needs torch: most tests of the command line do not.
+            command = [sys.executable, "-m", "svdq.cli", "model", "tiny", str(root / "tiny")]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return root / "tiny"
 
 
 @pytest.fixture

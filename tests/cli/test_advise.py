@@ -22,6 +22,7 @@ def advised(*arguments: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_trace_of_a_group_that_decodes(home: Path, tmp_path: Path) -> None:
     trace = tmp_path / "run.trace"
     shape = ["--ranks", "2", "--steps", "4", "--step-ms", "5", "--decode-ms", "40", "--frames", "2", "--size", "64x64"]

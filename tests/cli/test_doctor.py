@@ -26,27 +26,17 @@ def findings(done: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, st
     return {finding["subject"]: finding for finding in map(json.loads, done.stdout.splitlines())}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model."""
-    from svdq.pipeline.models.svd.tiny import write_tiny_model
-
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(folder)
-    return folder
-
-
 @pytest.fixture
-def model(whole: Path, tmp_path: Path) -> Iterator[Path]:
+def model(tiny_model: Path, tmp_path: Path) -> Iterator[Path]:
     """A copy of it to break."""
     folder = tmp_path / "model"
-    shutil.copytree(whole, folder)
+    shutil.copytree(tiny_model, folder)
     yield folder
     shutil.rmtree(folder)
 
 
-def test_a_machine_that_is_fit(svdq: Cli, home: Path, whole: Path) -> None:
-    done = svdq("doctor", "--json", "--model", whole)
+def test_a_machine_that_is_fit(svdq: Cli, home: Path, tiny_model: Path) -> None:
+    done = svdq("doctor", "--json", "--model", tiny_model)
     found = findings(done)
     assert done.returncode == 0
     assert {"redis", "persistence", "maxmemory-policy", "storage", "free space", "model", "ffmpeg", "versions"} <= set(
@@ -292,8 +282,8 @@ def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
     assert finding.advice == "get it again"
 
 
-def test_a_model_under_the_home_that_is_whole_is_taken(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(whole.parent))
+def test_a_model_under_the_home_that_is_whole_is_taken(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tiny_model.parent))
     model_check.check_model("~/tiny")
     assert [finding.level for finding in check_model("~/tiny")] == ["ok"]
 

@@ -74,6 +74,7 @@ def test_1_some_failed(svdq: Cli) -> None:
     assert svdq("redis", "url").returncode == 1
 
 
+@pytest.mark.slow
 def test_2_wrong_usage(svdq: Cli) -> None:
     def run(context: click.Context) -> "subprocess.CompletedProcess[str]":
         return svdq(*context.command_path.split()[1:], "--no-such-option")
@@ -105,6 +106,7 @@ def test_2_wrong_input(svdq: Cli, arguments: list[str]) -> None:
     assert done.stderr.startswith("Error: ")
 
 
+@pytest.mark.slow
 def test_3_redis_cannot_be_reached(svdq: Cli, home: Path) -> None:
     def run(command: str) -> "subprocess.CompletedProcess[str]":
         return svdq(*command.split()[1:], *ARGUMENTS.get(command, []), "--redis-url", "redis://:secret@127.0.0.1:1/0")

@@ -127,6 +127,7 @@ def test_after(svdq: Cli, home: Path, connection: redis.Redis, photo: Path) -> N
     assert f"deferred until {parent} has ended" in svdq("status", child).stdout
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     wanted = ["submit", str(photo), "--variations", "900", "--json"]
     with subprocess.Popen([*SVDQ, *wanted], stdout=subprocess.PIPE) as process:

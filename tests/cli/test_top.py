@@ -149,6 +149,7 @@ def look(environment: dict[str, str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_look_at_a_group_at_work(group: dict[str, str]) -> None:
     command = [*SVDQ, "top", "--json", "--interval", "0.3"]
     looks = []
@@ -179,6 +180,7 @@ def test_a_look_at_a_group_at_work(group: dict[str, str]) -> None:
     assert {job["name"] for job in last["jobs"]} == {"a [photo]"}
 
 
+@pytest.mark.slow
 def test_once_is_clean_in_a_pipe(group: dict[str, str]) -> None:
     done = subprocess.run([*SVDQ, "top"], capture_output=True, text=True, env=group, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -192,6 +194,7 @@ def test_once_is_clean_in_a_pipe(group: dict[str, str]) -> None:
     assert any("  a [photo]  " in line and "━" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_it_draws_on_a_terminal_and_q_leaves(group: dict[str, str]) -> None:
     with terminal("top", "--interval", "0.2", **group) as screen:
         before = termios.tcgetattr(screen.theirs)
@@ -206,6 +209,7 @@ def test_it_draws_on_a_terminal_and_q_leaves(group: dict[str, str]) -> None:
     assert COLOUR.search(screen.text)
 
 
+@pytest.mark.slow
 def test_sigterm_and_ctrl_z_leave_the_terminal_as_it_was(group: dict[str, str]) -> None:
     with terminal("top", **group) as screen:
         before = termios.tcgetattr(screen.theirs)
@@ -219,6 +223,7 @@ def test_sigterm_and_ctrl_z_leave_the_terminal_as_it_was(group: dict[str, str]) 
         assert termios.tcgetattr(screen.theirs) == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_terminal_as_it_was(group: dict[str, str]) -> None:
     with terminal("top", NO_COLOR="1", **group) as screen:
         before = termios.tcgetattr(screen.theirs)
@@ -232,6 +237,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(group: dict[str, str]) -> None:
     assert "Traceback" not in screen.text
 
 
+@pytest.mark.slow
 def test_status_on_a_terminal_takes_no_screen(group: dict[str, str]) -> None:
     with terminal("status", **group) as screen:
         assert screen.end() == 0
@@ -240,6 +246,7 @@ def test_status_on_a_terminal_takes_no_screen(group: dict[str, str]) -> None:
     assert ALTERNATE_SCREEN not in screen.text
 
 
+@pytest.mark.slow
 def test_a_terminal_that_cannot_move_its_cursor_gets_one_look(group: dict[str, str]) -> None:
     with terminal("top", **{**group, "TERM": "dumb"}) as screen:
         assert screen.end() == 0

@@ -1,4 +1,4 @@
-"""What the pipeline's tests share: one torch thread, the untrained model, the demo photo."""
+"""What the pipeline's tests share: one torch thread, the demo photo."""
 
 from pathlib import Path
 
@@ -23,16 +23,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory) -> Path:
-    """The folder of the untrained model."""
-    from svdq.pipeline.models.svd.tiny import write_tiny_model
-
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -141,19 +141,15 @@ def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> N
 
 # diffusers 0.42 hands torch tensors to np.array, of which numpy 2 warns.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-def test_frames_equal_those_of_diffusers_and_burst_ends(house) -> None:
+def test_frames_equal_those_of_diffusers_and_burst_ends(house, tiny_model: Path) -> None:
     """Through submit, Redis, three ranks and png files, with two different jobs in flight at once."""
-    from svdq.pipeline.models.svd.tiny import write_tiny_model
-
-    model = house.folder / "tiny"
-    write_tiny_model(model)
     settings = {
         "guided": {"frames": 4, "steps": 5, "width": 128, "height": 64, "seed": 11, "decode_chunk_size": 2},
         "unguided": {"frames": 3, "steps": 2, "width": 64, "height": 128, "seed": 12, "max_guidance_scale": 1.0},
     }
     ids = {name: house.submit(formats=("png",), **values) for name, values in settings.items()}
-    group = house.start(3, "--burst", model=str(model), wait=False)
-    expected = {name: diffusers_frames(model, house.photo, **values) for name, values in settings.items()}
+    group = house.start(3, "--burst", model=str(tiny_model), wait=False)
+    expected = {name: diffusers_frames(tiny_model, house.photo, **values) for name, values in settings.items()}
 
     assert group.end() == 0, group.text
     assert house.queued() == []

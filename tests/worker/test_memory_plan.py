@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.memory import MeasuredMemory
-from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
@@ -363,13 +362,12 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
 
 
 @pytest.mark.long
-def test_a_worker_with_little_memory(house) -> None:
+def test_a_worker_with_little_memory(house, tiny_model: Path) -> None:
     """One job is refused, the others are decoded in the chunks that fit."""
-    write_tiny_model(house.folder / "model")
     too_large = house.submit(frames=2, width=512, height=512, steps=1)
     chosen = house.submit(frames=8, steps=1, formats=("mp4",))
     named = house.submit(frames=8, decode_chunk_size=1, steps=1, formats=("mp4",))
-    group = house.start(2, "--memory-limit", "100MB", "--burst", model=str(house.folder / "model"), wait=False)
+    group = house.start(2, "--memory-limit", "100MB", "--burst", model=str(tiny_model), wait=False)
     refused, made, as_asked = house.wait([too_large, chosen, named])
     assert refused.status == "failed"
     assert re.match(
@@ -404,12 +402,9 @@ def test_a_chunk_size_that_ran_out_of_memory_is_remembered_by_the_next_worker_an
 
 
 @pytest.mark.slow
-def test_a_worker_with_too_little_memory_for_its_weights_does_not_start(house) -> None:
-    write_tiny_model(house.folder / "model")
+def test_a_worker_with_too_little_memory_for_its_weights_does_not_start(house, tiny_model: Path) -> None:
     job = house.submit()
-    ended = house.run(
-        "svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", house.folder / "model", "--memory-limit", 1
-    )
+    ended = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", tiny_model, "--memory-limit", 1)
     assert ended.returncode == 2, ended.stderr
     said = ended.stderr.splitlines()
     assert re.match(

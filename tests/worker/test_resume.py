@@ -10,16 +10,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from svdq.pipeline.models.svd.tiny import write_tiny_model
-
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(folder)
-    return str(folder)
 
 
 def frames_of(house, job_id: str) -> np.ndarray:
@@ -59,9 +50,11 @@ def kill(group) -> None:
         pytest.param(3, 2, marks=pytest.mark.long),
     ],
 )
-def test_a_group_that_was_stopped_goes_on_where_it_was(house, until, tiny: str, ranks: int, ranks_then: int) -> None:
+def test_a_group_that_was_stopped_goes_on_where_it_was(
+    house, until, tiny_model: Path, ranks: int, ranks_then: int
+) -> None:
     job_id, same = submit_twice(house, frames=2, steps=20, width=128, height=64)
-    group = house.start(ranks, model=tiny)
+    group = house.start(ranks, model=str(tiny_model))
     until(lambda: house.view(job_id).step >= 3, lambda: group.text)
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
@@ -70,7 +63,7 @@ def test_a_group_that_was_stopped_goes_on_where_it_was(house, until, tiny: str, 
     assert max(kept) >= 1
 
     # With another number of ranks: what is left is spread over those that are there.
-    assert house.start(ranks_then, "--burst", model=tiny, wait=False).end() == 0
+    assert house.start(ranks_then, "--burst", model=str(tiny_model), wait=False).end() == 0
     np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
     sidecar = sidecar_of(house, job_id)
     (resumption,) = sidecar["resumed"]

@@ -61,6 +61,7 @@ def difference(latents, expected):
     return float((latents.float() - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("fp16", 0.02), ("bf16", 0.2)])
 def test_half_precision_is_near_and_written_down(tiny_model, tensors, eager, name, most) -> None:
     chosen = ComputeOptions(dtype=name)
@@ -106,6 +107,7 @@ def test_on_cuda_no_attention_has_a_larger_batch_than_its_kernels_take(tiny_mode
     assert max(batches.found) == 36_864  # half of 73,728
 
 
+@pytest.mark.slow
 def test_split_attention_compiles_in_one_piece(tiny_model, compiled_graphs) -> None:
     model = open_with(tiny_model)
     block = next(each for each in model.pipeline.unet.modules() if type(each).__name__ == options.BLOCKS[1])
@@ -156,6 +158,7 @@ def compiled_graphs(monkeypatch):
         pytest.param("whole", True, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.slow
 def test_what_was_compiled_at_the_warm_up_serves_every_video_of_the_shape(
     tiny_model, tensors, eager, compiled_graphs, compiled, another_shape
 ) -> None:
@@ -207,6 +210,7 @@ class Reads(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 def test_a_step_never_waits_for_the_device(tiny_model) -> None:
     """On the meta device, which has no contents: whatever reads a value back raises."""
     model = open_with(tiny_model)
@@ -242,6 +246,7 @@ def test_samples_share_tables_but_no_counter(tiny_model, tensors) -> None:
     assert (first.begin_index, second.begin_index) == (1, None)
 
 
+@pytest.mark.slow
 def test_int8_is_near_and_says_so(tiny_model, tensors, eager) -> None:
     pytest.importorskip("torchao", reason="comes with svdq[approximate]")
     chosen = ComputeOptions(approximate=("int8",))

@@ -22,6 +22,8 @@ from tests.finished import add_video
 from tests.producer.storage.test_file_server import Server, url_of
 from tests.queued import enqueue
 
+pytestmark = pytest.mark.slow
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

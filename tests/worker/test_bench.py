@@ -1,6 +1,7 @@
 """`svdq bench` as a user runs it: a table, a JSON, a plot, a trace; wrong input in one sentence."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,12 @@ import torch
 
 from svdq.cli import main
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.worker.bench.bench import BenchReport, write_results
 
 QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "30"]
 
 
+@pytest.mark.slow
 def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "png", "trace")}
     result = svdq(
@@ -83,8 +84,11 @@ def test_what_cannot_be_measured_is_said(
     assert words in said(capsys, *options)
 
 
-def test_a_truncated_model_is_wrong_input_as_for_a_worker(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    write_tiny_model(tmp_path / "tiny")
+@pytest.mark.slow
+def test_a_truncated_model_is_wrong_input_as_for_a_worker(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "tiny")
     [weights] = (tmp_path / "tiny" / "unet").glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:5000])
     assert str(weights) in said(capsys, "--model", tmp_path / "tiny")

@@ -12,17 +12,12 @@ from svdq.pipeline.bench import model as bench
 from svdq.pipeline.bench.files import write_json
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.models.svd.tiny import write_tiny_model
 
 # diffusers makes an array of a tensor of its scheduler in a way that numpy 2 deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(folder)
-    return folder
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
 
 
 class SmallMemory(SvdModel):
