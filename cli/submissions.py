@@ -4,7 +4,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from svdq.cli.formatting import echo
@@ -58,9 +57,7 @@ class Bar(Observer):
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Clear the bar."""
         if self._progress:
             self._progress.stop()
@@ -80,43 +77,6 @@ class Bar(Observer):
         self.reasons.append(reason)
 
 
-class SubmissionPrinter:
-    """Prints each job as a JSON object or a line; a terminal gets a limited number of lines."""
-
-    def __init__(self, *, as_json: bool, do_wait: bool, is_held: bool) -> None:
-        """Start with no jobs.
-
-        Args:
-            as_json: print JSON objects.
-            do_wait: the command waits for the jobs; an object is printed when its job has ended.
-            is_held: hold lines back until `release`, because a bar uses the same terminal.
-        """
-        self.num_new = self.num_old = 0
-        self._as_json = as_json
-        self._do_wait = do_wait
-        self._held: list[str] | None = [] if is_held else None
-        self._max_lines = MAX_LINES if sys.stdout.isatty() else sys.maxsize
-
-    def show(self, submission: Submission) -> None:
-        """Print a job that is now in the queue."""
-        self.num_new += submission.is_new
-        self.num_old += not submission.is_new
-        if self._as_json:
-            if not self._do_wait:
-                echo(json.dumps(_object(submission)))
-        elif self.num_new + self.num_old <= self._max_lines:
-            line = _line(submission, do_wait=self._do_wait)
-            echo(line) if self._held is None else self._held.append(line)
-
-    def release(self) -> None:
-        """Print held lines, and the number of jobs if not all were printed."""
-        for line in self._held or ():
-            echo(line)
-        if not self._as_json and self.num_new + self.num_old > MAX_LINES:
-            counts = f"New jobs: {self.num_new:,}; existing jobs: {self.num_old:,}"
-            echo(f"{counts}. `svdq list` shows the newest.", err=True)
-
-
 def submit_and_print(
     settings: "Settings",
     requests: Sequence[Request | BadRequest],
@@ -125,33 +85,48 @@ def submit_and_print(
     do_wait: bool,
     as_json: bool,
 ) -> int:
-    """Submit photos, print the jobs, and return the exit code.
+    """Submit photos, print a line or JSON object for each job, and return the exit code.
 
-    The exit code is 1 when photos were left out or a job that the command waited for has failed.
+    With `do_wait`, an object is printed when its job has ended. A terminal gets a limited number of lines. The exit
+    code is 1 when photos were left out or a job that the command waited for has failed.
     """
-    is_drawn = len(requests) >= MANY and sys.stderr.isatty() and not (as_json and sys.stdout.isatty())
-    printer = SubmissionPrinter(as_json=as_json, do_wait=do_wait, is_held=is_drawn and sys.stdout.isatty())
+    is_terminal = sys.stdout.isatty()
+    is_drawn = len(requests) >= MANY and sys.stderr.isatty() and not (as_json and is_terminal)
     submitted: dict[str, Submission] = {}
+    num_jobs = num_new = 0
+    held: list[str] = []
     try:
         with Bar(is_drawn=is_drawn) as bar:
             submissions = submit_all(settings, requests, skip_bad=skip_bad, observer=bar)
             with _to_the_end(submissions):
                 for submission in submissions:
-                    printer.show(submission)
+                    num_jobs += 1
+                    num_new += submission.is_new
                     if do_wait:
                         submitted[submission.id] = submission
+                    if as_json and not do_wait:
+                        echo(json.dumps(_object(submission)))
+                    elif not as_json and not is_terminal:
+                        echo(_line(submission, do_wait=do_wait))
+                    elif not as_json and num_jobs <= MAX_LINES:
+                        line = _line(submission, do_wait=do_wait)
+                        held.append(line) if is_drawn else echo(line)  # a bar uses the same terminal
     except BadPhotosError as error:
-        print_reasons(error.reasons)
+        _print_reasons(error.reasons)
         raise
-    printer.release()
+    for line in held:
+        echo(line)
+    if not as_json and num_jobs > MAX_LINES:
+        counts = f"New jobs: {num_new:,}; existing jobs: {num_jobs - num_new:,}"
+        echo(f"{counts}. `svdq list` shows the newest.", err=True)
     if bar.reasons:
-        print_reasons(bar.reasons)
+        _print_reasons(bar.reasons)
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
     exit_code = EXIT_FAILED if bar.reasons else 0
     return max(exit_code, _wait(settings, submitted, as_json)) if do_wait else exit_code
 
 
-def print_reasons(reasons: Sequence[str]) -> None:
+def _print_reasons(reasons: Sequence[str]) -> None:
     """Print what is wrong with photos, a line each, up to a limit."""
     for reason in reasons[:MAX_REASONS]:
         echo(reason, err=True)

