@@ -181,12 +181,11 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
 
 
 def _findings(settings: "Settings", *, quick: bool) -> "Iterator[Finding]":
-    from svdq.producer.doctor import check_packages, check_redis, check_storage
+    from svdq.producer.doctor import check_model, check_packages, check_redis, check_storage
 
     found = itertools.chain(check_redis(settings), check_storage(settings))
     if quick:
         return found
-    from svdq.producer.doctor_model import check_model
     from svdq.worker.doctor import check_machine
 
     return itertools.chain(found, check_model(settings.model), check_machine(), check_packages())

@@ -1,18 +1,26 @@
-"""Checks Redis, the storage and the installation, and says how to fix what is wrong.
+"""Checks Redis, the storage, the model and the installation, and describes how to correct problems. Does not use torch.
 
 Its only change is a small file in the storage, which is written, read and removed.
 """
 
 import importlib.metadata
+import math
 import platform
 import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
-from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.models.folder_check import WEIGHTS, find_problems, stored, variants
+from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, estimate, shape_for, size_text
+from svdq.pipeline.models.names import has_weights, timings_of
+from svdq.pipeline.models.svd.layout import UNET_DEFAULTS, is_untrained, read_json
+from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage
@@ -38,10 +46,25 @@ class Finding:
     #: What to do, as a clause; "" if there is nothing to do.
     advice: str = ""
 
+    @classmethod
+    def ok(cls, subject: str, text: str) -> Self:
+        """Return a finding of something that works."""
+        return cls(subject=subject, level="ok", text=text)
+
+    @classmethod
+    def warn(cls, subject: str, text: str, advice: str) -> Self:
+        """Return a finding of something that works with restrictions."""
+        return cls(subject=subject, level="warn", text=text, advice=advice)
+
+    @classmethod
+    def fail(cls, subject: str, text: str, advice: str = "") -> Self:
+        """Return a finding of something that does not work."""
+        return cls(subject=subject, level="fail", text=text, advice=advice)
+
 
 def failure(subject: str, error: SvdqError) -> Finding:
     """Return the finding for an error of ours, whose sentence includes the advice."""
-    return Finding(subject=subject, level="fail", text=str(error).rstrip("."))
+    return Finding.fail(subject, str(error).rstrip("."))
 
 
 def check_redis(settings: Settings) -> Iterator[Finding]:
@@ -64,28 +87,18 @@ def _version(info: dict[str, object], where: str) -> Finding:
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     product = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {version}"
     if numbers < OLDEST_REDIS:
-        return Finding(
-            subject="redis", level="fail", text=f"{where} is {product}", advice="install Redis 6.2 or newer, or Valkey"
-        )
-    return Finding(subject="redis", level="ok", text=f"{where}, {product}")
+        return Finding.fail("redis", f"{where} is {product}", "install Redis 6.2 or newer, or Valkey")
+    return Finding.ok("redis", f"{where}, {product}")
 
 
 def _persistence(info: dict[str, object]) -> Finding:
     subject = "persistence"
     if info.get("aof_last_write_status", "ok") != "ok" or info.get("rdb_last_bgsave_status", "ok") != "ok":
-        return Finding(
-            subject=subject,
-            level="fail",
-            text="the server could not write its data to disk",
-            advice="see its log; free its disk",
-        )
+        return Finding.fail(subject, "the server could not write its data to disk", "see its log; free its disk")
     if info.get("aof_enabled"):
-        return Finding(subject=subject, level="ok", text="append-only file")
-    return Finding(
-        subject=subject,
-        level="warn",
-        text="no append-only file: a crash of the server may lose jobs",
-        advice="set `appendonly yes` in redis.conf",
+        return Finding.ok(subject, "append-only file")
+    return Finding.warn(
+        subject, "no append-only file: a crash of the server may lose jobs", "set `appendonly yes` in redis.conf"
     )
 
 
@@ -93,7 +106,7 @@ def _eviction(info: dict[str, object]) -> Finding:
     policy = info.get("maxmemory_policy", "noeviction")
     subject = "maxmemory-policy"
     if policy == "noeviction":
-        return Finding(subject=subject, level="ok", text="noeviction")
+        return Finding.ok(subject, "noeviction")
     limited = bool(info.get("maxmemory"))
     return Finding(
         subject=subject,
@@ -118,14 +131,9 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
         yield failure("storage", error)
         return
     if read != written:
-        yield Finding(
-            subject="storage",
-            level="fail",
-            text=f"{storage.shown} returned other bytes than were written",
-            advice="use another storage",
-        )
+        yield Finding.fail("storage", f"{storage.shown} returned other bytes than were written", "use another storage")
         return
-    yield Finding(subject="storage", level="ok", text=f"{storage.shown}: written, read and removed a file")
+    yield Finding.ok("storage", f"{storage.shown}: written, read and removed a file")
     if storage.folder is not None:
         free = shutil.disk_usage(storage.folder).free
         yield Finding(
@@ -136,31 +144,79 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
         )
 
 
+def check_model(name: str) -> Iterator[Finding]:
+    """Check the model with a name as in SVDQ_MODEL; nothing is fetched.
+
+    Args:
+        name: `preview`, `simulated[:…]`, a folder or a hub id.
+    """
+    if name == "preview":
+        yield Finding.ok("model", "preview (no diffusion model); SVDQ_MODEL chooses another")
+        return
+    try:
+        if has_weights(name):
+            yield from _check_folder(find_folder(name), name)
+        else:
+            timings_of(name)
+            yield Finding.ok("model", f"{name} (its compute is a sleep, it makes no pictures)")
+    except InputError as error:
+        yield failure("model", error)
+
+
+def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
+    problems = list(find_problems(folder, name))
+    for problem in problems:
+        yield Finding.fail("model", problem.text, problem.advice)
+    if problems:
+        return
+    found = {component: variants(folder, component) for component in WEIGHTS}
+    if half_only := [component for component, kinds in found.items() if kinds == {True}]:
+        yield Finding.warn(
+            "model",
+            f"{name} has only half precision weights ({', '.join(half_only)})",
+            "they suffice for GPUs; to render on a CPU, fetch the full ones, too",
+        )
+    size = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
+    notice = ", untrained: shows noise" if is_untrained(folder) else ""
+    yield Finding.ok("model", f"{name}, a whole StableVideoDiffusionPipeline, {size_text(size)}{notice}")
+    if not notice:
+        yield Finding.ok("memory", _memory(folder, name))
+
+
+def _memory(folder: Path, name: str) -> str:
+    """Describe how much GPU memory the default video needs, as a worker estimates it, on a rank with all components."""
+    tensors = [
+        tensor
+        for component in WEIGHTS
+        for tensor in stored(folder, component, half=True in variants(folder, component)).values()
+    ]
+    weights = 2 * sum(math.prod(tensor.shape) for tensor in tensors)
+    frames = (UNET_DEFAULTS | read_json(folder / "unet" / "config.json", name))["num_frames"]
+    video = VideoParameters(seed=0, frames=frames, decode_chunk_size=1)
+    activities: tuple[Activity, ...] = ("encode", "step", "decode")
+    peak = max(estimate(each, shape_for(each, video), "float16", has_decoder=True) for each in activities)
+    need = size_text(weights + peak + WORKSPACE_BYTES)
+    return f"{video.width}x{video.height} with {frames} frames needs at most about {need} of a GPU in float16"
+
+
 def check_packages() -> Iterator[Finding]:
     """List the installed versions and extras."""
     required = _requirements()
     versions = {name: _installed(name) for names in required.values() for name in names}
     base = ", ".join(f"{name} {versions[name]}" for name in ("redis", "rq", "fsspec", "pillow") if versions.get(name))
-    yield Finding(
-        subject="versions", level="ok", text=f"svdq {_installed('svdq')}, Python {platform.python_version()}, {base}"
-    )
+    yield Finding.ok("versions", f"svdq {_installed('svdq')}, Python {platform.python_version()}, {base}")
     missing = [name for name in required.get("worker", ()) if versions[name] is None]
     if missing:
-        yield Finding(
-            subject="worker extra",
-            level="warn",
-            text=f"not installed ({', '.join(missing)}): this machine can submit photos, not render them",
-            advice="to render here, pip install 'svdq[worker]'",
+        yield Finding.warn(
+            "worker extra",
+            f"not installed ({', '.join(missing)}): this machine can submit photos, not render them",
+            "to render here, pip install 'svdq[worker]'",
         )
     else:
         shown = ("torch", "diffusers", "transformers", "safetensors")
-        yield Finding(
-            subject="worker extra",
-            level="ok",
-            text=", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name)),
-        )
+        yield Finding.ok("worker extra", ", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name)))
     extras = [name for name in _STORAGE_EXTRAS if all(map(versions.get, required.get(name, [name])))]
-    yield Finding(subject="storage extras", level="ok", text=", ".join(extras) or "none; folders need none")
+    yield Finding.ok("storage extras", ", ".join(extras) or "none; folders need none")
 
 
 def _requirements() -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.doctor_model import check_model
+from svdq.producer.doctor import check_model
 from svdq.worker.launcher import model_check
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
