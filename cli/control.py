@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.formatting import echo
-from svdq.cli.main import EXIT_FAILED, Command, redis_options, storage_option
+from svdq.cli.main import EXIT_FAILED, Command, connect, redis_options, storage_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.keys import PRIORITIES
 
@@ -94,10 +94,8 @@ def cancel(job_ids: tuple[str, ...], redis_url: str | None, **selection: Any) ->
     IDs may be shortened to their first characters. If one of them cannot be canceled, none is.
     """
     from svdq.producer import control
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
 
-    with session(Settings.load(redis_url=redis_url)) as connection:
+    with connect(redis_url=redis_url) as connection:
 
         def act(job_id: str) -> str:
             return "canceled" if control.cancel(connection, job_id) == "canceled" else "stops at its next step"
@@ -159,12 +157,10 @@ def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url:
     IDs may be shortened to their first characters. If one of them cannot be moved, none is.
     """
     from svdq.producer import control
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
 
     if not front and priority is None:
         raise InputError("Give a destination: --front, --priority high, default or low, or both.")
-    with session(Settings.load(redis_url=redis_url)) as connection:
+    with connect(redis_url=redis_url) as connection:
 
         def act(job_id: str) -> str:
             control.move(connection, job_id, front=front, priority=priority)
@@ -186,10 +182,8 @@ Examples:
 def pause(redis_url: str | None) -> None:
     """Stop taking jobs from the queues; jobs in flight are finished."""
     from svdq.producer import control
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
 
-    with session(Settings.load(redis_url=redis_url)) as connection:
+    with connect(redis_url=redis_url) as connection:
         control.pause(connection)
     echo("Paused until `svdq resume`.")
 
@@ -205,10 +199,8 @@ Examples:
 def resume(redis_url: str | None) -> None:
     """Resume taking jobs, also in groups that paused because too many jobs failed."""
     from svdq.producer import control
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
 
-    with session(Settings.load(redis_url=redis_url)) as connection:
+    with connect(redis_url=redis_url) as connection:
         for sentence in control.pauses(connection):
             echo(sentence)
         control.resume(connection)

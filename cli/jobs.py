@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.formatting import describe, echo
-from svdq.cli.main import redis_options, storage_option
+from svdq.cli.main import connect, redis_options, storage_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.keys import STATUSES
 
@@ -43,14 +43,12 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
     Without an ID: when all jobs will be done, the number of jobs by queue and status, and for each group its ranks and
     its jobs in flight. `svdq top` shows the same, live.
     """
-    from svdq.producer.queue import session
     from svdq.producer.selection import complete_ids
-    from svdq.producer.settings import Settings
     from svdq.producer.status.estimates import Estimate
     from svdq.producer.status.snapshot import estimate, take
     from svdq.producer.status.status import view
 
-    with session(Settings.load(redis_url=redis_url)) as connection:
+    with connect(redis_url=redis_url) as connection:
         if not job_ids:
             from svdq.cli.view import lines_of
 
@@ -82,11 +80,9 @@ Examples:
 @redis_options
 def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     """List the newest jobs of all queues, newest first."""
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
     from svdq.producer.status.status import list_jobs as newest_jobs
 
-    with session(Settings.load(redis_url=redis_url)) as connection:
+    with connect(redis_url=redis_url) as connection:
         jobs = newest_jobs(connection, limit, statuses, offset=offset)
     for job in jobs:
         echo(json.dumps(job.as_json()) if as_json else describe(job))
@@ -113,12 +109,10 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
 
     The log is kept as long as the job. Of a long log only the newest part is kept.
     """
-    from svdq.producer.queue import session
     from svdq.producer.selection import complete_ids
-    from svdq.producer.settings import Settings
     from svdq.producer.timeparse import rfc3339
 
-    with session(Settings.load(redis_url=redis_url)) as connection:
+    with connect(redis_url=redis_url) as connection:
         [job_id] = complete_ids(connection, [job_id])
         is_empty = True
         for entry in _entries(connection, job_id, follow):

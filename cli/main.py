@@ -8,12 +8,15 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from svdq.pipeline.errors import SvdqError
+
+if TYPE_CHECKING:
+    import redis
 
 #: Headings of `svdq --help` with their commands: name -> (module:attribute, one-line help).
 SECTIONS = {
@@ -120,6 +123,20 @@ def storage_option(command: Command) -> Command:
     return click.option("--storage", metavar="URL", help="Folder or URL [default: under the home, or SVDQ_STORAGE].")(
         command
     )
+
+
+def connect(**flags: str | None) -> "contextlib.AbstractContextManager[redis.Redis]":
+    """Load the settings, which the given flags override, and connect to Redis.
+
+    Raises:
+        InputError: a setting is not allowed.
+        UnavailableError: Redis cannot be reached.
+    """
+    # Imported here so that the command table imports only click.
+    from svdq.producer.queue import session
+    from svdq.producer.settings import Settings
+
+    return session(Settings.load(**flags))
 
 
 def run(arguments: Sequence[str]) -> int:

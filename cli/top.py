@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.formatting import clock, echo
-from svdq.cli.main import redis_options
+from svdq.cli.main import connect, redis_options
 from svdq.cli.option_types import Number
 
 if TYPE_CHECKING:
@@ -45,10 +45,7 @@ def top(interval_s: float | None, as_json: bool, redis_url: str | None) -> None:
       svdq top                           live view
       svdq top --json --interval 5       one JSON object a line, every five seconds
     """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
-
-    with session(Settings.load(redis_url=redis_url)) as connection:
+    with connect(redis_url=redis_url) as connection:
         if not as_json and _is_live_terminal():
             _show(connection, interval_s or INTERVAL_S)
         else:

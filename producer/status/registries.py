@@ -11,6 +11,7 @@ from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job
 from rq.registry import BaseRegistry
 
+from svdq.producer import keys
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import SvdqQueue, queues
 
@@ -54,14 +55,22 @@ def counts(connection: redis.Redis) -> dict[str, dict[str, int]]:
     return found
 
 
-def num_failed(connection: redis.Redis, since_score: float) -> int:
-    """Count the failed jobs of all queues with at least this expiry, without stopped jobs."""
+def num_ended_since(connection: redis.Redis, since: float) -> tuple[int, int]:
+    """Count the jobs that finished and that failed since a time in seconds since the epoch.
+
+    Registries are sorted by expiry.
+    """
+    num_finished = num_failed = 0
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
-            pipeline.zcount(queue.failed_job_registry.key, since_score, "+inf")
-            _find_stopped(pipeline, queue, since_score)
+            pipeline.zcount(queue.finished_job_registry.key, since + keys.RESULT_TTL_S, "+inf")
+            pipeline.zcount(queue.failed_job_registry.key, since + keys.FAILURE_TTL_S, "+inf")
+            _find_stopped(pipeline, queue, since + keys.FAILURE_TTL_S)
         answers = pipeline.execute()
-    return int(sum(answers[::2]) - sum(map(len, answers[1::2])))
+    for finished, failed, stopped in zip(answers[::3], answers[1::3], answers[2::3], strict=True):
+        num_finished += finished
+        num_failed += failed - len(stopped)
+    return num_finished, num_failed
 
 
 def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[str] = ()) -> list[str]:

@@ -27,7 +27,7 @@ from svdq.producer.status.estimates import (
     videos_per_s,
 )
 from svdq.producer.status.ranks import Condition, GroupStatus, RankStatus, conditions_of, read_groups
-from svdq.producer.status.registries import counts, newest_ids, num_ahead, num_failed
+from svdq.producer.status.registries import counts, newest_ids, num_ahead, num_ended_since
 from svdq.producer.status.status import JobView, view_many
 from svdq.producer.status.workers import WorkerState, WorkerView, view_workers, worker_state
 from svdq.producer.timeparse import iso_of
@@ -35,11 +35,9 @@ from svdq.producer.untrusted_job import UntrustedJob, read_many
 
 #: Largest number of jobs in flight read per queue; groups have fewer.
 MAX_IN_FLIGHT = 200
-#: Period in seconds over which ended jobs are counted.
-LATELY_S = 3600
 #: Largest number of queued jobs read for an estimate, taken evenly from each queue in this many slices.
 SAMPLED = 200
-STRETCHES = 10
+SLICES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +118,7 @@ def take(connection: redis.Redis) -> Snapshot:
     workers = view_workers(connection)
     state = worker_state(connection, workers)
     no_group = STARTING if state == "starting" else NO_WORKER
+    num_finished, num_failed = num_ended_since(connection, now - 3600)
     return Snapshot(
         at=now,
         queues=of_queues,
@@ -130,8 +129,8 @@ def take(connection: redis.Redis) -> Snapshot:
         names={view.id: view.name for view in known},
         estimates=estimate_jobs(jobs, waiting, groups, reasons, no_group),
         pauses=tuple(reasons),
-        finished_last_hour=_finished_since(connection, now - LATELY_S),
-        failed_last_hour=num_failed(connection, now - LATELY_S + keys.FAILURE_TTL_S),
+        finished_last_hour=num_finished,
+        failed_last_hour=num_failed,
         videos_per_hour=rate * 3600 if rate else None,
         estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, no_group),
     )
@@ -166,8 +165,8 @@ def read_waiting(
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             number = num_jobs[queue.name]
-            length = math.ceil(number * min(1, SAMPLED / max(1, sum(num_jobs.values()))) / STRETCHES)
-            for first in range(0, number, max(1, length, math.ceil(number / STRETCHES))):
+            length = math.ceil(number * min(1, SAMPLED / max(1, sum(num_jobs.values()))) / SLICES)
+            for first in range(0, number, max(1, length, math.ceil(number / SLICES))):
                 pipeline.lrange(queue.key, first, first + length - 1)
         ids = [job_id for answer in pipeline.execute() for job_id in answer]
     jobs = read_many(connection, ids, fields=("data",))
@@ -194,11 +193,3 @@ def _known(connection: redis.Redis, groups: Sequence[GroupStatus]) -> list[JobVi
     started = sorted(newest_ids(connection, MAX_IN_FLIGHT, (JobStatus.STARTED.value,)))
     job_ids = list(dict.fromkeys([*in_flight, *computed, *started]))
     return view_many(connection, job_ids) if job_ids else []
-
-
-def _finished_since(connection: redis.Redis, since: float) -> int:
-    """Count the jobs that have finished since a time: registries are sorted by expiry."""
-    with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues(connection):
-            pipeline.zcount(queue.finished_job_registry.key, since + keys.RESULT_TTL_S, "+inf")
-        return sum(pipeline.execute())
