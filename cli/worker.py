@@ -1,7 +1,6 @@
 """`svdq worker`: start a group of ranks."""
 
 import contextlib
-import errno
 import json
 import logging
 import sys
@@ -14,17 +13,18 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.worker.launcher.compute_options import compute_options, read
+from svdq.worker.config import RankConfig, rank_options
 
 if TYPE_CHECKING:
     from svdq.producer.settings import Settings
-    from svdq.worker.launcher.launch import LaunchOptions
+    from svdq.worker.launcher.launcher import LaunchOptions
 
 
 @click.command()
-@click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the group [default: one per GPU, 7 without GPUs].")
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="Ranks of the group [default: one per GPU; without GPUs one per core, at most 7].",
 )
 @click.option("--groups", type=click.IntRange(min=1), default=1, show_default=True, help="Groups that share the queue.")
 @click.option(
@@ -37,18 +37,9 @@ if TYPE_CHECKING:
 @click.option(
     "--rdzv-endpoint", metavar="HOST[:PORT]", help="Rendezvous of these hosts: one of them, and a port on it (29400)."
 )
-@click.option("--burst", is_flag=True, help="Exit when the queue is empty, and print a summary.")
 @click.option("--no-lock", is_flag=True, help="Start a burst although another one uses the same devices.")
 @click.option("--report", type=click.Path(path_type=Path), help="Also write the summary to a .json file.")
 @click.option("--until", metavar="HH:MM", help="Stop then: start no video that would not be done; keep the rest.")
-@click.option(
-    "--checkpoints",
-    type=click.Choice(["local", "storage", "off"]),
-    default="local",
-    show_default=True,
-    help="Folder for checkpoints, from which unfinished videos resume after a crash or a stop.",
-)
-@click.option("--warmup", multiple=True, metavar="WxHxF", help="Shape to prepare for at the start: 1024x576x25.")
 @click.option(
     "--memory-limit",
     metavar="SIZE",
@@ -62,14 +53,7 @@ if TYPE_CHECKING:
     help="Serve Prometheus metrics on this port, such as 9464; 0 takes a free port.",
 )
 @click.option("--metrics-address", default="127.0.0.1", show_default=True, help="Local address to serve metrics on.")
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of all output on stderr; json prints an object a line.",
-)
-@compute_options
+@rank_options
 @click.option("--model", help="preview, or a StableVideoDiffusionPipeline folder or hub id (SVDQ_MODEL).")
 @redis_options
 @storage_option
@@ -80,7 +64,6 @@ def worker(
     memory_limit: str | None,
     no_lock: bool,
     report: Path | None,
-    log_format: str,
     **options: Any,
 ) -> None:
     """Start a group of ranks that renders queued jobs.
@@ -101,12 +84,12 @@ def worker(
       svdq worker --dtype bf16 --compile blocks
     """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
     from svdq.producer.settings import Settings
-    from svdq.worker.launcher.launch import LaunchOptions
+    from svdq.worker.launcher.launcher import LaunchOptions
 
     settings = Settings.load(model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit)
-    launch_options = LaunchOptions(compute=read(options), **options, log_format=log_format)
-    with _logging(log_format):
-        code = _start(settings, launch_options, report, no_lock=no_lock)
+    rank = RankConfig(**{name: options.pop(name) for name in RankConfig.model_fields if name in options})
+    with _logging(rank.log_format):
+        code = _start(settings, LaunchOptions(rank=rank, **options), report, no_lock=no_lock)
     sys.exit(code)
 
 
@@ -133,59 +116,43 @@ def _logging(log_format: str) -> Iterator[None]:
 
 
 def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:
-    """Check what can be checked before any rank starts, then run unless another burst does."""
+    """Check everything that can be checked before any rank starts, then run unless another burst does."""
     from svdq.pipeline.installed import require_torch
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.producer.queue import connect
     from svdq.producer.storage.temporary import check_target
-    from svdq.worker.launcher.burst_lock import burst_lock, devices_of
     from svdq.worker.launcher.gpus import num_gpus
-    from svdq.worker.launcher.model_check import check_model
+    from svdq.worker.launcher.preflight import burst_lock, check_model, check_storage, devices_of
 
+    rank = options.rank
     require_torch("a worker")
     if report is not None:
         check_target(report, (".json",))
     if options.trace is not None:
         check_target(options.trace, ())
-    on_gpus = options.device != "cpu" and num_gpus() > 0
-    check_model(settings.model, on_gpus=on_gpus, dtype=options.compute.dtype)
+    check_model(settings.model, on_gpus=rank.device != "cpu" and num_gpus() > 0, dtype=rank.dtype)
     ffmpeg_version()
     connect(settings).close()
-    _check_storage(settings)
-    if not options.burst or no_lock:
+    check_storage(settings.storage)
+    if not rank.burst or no_lock:
         return _run(settings, options, report)
-    with burst_lock(settings.home, devices_of(options)) as holder:
+    devices = devices_of(rank.device, options.ranks and options.ranks * options.groups)
+    with burst_lock(settings.home, devices) as holder:
         if holder is not None:
             echo(holder, err=True)
             return 0
         return _run(settings, options, report)
 
 
-def _check_storage(settings: "Settings") -> None:
-    """Check that this user may write to the storage. One that is away or full is waited for later.
-
-    Raises:
-        UnavailableError: it is read-only.
-    """
-    from svdq.pipeline.errors import UnavailableError
-    from svdq.producer.storage.storage import Storage
-
-    try:
-        Storage(settings.storage).check_writable()
-    except UnavailableError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise
-
-
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, print the summary of a burst, and return the exit code."""
     from svdq.producer.storage.temporary import write_file
-    from svdq.worker.launcher.launch import launch
-    from svdq.worker.launcher.run_end import report_of_run
+    from svdq.worker.launcher.launcher import launch
+    from svdq.worker.launcher.summary import report_of_run
 
     started_at = datetime.now().astimezone()
     ending = launch(settings, options)
-    if options.burst or report is not None:
+    if options.rank.burst or report is not None:
         found = report_of_run(settings, ending, started_at, until=options.until)
         for line in found.lines():
             echo(line)

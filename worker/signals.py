@@ -1,7 +1,7 @@
-"""The signals of one rank: SIGINT takes no more jobs, SIGTERM stops after the step that is being computed.
+"""Signals of one rank: SIGINT takes no more jobs, SIGTERM stops after the current step.
 
-They are blocked in every thread and taken by one that does nothing else, since a rank deep in a step must hear them at
-once; Python's own handlers would wait for the step.
+They are blocked in every thread, and one thread waits for them. Python's own handlers run only between two bytecodes of
+the main thread, so they would wait for the end of a step.
 """
 
 import logging
@@ -10,61 +10,61 @@ import signal
 import threading
 from collections.abc import Callable
 
-from svdq.pipeline.stage import Stage
-from svdq.worker.intake.intake import Intake
-
 logger = logging.getLogger(__name__)
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Signals:
-    """Listens from the moment it is made, which must be before any other thread is started."""
+    """Waits for signals from its creation on; create it before any other thread is started."""
 
-    def __init__(self, on_stop: Callable[[], None]) -> None:
-        """Begin to listen.
+    def __init__(self, on_stop: Callable[[], object]) -> None:
+        """Block the signals and start the thread.
 
         Args:
-            on_stop: called at once when this rank is told to stop.
+            on_stop: called at once on SIGTERM, before anything is stopped.
         """
         self._on_stop = on_stop
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        #: Whether this rank was told to stop.
+        #: Set on SIGTERM.
         self.stopping = threading.Event()
-        self._draining = False
-        self._stage: Stage | None = None
-        self._intake: Intake | None = None
+        self._is_draining = False
+        self._stop: Callable[[], object] | None = None
+        self._drain: Callable[[], object] | None = None
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="signals", daemon=True).start()
 
-    def attach(self, stage: Stage, intake: Intake | None) -> None:
-        """Name what is to be stopped; on rank 0 with the intake, which may have to drain from the start."""
+    def attach(self, stop: Callable[[], object], drain: Callable[[], object] | None) -> None:
+        """Set what the signals call from now on; a SIGINT that came before is handled now.
+
+        Args:
+            stop: makes the rank stop after the current step.
+            drain: makes the group take no more jobs; None on a rank that takes none.
+        """
         with self._lock:
-            self._stage, self._intake = stage, intake
-            if self._draining and intake is not None:
-                intake.drain()
+            self._stop, self._drain = stop, drain
+            if self._is_draining and drain is not None:
+                drain()
 
     def _run(self) -> None:
         while True:
             number = signal.sigwait(SIGNALS)
             with self._lock:
                 if number == signal.SIGTERM:
-                    self._stop()
+                    self._on_sigterm()
                 else:
-                    self._drain()
+                    self._on_sigint()
 
-    def _stop(self) -> None:
+    def _on_sigterm(self) -> None:
         self.stopping.set()
         self._on_stop()
-        if self._stage is None:
-            # Still loading the model or waiting for the other ranks: there is nothing to give back.
+        if self._stop is None:
+            # The rank still loads the model or waits for the other ranks, so it holds no jobs.
             os._exit(0)
-        self._stage.stop()
-        if self._intake is not None:
-            self._intake.stop()
+        self._stop()
 
-    def _drain(self) -> None:
-        self._draining = True
-        if self._intake is not None:
+    def _on_sigint(self) -> None:
+        self._is_draining = True
+        if self._drain is not None:
             logger.info("Taking no more jobs; those in flight are finished first. Ctrl-C again stops now.")
-            self._intake.drain()
+            self._drain()

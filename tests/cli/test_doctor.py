@@ -15,7 +15,7 @@ import redis
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.doctor import check_model
-from svdq.worker.launcher import model_check
+from svdq.worker.launcher import preflight
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -264,7 +264,7 @@ def test_what_is_wrong_with_a_model(model: Path, damage: Callable[[Path], object
     assert str(model) in finding.text
     # The worker says the same, before any rank starts.
     with pytest.raises(InputError, match=re.escape(sentence)) as caught:
-        model_check.check_model(str(model))
+        preflight.check_model(str(model))
     assert "\n" not in str(caught.value)
 
 
@@ -275,7 +275,7 @@ def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
     name = f"{model.parent.name}/{model.name}"
     (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
     with pytest.raises(InputError, match="fetch the full ones, too") as caught:
-        model_check.check_model(name, on_gpus=False)
+        preflight.check_model(name, on_gpus=False)
     assert "pull" not in str(caught.value)
     (model / "unet/diffusion_pytorch_model.fp16.safetensors").unlink()
     [finding] = check_model(name)
@@ -284,7 +284,7 @@ def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
 
 def test_a_model_under_the_home_that_is_whole_is_taken(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny_model.parent))
-    model_check.check_model("~/tiny")
+    preflight.check_model("~/tiny")
     assert [finding.level for finding in check_model("~/tiny")] == ["ok"]
 
 
@@ -302,9 +302,9 @@ def test_doctor_and_worker_end_with_a_sentence(svdq: Cli, model: Path) -> None:
 def test_half_precision_only(model: Path) -> None:
     (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
     assert [finding.level for finding in check_model(str(model))] == ["warn", "ok"]
-    model_check.check_model(str(model), on_gpus=True)
+    preflight.check_model(str(model), on_gpus=True)
     with pytest.raises(InputError, match=r"^The unet of .* has half precision weights only"):
-        model_check.check_model(str(model), on_gpus=False)
+        preflight.check_model(str(model), on_gpus=False)
 
 
 @pytest.mark.parametrize(

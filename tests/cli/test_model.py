@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from svdq.cli.main import run
 from svdq.pipeline.errors import InputError
-from svdq.worker.launcher.model_check import check_model
+from svdq.worker.launcher.preflight import check_model
 from tests.hub import COMMIT, Hub, running
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -17,8 +17,8 @@ import yaml
 
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.settings import ENV_PREFIX, Settings
-from svdq.worker.launcher.group_process import KILL_S
-from svdq.worker.launcher.launch import STOP_S
+from svdq.worker.launcher.launcher import STOP_S
+from svdq.worker.launcher.torchrun import KILL_S
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy/docker"

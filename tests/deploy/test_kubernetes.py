@@ -15,8 +15,8 @@ import yaml
 
 from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.settings import ENV_PREFIX, Settings
-from svdq.worker.launcher.group_process import KILL_S
-from svdq.worker.launcher.launch import STOP_S
+from svdq.worker.launcher.launcher import STOP_S
+from svdq.worker.launcher.torchrun import KILL_S
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 #: The oldest Kubernetes that the objects are for, and the newest of which there is a schema.

@@ -16,8 +16,8 @@ from PIL import Image
 from svdq.cli.main import run
 from svdq.producer.settings import Settings
 from svdq.producer.status.status import view
-from svdq.worker.launcher.group_process import KILL_S
-from svdq.worker.launcher.launch import STOP_S
+from svdq.worker.launcher.launcher import STOP_S
+from svdq.worker.launcher.torchrun import KILL_S
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 Deploy = Callable[..., tuple[int, str, str]]

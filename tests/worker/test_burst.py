@@ -1,4 +1,4 @@
-"""`svdq worker --burst` as cron starts it: what it tells at its end, and that two of them do not double up."""
+"""`svdq worker --burst` as cron starts it: what it prints at its end, and that two of them do not double up."""
 
 import json
 import os
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from svdq.worker.launcher.burst_lock import burst_lock, devices_of
-from svdq.worker.launcher.launch import Ending, LaunchOptions
-from svdq.worker.launcher.run_end import why_ended
+from svdq.worker.launcher.launcher import Ending
+from svdq.worker.launcher.preflight import burst_lock, devices_of
+from svdq.worker.launcher.summary import why_ended
 
 SIMULATED = "simulated:step_ms=100"
 
 
-def ending(told_by: str = "", code: int = 0) -> Ending:
-    return Ending(code=code, told_by=told_by, num_ranks=2)
+def ending(ended_by: str = "", code: int = 0) -> Ending:
+    return Ending(code=code, ended_by=ended_by, num_ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -37,25 +37,26 @@ def test_why_a_run_ended(how: Ending, until: str | None, left: dict, pauses: lis
 
 
 @pytest.mark.parametrize(
-    ("visible", "options", "expected"),
+    ("visible", "device", "num_ranks", "expected"),
     [
-        ("0,1", {}, ["gpu 0", "gpu 1"]),
-        ("2,5,7", {"ranks": 2}, ["gpu 2", "gpu 5"]),
-        ("0,1,2", {"ranks": 1, "groups": 2}, ["gpu 0", "gpu 1"]),
-        ("GPU-8f2d", {}, ["gpu GPU-8f2d"]),
-        ("1,1,-1,2", {"ranks": 3}, ["gpu 1"]),
-        ("0,1", {"device": "cpu"}, ["cpu"]),
-        ("", {}, ["cpu"]),
+        ("0,1", "auto", None, ["gpu 0", "gpu 1"]),
+        ("2,5,7", "auto", 2, ["gpu 2", "gpu 5"]),
+        ("GPU-8f2d", "cuda", None, ["gpu GPU-8f2d"]),
+        ("1,1,-1,2", "auto", 3, ["gpu 1"]),
+        ("0,1", "cpu", None, ["cpu"]),
+        ("", "auto", 2, ["cpu"]),
     ],
 )
-def test_what_a_run_computes_on(visible: str, options: dict, expected: list[str], monkeypatch) -> None:
+def test_what_a_run_computes_on(
+    visible: str, device: str, num_ranks: int | None, expected: list[str], monkeypatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert devices_of(LaunchOptions(**options)) == expected
+    assert devices_of(device, num_ranks) == expected
 
 
 def test_devices_are_locked_one_by_one(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from svdq.worker.launcher.burst_lock import burst_lock\n"
+        "import sys; from pathlib import Path; from svdq.worker.launcher.preflight import burst_lock\n"
         "with burst_lock(Path(sys.argv[1]), sys.argv[2:]) as holder: print(holder or 'free')"
     )
 
@@ -87,7 +88,7 @@ def test_a_second_burst_leaves_the_queue_to_the_first(house, until) -> None:
     first = house.start(2, "--burst", "--report", str(report), model=SIMULATED)
     second = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--burst")
     assert (second.returncode, second.stdout, second.stderr.count("\n")) == (0, "", 1)
-    assert f"works on the same device (cpu, process {first.process.pid}, since " in second.stderr
+    assert f"uses the same device (cpu, process {first.process.pid}, since " in second.stderr
     until(lambda: house.states(jobs[:4]) == ["finished"] * 3 + ["failed"])
     until(lambda: house.states(jobs[4:5]) == ["started"])
     assert house.run("svdq", "cancel", jobs[4]).returncode == 0

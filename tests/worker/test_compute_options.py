@@ -8,6 +8,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
@@ -17,30 +18,38 @@ from svdq.producer.results.provenance import read_provenance
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import FolderCheckpointStore
-from svdq.worker.launcher import compiling
-from svdq.worker.launcher.compute_options import as_arguments, check_alike, compute_options, read
-
-EVERY_WAY = [
-    ComputeOptions(),
-    *(ComputeOptions(dtype=name) for name in DTYPES),
-    *(ComputeOptions(compiled=name) for name in COMPILED),
-    *(ComputeOptions(approximate=(name,)) for name in APPROXIMATE),
-    ComputeOptions(dtype="bf16", compiled="blocks", approximate=("int8",)),
-]
+from svdq.worker.config import RankConfig, rank_options
+from svdq.worker.launcher import run_dir
+from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, prepare_compiling
 
 
-@pytest.mark.parametrize("options", EVERY_WAY, ids=lambda options: " ".join(options.changed()) or "defaults")
-def test_a_rank_reads_what_the_launcher_was_told(options: ComputeOptions) -> None:
+def test_the_options_of_a_rank_are_those_of_the_pipeline() -> None:
+    """`RankConfig` names them again, for `--help` without torch."""
     found = []
 
     @click.command()
-    @compute_options
-    def rank(**arguments: object) -> None:
-        found.append(read(arguments))
-        assert arguments == {}
+    @rank_options
+    def rank(**options: object) -> None:
+        found.append(RankConfig(**options))
 
-    done = CliRunner().invoke(rank, as_arguments(options), catch_exceptions=False)
-    assert (done.exit_code, found) == (0, [options])
+    assert CliRunner().invoke(rank, [], catch_exceptions=False).exit_code == 0
+    assert found.pop() == RankConfig()
+    for option, names in (("dtype", ["auto", *DTYPES]), ("compile", COMPILED), ("approximate", APPROXIMATE)):
+        for name in names:
+            assert CliRunner().invoke(rank, [f"--{option}", name], catch_exceptions=False).exit_code == 0
+            compute = found.pop().compute
+            assert name in (compute.dtype, compute.compiled, *compute.approximate)
+        assert CliRunner().invoke(rank, [f"--{option}", "no-such"]).exit_code == 2
+
+
+def test_a_rank_reads_the_configuration_that_the_launcher_wrote(tmp_path: Path) -> None:
+    config = RankConfig(device="cpu", burst=True, warmup=("64x64x2",), dtype="bf16", approximate=("int8",), group="1")
+    run_dir.write_config(tmp_path, config)
+    assert run_dir.read_config(tmp_path) == config
+    [path] = tmp_path.iterdir()
+    path.write_text(path.read_text().replace('"burst"', '"blast"'))
+    with pytest.raises(ValidationError, match="blast"):
+        run_dir.read_config(tmp_path)
 
 
 def test_hosts_that_were_told_different_things_are_one_sentence() -> None:
@@ -85,14 +94,14 @@ def test_a_rank_that_compiles_has_a_place_of_its_own_and_time(tmp_path: Path, mo
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
         monkeypatch.setenv(name, "to be put back")
         monkeypatch.delenv(name)
-    compiling.prepare(tmp_path, 7)
+    prepare_compiling(tmp_path, 7)
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     assert cache_dir() == str(tmp_path / "compiled")
     assert (tmp_path / "compiled").stat().st_mode & 0o777 == 0o700
-    assert compiling.stall_s(5.0, ComputeOptions()) == 5.0
-    assert compiling.stall_s(5.0, ComputeOptions(compiled="blocks")) == compiling.COMPILE_S
-    assert compiling.stall_s(1e6, ComputeOptions(compiled="whole")) == 1e6
+    assert first_step_s(RankConfig(), 5.0) == 5.0
+    assert first_step_s(RankConfig(compile="blocks"), 5.0) == COMPILE_S
+    assert first_step_s(RankConfig(compile="whole"), 1e6) == 1e6
 
 
 @pytest.mark.long

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.worker.launcher import rundir
+from svdq.worker.launcher import run_dir
 from svdq.worker.launcher.gpus import num_gpus, ranks_per_gpu, share_out, visible_gpus
-from svdq.worker.launcher.model_check import check_model
+from svdq.worker.launcher.launcher import default_ranks
+from svdq.worker.launcher.preflight import check_model
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere"])
@@ -92,25 +93,34 @@ def test_ranks_of_all_groups_that_share_a_gpu_are_counted(
 
 
 def test_ranks_and_launcher_know_each_other_through_the_run_folder(tmp_path: Path) -> None:
-    assert rundir.read_pids(tmp_path) == {}
-    assert rundir.read_error(tmp_path) is None
-    rundir.write_pid(tmp_path, 0)
+    assert run_dir.read_pids(tmp_path) == {}
+    assert run_dir.read_error(tmp_path) is None
+    run_dir.write_pid(tmp_path, 0)
     code = (
-        "import sys; from pathlib import Path; from svdq.worker.launcher import rundir;"
-        "rundir.write_pid(Path(sys.argv[1]), 12)"
+        "import sys; from pathlib import Path; from svdq.worker.launcher import run_dir;"
+        "run_dir.write_pid(Path(sys.argv[1]), 12)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as other:
         other.wait()
-    assert rundir.read_pids(tmp_path) == {0: os.getpid(), 12: other.pid}
-    assert rundir.running_pids(tmp_path) == {0: os.getpid()}
+    assert run_dir.read_pids(tmp_path) == {0: os.getpid(), 12: other.pid}
+    assert run_dir.running_pids(tmp_path) == {0: os.getpid()}
     (tmp_path / "rank12.pid").write_text(f"{os.getppid()} 1")  # its number has been given to another process
-    assert rundir.running_pids(tmp_path) == {0: os.getpid()}
+    assert run_dir.running_pids(tmp_path) == {0: os.getpid()}
 
-    rundir.write_error(tmp_path, InputError("The model is not there; größer."))
-    rundir.write_error(tmp_path, UnavailableError("From another rank; größer."))
-    error = rundir.read_error(tmp_path)
+    run_dir.write_error(tmp_path, InputError("The model is not there; größer."))
+    run_dir.write_error(tmp_path, UnavailableError("From another rank; größer."))
+    error = run_dir.read_error(tmp_path)
     assert (type(error), str(error)) == (UnavailableError, "From another rank; größer.")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["error", "rank0.pid", "rank12.pid"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "groups", "cores", "expected"),
+    [(7, 1, 2, 7), (4, 2, 64, 2), (1, 3, 64, 1), (0, 1, 4, 4), (0, 1, 64, 7), (0, 2, 8, 4), (0, 9, 2, 1)],
+)
+def test_the_default_number_of_ranks(gpus: int, groups: int, cores: int, expected: int, monkeypatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert default_ranks(gpus, groups) == expected
 
 
 # `svdq worker` as a user types it.

@@ -4,17 +4,17 @@ import pytest
 
 from svdq.producer import keys
 from svdq.producer.status.workers import worker_state
-from svdq.worker.launcher.starting import StartingRecord
+from svdq.worker.launcher.starting import starting_record
 
 
 def test_a_record_lasts_until_the_groups_are_ready(house, until) -> None:
     ready = []
-    with StartingRecord(house.settings, lambda: bool(ready)):
+    with starting_record(house.settings, lambda: bool(ready)):
         until(lambda: worker_state(house.connection) == "starting")
         assert 0 < house.connection.ttl(keys.STARTING) <= keys.STARTING_TTL_S
         ready.append(True)
         until(lambda: worker_state(house.connection) == "none")
-    with StartingRecord(house.settings, lambda: False):
+    with starting_record(house.settings, lambda: False):
         until(lambda: worker_state(house.connection) == "starting")
     assert worker_state(house.connection) == "none"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from svdq.producer.status.ranks import read_groups
-from svdq.worker.launcher.launch import STOP_NOW_S
+from svdq.worker.launcher.launcher import STOP_NOW_S
 
 
 @pytest.mark.slow

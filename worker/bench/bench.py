@@ -21,7 +21,7 @@ from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.partition import Costs
 from svdq.pipeline.trace import write_trace
 from svdq.worker.bench.daemon import run_daemon
-from svdq.worker.launcher.model_check import check_model
+from svdq.worker.launcher.preflight import check_model
 
 
 @dataclass(frozen=True, kw_only=True)

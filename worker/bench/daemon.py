@@ -20,7 +20,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.untrusted_job import UntrustedJob
-from svdq.worker.launcher.group_process import environment_of
+from svdq.worker.launcher.torchrun import environment_of
 
 
 def run_daemon(workload: Workload) -> list[RankLog]:

@@ -59,13 +59,6 @@ class Hosts:
             f"a port of {self.own_address}, protected by a secret from Redis. Admit only the hosts of this group."
         )
 
-    def environment(self) -> dict[str, str]:
-        """Give what torchrun reads of its environment."""
-        return {
-            # A host that is lost is told in a line, not in traces of torch's C++ every five seconds.
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-
 
 class RedisBook:
     """Keeps the addresses of a group's ranks in Redis; a Redis that is away is asked again by whoever waits."""

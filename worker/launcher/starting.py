@@ -1,12 +1,11 @@
-"""Records in Redis that workers are starting, which takes 10 to 60 s until RQ knows them. Does not import torch."""
+"""Records in Redis that a worker is starting, which takes 10 to 60 s until RQ shows it. Does not import torch."""
 
 import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import redis
 
@@ -15,7 +14,7 @@ from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.worker.redis_client import connect
 
-#: Seconds between two renewals of the record; several fit into `keys.STARTING_TTL_S`.
+#: Seconds between two renewals of the record, less than half of `keys.STARTING_TTL_S`.
 RENEW_S: Final = 4.0
 #: Seconds between two checks whether the groups are ready.
 CHECK_S: Final = 0.2
@@ -23,42 +22,39 @@ CHECK_S: Final = 0.2
 END_S: Final = 1.0
 
 
-class StartingRecord:
-    """The record of this launcher, for the length of a block or until its groups are ready."""
+@contextlib.contextmanager
+def starting_record(settings: Settings, is_ready: Callable[[], bool]) -> Iterator[None]:
+    """Keep the record of this launcher during a block or until its groups are ready, in a thread."""
+    ended = threading.Event()
+    arguments = (connect(server_url(settings)), is_ready, ended)
+    thread = threading.Thread(target=_keep, args=arguments, name="starting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(END_S)
 
-    def __init__(self, settings: Settings, is_ready: Callable[[], bool]) -> None:
-        self._connection = connect(server_url(settings))
-        self._is_ready = is_ready
-        self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="starting", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+def _keep(connection: redis.Redis, is_ready: Callable[[], bool], ended: threading.Event) -> None:
+    name, renew_in = f"{socket.gethostname()}:{os.getpid()}", 0.0
+    while not is_ready():
+        if renew_in <= 0:
+            with contextlib.suppress(redis.RedisError):
+                _renew(connection, name)
+            renew_in = RENEW_S
+        if ended.wait(CHECK_S):
+            break
+        renew_in -= CHECK_S
+    with contextlib.suppress(redis.RedisError):
+        connection.zrem(keys.STARTING, name)
+    connection.close()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._ended.set()
-        self._thread.join(END_S)
 
-    def _run(self) -> None:
-        renew_in = 0.0
-        while not self._is_ready():
-            if renew_in <= 0:
-                with contextlib.suppress(redis.RedisError):
-                    self._renew()
-                renew_in = RENEW_S
-            if self._ended.wait(CHECK_S):
-                break
-            renew_in -= CHECK_S
-        with contextlib.suppress(redis.RedisError):
-            self._connection.zrem(keys.STARTING, self._name)
-        self._connection.close()
-
-    def _renew(self) -> None:
-        now, _ = self._connection.time()
-        with self._connection.pipeline() as pipeline:
-            pipeline.zadd(keys.STARTING, {self._name: now + keys.STARTING_TTL_S})
-            pipeline.zremrangebyscore(keys.STARTING, "-inf", now)
-            pipeline.expire(keys.STARTING, keys.STARTING_TTL_S)
-            pipeline.execute()
+def _renew(connection: redis.Redis, name: str) -> None:
+    now, _ = connection.time()
+    with connection.pipeline() as pipeline:
+        pipeline.zadd(keys.STARTING, {name: now + keys.STARTING_TTL_S})
+        pipeline.zremrangebyscore(keys.STARTING, "-inf", now)
+        pipeline.expire(keys.STARTING, keys.STARTING_TTL_S)
+        pipeline.execute()

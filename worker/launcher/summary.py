@@ -11,7 +11,7 @@ from svdq.producer.results.run_records import jobs_left, records_from_redis, rec
 from svdq.producer.results.run_report import RunReport, summarize
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
-from svdq.worker.launcher.launch import Ending
+from svdq.worker.launcher.launcher import Ending
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ def why_ended(ending: Ending, *, until: str | None, left: Mapping[str, int], pau
         left: jobs that are still to be done, by state.
         pauses: why jobs are not taken at present, a sentence each.
     """
-    if ending.told_by == "signal":
+    if ending.ended_by == "signal":
         return "It was stopped by a signal."
     if ending.code:
         return f"It failed with exit code {ending.code}; its log says why."
-    if ending.told_by == "until":
+    if ending.ended_by == "until":
         return f"It ended at the time given, {until}."
     if left.get("queued"):
         if pauses:

@@ -1,28 +1,56 @@
-"""The folder through which a launcher and its ranks know each other: process ids and what went wrong. Knows no jobs."""
+"""The folder shared by a launcher and the ranks of one group: configuration, process ids, errors and traces."""
 
+import contextlib
 import json
+import math
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from svdq.pipeline import errors
 from svdq.pipeline.errors import SvdqError
 from svdq.producer.process_identity import is_running, start_of
+from svdq.producer.storage.temporary import sweep, temporary_name
+from svdq.worker.config import RankConfig
+
+
+@contextlib.contextmanager
+def parent_folder(parent: Path) -> Iterator[Path]:
+    """Make a private folder for the groups of one launcher during a block; remove those of killed launchers."""
+    parent.mkdir(parents=True, exist_ok=True)
+    sweep(parent.iterdir(), abandoned_s=math.inf)
+    folder = parent / temporary_name()
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_config(folder: Path, config: RankConfig) -> None:
+    """Write the configuration of the group's ranks."""
+    _write(folder / "config.json", config.model_dump_json())
+
+
+def read_config(folder: Path) -> RankConfig:
+    """Read the configuration of the group's ranks."""
+    return RankConfig.model_validate_json((folder / "config.json").read_bytes())
 
 
 def write_pid(folder: Path, rank: int) -> None:
-    """Leave this process's id and start for the launcher: from now on the rank listens to signals."""
+    """Write the id and start of this process: from now on the rank handles signals."""
     _write(folder / f"rank{rank}.pid", f"{os.getpid()} {start_of(os.getpid()) or ''}")
 
 
 def read_pids(folder: Path) -> dict[int, int]:
-    """Return the process ids of the ranks that listen or listened, by rank."""
+    """Return the process ids of the ranks that handle signals or did, by rank."""
     return {rank: pid for rank, (pid, _) in _read_processes(folder).items()}
 
 
 def running_pids(folder: Path) -> dict[int, int]:
-    """Return the process ids of the ranks that listen, by rank; an id that another process has now is none."""
+    """Return the process ids of the ranks that handle signals, by rank; not an id that was given to another process."""
     found = _read_processes(folder)
     return {rank: pid for rank, (pid, start) in found.items() if is_running(pid, start) is not False}
 
@@ -37,7 +65,7 @@ def _read_processes(folder: Path) -> dict[int, tuple[int, str]]:
 
 
 def write_ready(folder: Path) -> None:
-    """Tell the launcher that the group is ready for jobs."""
+    """Record that the group is ready for jobs."""
     (folder / "ready").touch()
 
 
@@ -47,12 +75,12 @@ def is_ready(folder: Path) -> bool:
 
 
 def write_error(folder: Path, error: SvdqError) -> None:
-    """Leave why the group cannot run, for the launcher to show once."""
+    """Write why the group cannot run, for the launcher to print once."""
     _write(folder / "error", json.dumps([type(error).__name__, str(error)]))
 
 
 def read_error(folder: Path) -> SvdqError | None:
-    """Return the error that a rank left, if one did."""
+    """Return the error that a rank wrote, if one did."""
     try:
         kind, sentence = json.loads((folder / "error").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -62,12 +90,12 @@ def read_error(folder: Path) -> SvdqError | None:
 
 
 def write_trace(folder: Path, rank: int, events: list[dict[str, Any]]) -> None:
-    """Leave a rank's trace events at its end."""
+    """Write the trace events of a rank at its end."""
     _write(folder / f"rank{rank}.trace", json.dumps(events))
 
 
 def read_traces(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return the trace events that ranks have left, those of later groups with process numbers of their own."""
+    """Return the trace events of all ranks; process numbers continue from group to group."""
     events: list[dict[str, Any]] = []
     for folder in folders:
         first = 1 + max((event["pid"] for event in events), default=-1)

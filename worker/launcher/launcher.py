@@ -1,0 +1,236 @@
+"""Starts groups of ranks, passes signals on to them, and ends with them. Does not import torch.
+
+The first Ctrl-C makes groups take no more jobs and finish those in flight, the second makes them stop now and return
+their jobs to the queue, the third kills them.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Literal
+
+from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.trace import trace_text
+from svdq.producer.queue import server_url
+from svdq.producer.settings import Settings
+from svdq.producer.storage.temporary import write_file
+from svdq.producer.timeparse import parse_future
+from svdq.worker.config import RankConfig
+from svdq.worker.launcher import run_dir as run_dirs
+from svdq.worker.launcher.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
+from svdq.worker.launcher.hosts import read_hosts
+from svdq.worker.launcher.starting import starting_record
+from svdq.worker.launcher.torchrun import GroupProcess
+
+if TYPE_CHECKING:
+    from svdq.worker.health.metrics import MetricsEndpoint
+
+logger = logging.getLogger(__name__)
+
+#: Most ranks of a group on a machine without GPUs, if their number is not given: as on the reference machine.
+MAX_DEFAULT_CPU_RANKS = 7
+#: Seconds between two checks of the groups.
+POLL_S = 0.1
+#: Seconds that groups get to stop before they are killed; systemd and Kubernetes grant more.
+STOP_S = 20.0
+#: The same after a second Ctrl-C, since a person waits.
+STOP_NOW_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """The options of `svdq worker` that concern the launcher."""
+
+    #: Number of ranks of a group; None: one for each visible GPU, or one for each core up to MAX_DEFAULT_CPU_RANKS.
+    ranks: int | None = None
+    #: Number of groups that share the queue.
+    groups: int = 1
+    #: Number of hosts of the group, and the HOST:PORT of their rendezvous; each launcher starts the ranks of its host.
+    nnodes: int = 1
+    rdzv_endpoint: str | None = None
+    #: When to stop, such as 06:00; None: never.
+    until: str | None = None
+    #: Where to write a Chrome trace at the end.
+    trace: Path | None = None
+    #: Port and address of this machine where metrics are served; None: nowhere.
+    metrics_port: int | None = None
+    metrics_address: str = "127.0.0.1"
+    #: What each rank is started with; the launcher fills in the rest.
+    rank: RankConfig = field(default_factory=RankConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a run ended."""
+
+    #: The first exit code of a group that is not 0, else 0.
+    code: int
+    #: What ended the groups; "" when they ended by themselves.
+    ended_by: Literal["signal", "until", ""]
+    #: Ranks of all groups.
+    num_ranks: int
+
+
+def launch(settings: Settings, options: LaunchOptions) -> Ending:
+    """Run groups of ranks until they end.
+
+    Raises:
+        InputError: the settings, the options or the model cannot be used.
+    """
+    # Parsed once: a group that is restarted in the morning must not continue until the next one.
+    until_s = parse_future(options.until, "--until", datetime.now().astimezone()).timestamp() if options.until else None
+    device = options.rank.device
+    gpus = [] if device == "cpu" else visible_gpus()
+    if device == "cuda" and not gpus:
+        raise InputError("--device cuda was asked for, but no NVIDIA GPU is visible; use --device cpu or auto.")
+    if device != "cpu" and (failure := all_gpus().failure):
+        logger.warning("The list of GPUs may not be complete: %s.", failure)
+    for shape in options.rank.warmup:
+        VideoParameters.of_shape(shape)
+    hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
+    if hosts is not None:
+        logger.warning("%s", hosts.warning)
+    ranks = options.ranks or default_ranks(len(gpus), options.groups)
+    config = options.rank.model_copy(
+        update={
+            # Listed GPUs are used, or the ranks say why they cannot be.
+            "device": "cuda" if gpus else device,
+            "until_s": until_s,
+            "record_trace": options.trace is not None,
+            "ranks_per_gpu": ranks_per_gpu(len(gpus), ranks * options.groups),
+        }
+    )
+    groups: list[GroupProcess] = []
+    with (
+        run_dirs.parent_folder(settings.home / "run") as folder,
+        # Before any rank starts, so that a port that is taken is reported at once.
+        _endpoint(settings, options) as endpoint,
+        starting_record(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
+    ):
+        logger.info("%s", _starting_text(settings, options, ranks, len(gpus)))
+        folders = [Path(folder, f"group{number}") for number in range(options.groups)]
+        is_named = not all(gpu.isdigit() for gpu in gpus)  # MIG instances, or GPUs that are left beside a lost one
+        shares: Sequence[list[str] | None] = [None] * options.groups
+        if gpus and (options.groups > 1 or is_named):
+            shares = share_out(gpus, options.groups, ranks)
+        for number, (run_dir, devices) in enumerate(zip(folders, shares, strict=True)):
+            run_dir.mkdir()
+            run_dirs.write_config(run_dir, config.model_copy(update={"group": str(number)}))
+            groups.append(GroupProcess(settings, ranks, run_dir, devices, hosts))
+        if endpoint is not None:
+            endpoint.serve(groups)
+        supervisor = _Supervisor(groups, until_s)
+        code = supervisor.run()
+        if options.trace is not None and not _write_trace(options.trace, folders):
+            code = code or SvdqError.exit_code
+        num_ranks = ranks * options.groups * options.nnodes
+        return Ending(code=code, ended_by=supervisor.ended_by, num_ranks=num_ranks)
+
+
+def default_ranks(num_gpus: int, num_groups: int) -> int:
+    """Return the number of ranks of each group: GPUs are shared among groups, and so are cores, up to a limit."""
+    cores = os.cpu_count() or 1
+    return max(1, (num_gpus or min(cores, MAX_DEFAULT_CPU_RANKS * num_groups)) // num_groups)
+
+
+def _starting_text(settings: Settings, options: LaunchOptions, ranks: int, num_gpus: int) -> str:
+    """Describe what is started, since loading torch and a model takes 10 s and more."""
+    groups = f"{options.groups} groups of " if options.groups > 1 else ""
+    each = " each" if options.groups > 1 else ""
+    hosts = f" on this host, one of {options.nnodes}," if options.nnodes > 1 else ""
+    device = f"{num_gpus} GPU{'s' * (num_gpus != 1)}" if num_gpus else "the processors"
+    return (
+        f"Starting {groups}{ranks} rank{'s' * (ranks != 1)}{each}{hosts} on {device} with the model {settings.model}; "
+        "this takes some seconds."
+    )
+
+
+def _write_trace(path: Path, run_folders: list[Path]) -> bool:
+    """Write the trace of all ranks; return whether that worked, since a run is reported in any case."""
+    try:
+        write_file(path, [trace_text(run_dirs.read_traces(run_folders))])
+    except InputError as error:
+        logger.error("%s", error)
+        return False
+    return True
+
+
+def _endpoint(
+    settings: Settings, options: LaunchOptions
+) -> "contextlib.AbstractContextManager[MetricsEndpoint | None]":
+    """Serve metrics if a port is given."""
+    if options.metrics_port is None:
+        return contextlib.nullcontext()
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise InputError("--metrics-port needs the package prometheus_client; pip install 'svdq[worker]' brings it.")
+    from svdq.worker.health.metrics import MetricsEndpoint
+
+    return MetricsEndpoint(options.metrics_address, options.metrics_port, server_url(settings))
+
+
+class _Supervisor:
+    """Waits until groups end and passes signals on to them."""
+
+    def __init__(self, groups: list[GroupProcess], until_s: float | None) -> None:
+        self._groups = groups
+        #: Seconds since the epoch at which the groups are stopped.
+        self._until_s = until_s
+        #: What ended them first.
+        self.ended_by: Literal["signal", "until", ""] = ""
+        #: The signal to send to all ranks, also to those that do not listen yet.
+        self._signal: signal.Signals | None = None
+        self._kill_at: float | None = None
+
+    def run(self) -> int:
+        """Wait; return the first exit code that is not 0, or 0 after a signal."""
+        handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+            signal.SIGINT: self._on_interrupt,
+            signal.SIGTERM: self._on_terminate,
+        }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            while None in (codes := [group.poll() for group in self._groups]):
+                if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                    break
+                if self._until_s is not None and time.time() >= self._until_s:
+                    self.ended_by = self.ended_by or "until"
+                    self._stop()
+                if self._signal is not None:
+                    for group in self._groups:
+                        group.send_signal(self._signal)
+                time.sleep(POLL_S)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for group in self._groups:
+                group.kill()
+        return 0 if self._signal is not None else next((code for code in codes if code), 0)
+
+    # Signal handlers set flags and nothing else.
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.ended_by = self.ended_by or "signal"
+        if self._signal is None:
+            self._signal = signal.SIGINT
+        elif self._signal is signal.SIGINT:
+            self._signal = signal.SIGTERM
+            self._kill_at = time.monotonic() + STOP_NOW_S
+        else:
+            self._kill_at = time.monotonic()
+
+    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        self.ended_by = self.ended_by or "signal"
+        self._stop()
+
+    def _stop(self) -> None:
+        self._signal = signal.SIGTERM
+        self._kill_at = self._kill_at or time.monotonic() + STOP_S

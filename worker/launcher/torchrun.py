@@ -1,0 +1,204 @@
+"""One group of ranks as a process: starts a torchrun, signals its ranks and ends it. Does not import torch.
+
+torchrun runs in a session of its own, so that Ctrl-C in the terminal reaches only the launcher, and restarts the group
+when a rank dies. Over several hosts it may give up when another one is lost; it is then started again here.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from svdq.producer.keys import DAY_S
+from svdq.producer.settings import ENV_PREFIX, Settings
+from svdq.worker.launcher import run_dir as run_dirs
+from svdq.worker.launcher.hosts import Hosts
+
+if TYPE_CHECKING:
+    import psutil
+
+logger = logging.getLogger(__name__)
+
+#: How often torchrun restarts a group before it gives up; a night in which a rank dies once a minute has fewer.
+MAX_RESTARTS = 1000
+#: Seconds from the start of one torchrun to the start of the next, for a group over several hosts.
+RESTART_S = 5.0
+#: Seconds that killed processes get to disappear.
+KILL_S = 5.0
+#: Seconds between two checks of what is being killed.
+POLL_S = 0.1
+
+
+class GroupProcess:
+    """A running torchrun."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        num_ranks: int,
+        run_dir: Path,
+        devices: Sequence[str] | None,
+        hosts: Hosts | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            settings: of the ranks.
+            num_ranks: K; of a group over several hosts the ranks on this one.
+            run_dir: this group's own folder, with the configuration of its ranks.
+            devices: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None: those of this process.
+            hosts: of a group over several hosts; None: this one.
+        """
+        self._run_dir = run_dir
+        #: K; of a group over several hosts the ranks on this one.
+        self.num_ranks = num_ranks
+        self._hosts = hosts
+        self._sent: set[tuple[int, signal.Signals]] = set()
+        self._last_signal: signal.Signals | None = None
+        rendezvous = hosts.torchrun_options() if hosts else _on_one_host(run_dir)
+        command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(num_ranks)]
+        # Without --log-dir torchrun leaves an empty folder in TMPDIR at each start.
+        command += ["--max-restarts", str(MAX_RESTARTS), "--log-dir", str(run_dir / "torchrun")]
+        self._command = [*command, "-m", "svdq.worker", "--run-dir", str(run_dir)]
+        # Without this variable torchrun opens a TCP port at all addresses, which these ranks do not use.
+        self._environment = {**environment_of(settings), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        if hosts is not None:
+            # Without this variable a lost host causes traces of torch's C++ every five seconds.
+            self._environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+        if devices is not None:
+            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        self._start()
+
+    def _start(self) -> None:
+        self._started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            self._command, env=self._environment, start_new_session=True, preexec_fn=die_with_parent()
+        )
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the group runs.
+
+        Raises:
+            SvdqError: a rank has recorded why the group cannot run; the group is killed, since no restart helps.
+        """
+        error = run_dirs.read_error(self._run_dir)
+        if error is not None:
+            self.kill()
+            raise error
+        code = self._process.poll()
+        return code if self._hosts is None else self._poll_among_hosts(code)
+
+    def _poll_among_hosts(self, code: int | None) -> int | None:
+        """Restart a torchrun that gave up on another host; takes and returns the result of `poll`."""
+        if self._last_signal is signal.SIGTERM and code is None and not self.running_pids():
+            self.kill()  # torchrun would wait for minutes until those of the other hosts end, too
+            return 0
+        if not code or self._last_signal is not None:
+            return code
+        if time.monotonic() >= self._started_at + RESTART_S:
+            logger.warning("torchrun ended with code %d: another host is lost. It waits for the hosts anew.", code)
+            self.kill()  # ranks that it may have left
+            self._start()
+        return None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the last `poll` found it running."""
+        return self._process.returncode is None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has been ready for jobs."""
+        return run_dirs.is_ready(self._run_dir)
+
+    def pids(self) -> dict[int, int]:
+        """Return the process ids of the ranks that handle signals or did, by rank; also those of a restart."""
+        return run_dirs.read_pids(self._run_dir)
+
+    def running_pids(self) -> dict[int, int]:
+        """Return the process ids of the ranks that handle signals, by rank; also those of a restart."""
+        return run_dirs.running_pids(self._run_dir)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal once to every rank that handles signals; call this again to reach later ones."""
+        self._last_signal = number
+        for pid in self.running_pids().values():
+            if (pid, number) not in self._sent:
+                self._sent.add((pid, number))
+                _signal(pid, number)
+
+    def kill(self) -> None:
+        """Kill what is left of the group, orphaned ranks included; other groups take over its jobs."""
+        deadline = time.monotonic() + KILL_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            for process in left:
+                _signal(process.pid, signal.SIGKILL)
+            self._process.poll()
+            time.sleep(POLL_S)
+        self._process.wait()
+
+    def _left(self) -> "list[psutil.Process]":
+        """Find torchrun and its ranks by the run folder in their command lines, which only they have."""
+        import psutil  # on demand: only the worker's extra installs it
+
+        run_dir = str(self._run_dir)
+        return [process for process in psutil.process_iter(["cmdline"]) if run_dir in (process.info["cmdline"] or ())]
+
+
+def _on_one_host(run_dir: Path) -> list[str]:
+    """Return torchrun's options for a rendezvous through a file.
+
+    torchrun unpickles what it reads there. Only this user can open the run folder; torchrun's TCP store is open to all.
+    """
+    # The file grows with each keep-alive of the only host.
+    conf = f"store_type=file,keep_alive_interval={DAY_S}"
+    return [
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(run_dir / "store"), "--rdzv-conf", conf),
+        *("--rdzv-id", "svdq", "--local-addr", "127.0.0.1"),
+    ]
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """Return the environment of a child with these settings, flags included, and one thread."""
+    environment = dict(os.environ)
+    for name, value in settings:
+        # An empty variable counts as not set.
+        environment[f"{ENV_PREFIX}{name.upper()}"] = "" if value is None else str(value)
+    # Without it `python -m` looks for modules in the current folder first, and runs a redis.py there.
+    environment["PYTHONSAFEPATH"] = "1"
+    # torchrun sets it with a warning; the ranks set their threads themselves.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    # PermissionError: the rank has ended, and another user's process has its id.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Return a function for a child to run first: the kernel then sends it SIGTERM when this process is killed.
+
+    None where the kernel cannot do that.
+    """
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        pr_set_pdeathsig = 1
+        prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent was killed before the kernel was asked
+            os._exit(1)
+
+    return ask_kernel

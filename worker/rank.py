@@ -1,0 +1,174 @@
+"""One rank of a group: composes model, links, stage and the threads beside the stage, and ends them in order."""
+
+import contextlib
+import logging
+import os
+import threading
+from functools import partial
+
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.stage import Stage
+from svdq.pipeline.topology import build_stage
+from svdq.pipeline.trace import Tracer, usage_event
+from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.codec import Codec
+from svdq.worker.checkpoint.reader import CheckpointReader
+from svdq.worker.checkpoint.store import open_checkpoint_store
+from svdq.worker.checkpoint.writer import CheckpointWriter
+from svdq.worker.config import RankConfig
+from svdq.worker.health.crash_marker import read_suspects
+from svdq.worker.health.histograms import CountingCheckpointStore, TimingTracer
+from svdq.worker.health.progress import ProgressMonitor
+from svdq.worker.health.rank_status import RankReporter, costs_in, describe
+from svdq.worker.health.watchdog import Watchdog
+from svdq.worker.intake.dispatcher import IntakeOptions
+from svdq.worker.intake.intake import Intake
+from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, plan_of
+from svdq.worker.launcher import run_dir as run_dirs
+from svdq.worker.output.fence import Fence
+from svdq.worker.output.writer import ResultWriter
+from svdq.worker.redis_client import ConnectionHealth, connect, restarter, wait_for
+from svdq.worker.restarts import lost, stalled
+from svdq.worker.startup import LoadedModel, RankProcess, first_step_s, start
+
+logger = logging.getLogger("svdq.worker")
+
+#: Seconds that a rank which ends waits for its checkpoints, and again for the video that is being written.
+FLUSH_S = 6.0
+
+
+def run_rank(process: RankProcess) -> None:
+    """Run a rank until no more jobs come. On SIGTERM it stops after a step, and its process ends here with 0.
+
+    Raises:
+        SvdqError: the settings, the options, the model or the device cannot be used.
+    """
+    config, settings, topology, marker = process.config, process.settings, process.topology, process.marker
+    stopping = process.signals.stopping
+    loaded, links = start(process)
+    info = loaded.model.info
+    plan = plan_of(settings.home, info, links.rank_info, settings.memory_limit) if topology.first else None
+    storage = Storage(settings.storage)
+
+    # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.
+    ending = contextlib.ExitStack()
+    reporter = RankReporter(describe(topology, loaded.device, info.name, loaded.load_s, info.notice), loaded.device)
+    tracer = TimingTracer(topology.rank, reporter.metrics, on=config.record_trace)
+    ending.callback(_write_trace, process, tracer)
+    ending.callback(marker.mark_clean_exit)
+    checkpoint_reader = checkpoint_writer = None
+    if (store := open_checkpoint_store(config.checkpoints, settings.home, storage)) is not None:
+        store = CountingCheckpointStore(store, reporter.metrics)
+        codec = Codec(model=info.name, device=loaded.device, compute=info.compute)
+        checkpoint_reader = CheckpointReader(store=store, codec=codec)
+        checkpoint_writer = CheckpointWriter(store, codec)
+        ending.callback(_remove_checkpoints, checkpoint_writer)
+    ending.callback(_exit_if_stopped, stopping)
+    monitor = ProgressMonitor(connect(process.url), info.notice, reporter, process.log, marker)
+    ending.callback(monitor.close)
+    result_writer = intake = None
+    if topology.last:
+        fence = Fence(connect(process.url), stopping)
+        result_writer = ResultWriter(storage, info, tracer, fence=fence, mark=partial(marker.during, "write"))
+        ending.callback(result_writer.wait, FLUSH_S)
+    if topology.first:
+        intake = _make_intake(process, loaded, storage, plan, checkpoint_reader, checkpoint_writer)
+        ending.callback(lambda intake: intake.close(return_to_queue=stopping.is_set()), intake)
+    if checkpoint_writer is not None:
+        # Before jobs return to the queue: whoever takes them next continues from these checkpoints.
+        ending.callback(checkpoint_writer.flush, FLUSH_S)
+
+    stall_s = first_step_s(config, settings.stall_s)
+    stage = build_stage(
+        topology=topology,
+        links=links,
+        model=loaded.model,
+        monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(stalled, monitor, marker)),
+        tracer=tracer,
+        source=intake,
+        sink=result_writer,
+        on_lost=partial(lost, stopping=stopping, marker=marker),
+        checkpointer=checkpoint_writer,
+    )
+    reporter.waiting = [part for part in (intake, result_writer, checkpoint_writer) if part is not None]
+    if intake is not None:
+        reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
+    process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
+    if plan is not None:
+        _warm_up(stage, plan, config)
+    if intake is not None:
+        intake.start()
+    if process.run_dir is not None and topology.local_rank == 0:
+        run_dirs.write_ready(process.run_dir)
+    stage.run()
+    ending.close()
+
+
+def _make_intake(
+    process: RankProcess,
+    loaded: LoadedModel,
+    storage: Storage,
+    plan: MemoryPlan | None,
+    checkpoint_reader: CheckpointReader | None,
+    checkpoint_writer: CheckpointWriter | None,
+) -> Intake:
+    """Create the source of rank 0; waits until Redis answers."""
+    settings, marker, info = process.settings, process.marker, loaded.model.info
+    num_ranks = process.topology.num_ranks
+    storage.sweep()
+    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+    notice = f": {info.notice}" if info.notice else ""
+    logger.info("Ready with %s on %s, model %s%s.", ranks, loaded.device.type, info.name, notice)
+    if info.name == "preview":
+        logger.info("For diffusion set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id.")
+    logger.info("Videos go to %s.", storage.location("outputs"))
+    options = IntakeOptions(
+        burst=process.config.burst,
+        max_pixels=settings.max_pixels,
+        memory=plan,
+        max_attempts=settings.max_attempts,
+        until_s=process.config.until_s,
+        # One computed, one received and one sent by each rank, and those that are being written.
+        max_in_flight=3 * num_ranks + 4,
+        suspects=read_suspects(marker.folder, marker.restart_count),
+        mark_prepare=partial(marker.during, "prepare"),
+    )
+    connection, connection_health = connect(process.url), ConnectionHealth(restarter(settings))
+    wait_for(connection, connection_health)
+    return Intake(connection, storage, info, options, checkpoint_reader, checkpoint_writer, connection_health)
+
+
+def _warm_up(stage: Stage, plan: MemoryPlan, config: RankConfig) -> None:
+    """Warm up all ranks for the shapes of --warmup, with the decode chunks that are planned for them."""
+    for shape in config.warmup:
+        try:
+            stage.warm_up_group(plan.admit(VideoParameters.of_shape(shape)))
+        except DoesNotFitError as error:
+            logger.warning("--warmup %s: %s", shape, error)
+
+
+def _stop(stage: Stage, intake: Intake | None) -> None:
+    stage.stop()
+    if intake is not None:
+        intake.stop()
+
+
+# What ends a rank, besides the methods of its parts.
+
+
+def _exit_if_stopped(stopping: threading.Event) -> None:
+    """End the process if it was stopped: the neighbors stop wherever they are, so no link is closed in order."""
+    if stopping.is_set():
+        logging.shutdown()
+        os._exit(0)
+
+
+def _remove_checkpoints(writer: CheckpointWriter) -> None:
+    if not writer.flush(FLUSH_S):
+        logger.warning("The checkpoints of videos that are finished could not be removed; the next worker does that.")
+
+
+def _write_trace(process: RankProcess, tracer: Tracer) -> None:
+    if tracer.on and process.run_dir is not None:
+        rank = process.topology.rank
+        run_dirs.write_trace(process.run_dir, rank, [*tracer.events(), usage_event(rank)])

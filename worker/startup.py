@@ -1,0 +1,163 @@
+"""Starts one rank: loads its parts of the model and connects it to its neighbors."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from svdq.pipeline.device import check_computes, choose_device
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.base import Part, VideoModel
+from svdq.pipeline.models.compute_check import check
+from svdq.pipeline.models.device_memory import capacity, name_of
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.options import dtype_of
+from svdq.pipeline.topology import Links, Topology, join
+from svdq.producer.embedded_redis.socket_path import private_folder
+from svdq.producer.settings import Settings
+from svdq.worker.config import RankConfig
+from svdq.worker.health.crash_marker import CrashMarker
+from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.intake.memory import RankMemory
+from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
+from svdq.worker.launcher.hosts import address_book
+from svdq.worker.restarts import count_crash_here, lost, try_again
+from svdq.worker.signals import Signals
+
+#: Seconds that compiling for a shape may take before a rank counts as stalled.
+COMPILE_S = 3 * 60 * 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProcess:
+    """A process that is to run a rank."""
+
+    config: RankConfig
+    settings: Settings
+    #: Address of Redis.
+    url: str
+    topology: Topology
+    signals: Signals
+    marker: CrashMarker
+    log: JobLogHandler
+    #: The folder shared with the launcher; None under a plain torchrun.
+    run_dir: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """The model parts of one rank, and where they are."""
+
+    model: VideoModel
+    device: torch.device
+    #: Seconds that loading took.
+    load_s: float
+    memory: RankMemory
+
+    def rank_info(self) -> str:
+        """Return what rank 0 has to know of this rank, as JSON: fields of `RankMemory`, and `compute`."""
+        return json.dumps(vars(self.memory) | {"compute": self.model.info.compute})
+
+
+def start(process: RankProcess) -> tuple[LoadedModel, Links]:
+    """Load the model parts of a rank and connect it to its neighbors; waits until they have loaded theirs.
+
+    A group that was restarted tries again later, where this fails; so the process may end here.
+
+    Raises:
+        InputError: the device, the compute options or the model cannot be used, or the ranks compute differently.
+    """
+    try:
+        loaded = _load_model(process)
+        links = _connect(process, loaded)
+    except InputError as error:
+        try_again(error, process.marker.restart_count)
+    check_alike(links.rank_info)
+    return loaded, links
+
+
+def _load_model(process: RankProcess) -> LoadedModel:
+    config, settings, topology = process.config, process.settings, process.topology
+    wanted = config.device
+    if wanted == "auto" and process.run_dir is None and visible_gpus():
+        wanted = "cuda"  # else ranks whose torch cannot use the GPUs would compute on the processors
+    device = choose_device(wanted, topology.local_rank)
+    compute = config.compute
+    dtype = dtype_of(compute, device)
+    check_computes(device, dtype)
+    if device.type == "cpu":
+        # Ranks share the cores, and one thread each gives the same bits on every machine.
+        torch.set_num_threads(1)
+    if config.compile != "off":
+        prepare_compiling(settings.home, topology.local_num_ranks)
+    check(compute, device)
+    started = time.perf_counter()
+    model = open_model(settings.model, Part.of_rank(topology.rank, topology.num_ranks), device, dtype, compute)
+    load_s = time.perf_counter() - started
+    # svdq worker counts the ranks of all groups; torchrun has one group.
+    sharing = config.ranks_per_gpu or ranks_per_gpu(torch.cuda.device_count(), topology.local_num_ranks)
+    memory = RankMemory(
+        capacity=capacity(device, settings.memory_limit, sharing),
+        weights=model.info.weight_bytes,
+        device=name_of(device),
+        ranks_per_gpu=sharing,
+    )
+    return LoadedModel(model=model, device=device, load_s=load_s, memory=memory)
+
+
+def _connect(process: RankProcess, loaded: LoadedModel) -> Links:
+    topology, marker = process.topology, process.marker
+    if topology.local_rank == 0 and not topology.first:
+        count_crash_here(process.url, marker)
+    book = address_book(process.settings, on_one_host=topology.local_num_ranks == topology.num_ranks)
+    folder = private_folder(marker.folder / "ranks")
+    try:
+        return join(topology, loaded.device, folder=folder, book=book, rank_info=loaded.rank_info())
+    except OSError as error:
+        # A neighbor has ended meanwhile, probably because all ranks were stopped.
+        lost(f"Cannot connect to the other ranks: {error}.", process.signals.stopping, marker)
+        os._exit(0)
+
+
+def prepare_compiling(home: Path, num_ranks: int) -> None:
+    """Make torch store compiled code in a folder of the home; must run before torch compiles anything.
+
+    Ranks execute this code, so only its owner can open the folder.
+
+    Args:
+        home: SVDQ_HOME.
+        num_ranks: ranks of this host, which share its cores.
+    """
+    folder = home / "compiled"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    # By default each rank starts a compiling process for every core.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
+
+
+def first_step_s(config: RankConfig, stall_s: float) -> float:
+    """Return the seconds that the first step of a shape may take, compiling included; `stall_s` without."""
+    return stall_s if config.compile == "off" else max(stall_s, COMPILE_S)
+
+
+def check_alike(rank_info: Sequence[str]) -> None:
+    """Check that all ranks of a group compute in the same way: each host has its own command line.
+
+    Args:
+        rank_info: `LoadedModel.rank_info` of each rank, rank 0 first.
+
+    Raises:
+        InputError: they differ, so frames would depend on how steps are shared.
+    """
+    ways = [json.loads(info).get("compute") for info in rank_info]
+    for rank, way in enumerate(ways):
+        if way != ways[0]:
+            first, other = (json.dumps(each) for each in (ways[0], way))
+            raise InputError(
+                f"The ranks compute differently (rank 0: {first}, rank {rank}: {other}); "
+                "start the group with the same options and the same --device on every host."
+            )
