@@ -129,7 +129,7 @@ def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> N
 
     # The longest went through nearly all of them; one that encodes or decodes may have no share of its few steps.
     longest = json.loads(next((Path(house.settings.storage) / "outputs").glob("all-*.json")).read_text())
-    assert len(longest["stages"]) >= 5
+    assert len(longest["stages"]) >= min(ranks, 5)
 
     # Ctrl-C with nothing in flight ends it at once.
     group.send_signal(signal.SIGINT)
