@@ -21,9 +21,9 @@ from svdq.worker.health.histograms import CountingCheckpointStore, TimingTracer
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
-from svdq.worker.intake.dispatcher import IntakeOptions
-from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, plan_of
+from svdq.worker.intake.policy import IntakeOptions
+from svdq.worker.intake.source import Intake
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.output.fence import Fence
 from svdq.worker.output.writer import ResultWriter

@@ -79,13 +79,13 @@ def test_a_host_whose_cable_is_pulled_is_stood_in_for(lan: Lan, caplog: pytest.L
     house.wait(jobs)
     assert "Took back" in alpha.text
     assert set(hosts_of(lan, lost).values()) == {"alpha"}
-    assert ("goes on from step" in alpha.text) == kept, "what beta had kept in the bucket was of use on alpha"
+    assert ("continues from step" in alpha.text) == kept, "what beta had kept in the bucket was of use on alpha"
     check(lan, jobs, caplog)
 
     lan.beta.plug_in()
     beta.said("Redis is back.")
     for job_id in lost:
-        beta.said(f"Job {job_id} is not ours any more")
+        beta.said(f"Job {job_id} was canceled or taken over; this group drops it")
     wait_until(lambda: len(view_workers(house.connection)) == 2, lan.all_text)
     later = [house.submit(steps=STEPS) for _ in range(6)]
     house.wait(later)

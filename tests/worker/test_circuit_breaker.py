@@ -1,6 +1,6 @@
 """When a group pauses because too much fails alike."""
 
-from svdq.worker.intake.circuit_breaker import CircuitBreaker, kind_of
+from svdq.worker.intake.policy import CircuitBreaker, kind_of
 
 JOB = "0123456789abcdef0123"
 

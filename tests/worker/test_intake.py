@@ -22,9 +22,9 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
-from svdq.worker.intake import intake as intake_module
-from svdq.worker.intake.dispatcher import IntakeOptions
-from svdq.worker.intake.intake import Intake
+from svdq.worker.intake import source as intake_module
+from svdq.worker.intake.policy import IntakeOptions
+from svdq.worker.intake.source import Intake
 from svdq.worker.queue.rq_worker import LEASE_S
 from svdq.worker.redis_client import connect
 

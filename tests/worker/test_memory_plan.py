@@ -24,10 +24,10 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
-from svdq.worker.intake.dispatcher import IntakeOptions
-from svdq.worker.intake.intake import Intake
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
+from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher
+from svdq.worker.intake.source import Intake
 from svdq.worker.output.writer import ResultWriter
 from svdq.worker.redis_client import connect
 

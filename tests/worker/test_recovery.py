@@ -458,7 +458,7 @@ def test_a_group_that_slept_past_its_lease_publishes_nothing(house, until) -> No
     published = {path: path.stat().st_mtime_ns for path in (Path(house.settings.storage) / "outputs").iterdir()}
     for process in family:
         process.send_signal(signal.SIGCONT)
-    until(lambda: f"Job {job} is not ours any more" in sleeper.text, lambda: sleeper.text)
+    until(lambda: f"Job {job} was canceled or taken over; this group drops it" in sleeper.text, lambda: sleeper.text)
     after = house.submit(steps=4)
     house.wait([after])
     until(lambda: "its result here is dropped" in sleeper.text, lambda: sleeper.text)

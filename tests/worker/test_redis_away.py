@@ -45,7 +45,7 @@ def check_all_finished(house, jobs: list[str]) -> None:
     assert [len(fetch(house.connection, job_id).results()) for job_id in jobs] == [1] * len(jobs)
     text = house.groups[-1].text
     assert [text.count(f"Job {job_id} finished") for job_id in jobs] == [1] * len(jobs)
-    assert "goes on from step" not in text  # no video was begun twice
+    assert "continues from step" not in text  # no video was begun twice
     assert house.connection.zcard("rq:wip:svdq-default") == 0
     sidecars = [path.name for path in (Path(house.settings.storage) / "outputs").glob("*.json")]
     assert sorted(sidecars) == sorted(f"photo-{job_id}.json" for job_id in jobs)

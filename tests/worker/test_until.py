@@ -1,6 +1,6 @@
 """`--until`: what can still be done by then."""
 
-from svdq.worker.intake.until import is_too_late
+from svdq.worker.intake.policy import is_too_late
 
 
 def test_another_video_is_begun_as_long_as_one_like_the_last_ones_would_be_done() -> None:

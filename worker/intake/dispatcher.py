@@ -1,6 +1,6 @@
-"""Takes jobs off the queue when the stage wants them, and gives it what it needs of them. Bookkeeping thread only.
+"""Takes jobs off the queue when the stage wants them, and makes requests of them. Bookkeeping thread only.
 
-What a job needs (its photo, or how far it came before) is prepared by another thread, ahead of need.
+Another thread prepares the photo or the checkpoint of a job in advance.
 """
 
 import logging
@@ -8,21 +8,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.protocols import Report, Request
 from svdq.producer.queue import read_job
 from svdq.worker.checkpoint.reader import CheckpointReader, resumed
-from svdq.worker.health.crash_marker import CrashSuspect
-from svdq.worker.intake.memory import MemoryPlan
+from svdq.worker.intake.policy import IntakeOptions, is_too_late
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
-from svdq.worker.intake.reporter import Reporter
-from svdq.worker.intake.until import is_too_late
 from svdq.worker.output.fence import execution_metadata
 from svdq.worker.queue.crash_count import must_run_alone
 from svdq.worker.queue.job_completion import ActiveJob
@@ -31,31 +26,8 @@ from svdq.worker.storage_retry import NoLongerWantedError
 
 logger = logging.getLogger(__name__)
 
-#: Videos by whose latency is judged whether another one can be done in time.
+#: Latest videos whose latency decides whether another one can be done in time.
 NUM_LATENCIES = 9
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntakeOptions:
-    """How a group takes jobs."""
-
-    #: End when the queue is empty.
-    burst: bool = False
-    #: Photos with more pixels are refused.
-    max_pixels: int = 100_000_000
-    #: Seconds since the epoch at which the group will be stopped: no video is begun that would not be done by then.
-    until_s: float | None = None
-    #: Says which videos fit into memory; None lets all through.
-    memory: MemoryPlan | None = None
-    #: Times that a job may end its rank before it is set aside.
-    max_attempts: int = 2
-    #: Jobs in flight at once, at most. What waits between ranks is bounded in bytes, by sockets; small samples would
-    #: let one group take the whole queue while its last rank waits for a slow disk.
-    max_in_flight: int = 25
-    #: What ranks of this host were working on when this group died before.
-    suspects: Sequence[CrashSuspect] = ()
-    #: Marks in the block that it guards that the photo of a job, by its id, is being prepared.
-    mark_prepare: Callable[[str], AbstractContextManager[object]] = nullcontext
 
 
 class Dispatcher:
@@ -64,67 +36,74 @@ class Dispatcher:
     def __init__(
         self,
         worker: GroupWorker,
-        reporter: Reporter,
+        active_jobs: Mapping[str, ActiveJob],
         prefetcher: Prefetcher,
         options: IntakeOptions,
         checkpoint_reader: CheckpointReader | None,
+        *,
         wake: threading.Event,
+        on_taken: Callable[[ActiveJob], None],
+        on_report: Callable[[Report], None],
         take_back_unknown: Callable[[], None],
     ) -> None:
         """Make it.
 
         Args:
             worker: takes jobs.
-            reporter: knows what is in flight.
+            active_jobs: by job id; this class never changes them.
             prefetcher: prepares what jobs need.
             options: how jobs are taken.
-            checkpoint_reader: where checkpoints are found; None where there are none.
+            checkpoint_reader: reads checkpoints; None if there are none.
             wake: set when there is something to do.
-            take_back_unknown: queues again what Redis has given us and could not say.
+            on_taken: called with a job as soon as it is taken.
+            on_report: called with the report of a job that never reaches the stage.
+            take_back_unknown: queues jobs again that Redis gave this worker in an answer that was lost.
         """
         self._worker = worker
-        self._reporter = reporter
+        self._active_jobs = active_jobs
+        self._on_taken = on_taken
+        self._on_report = on_report
         self._prefetcher = prefetcher
         self._options = options
         self._checkpoint_reader = checkpoint_reader
         self._wake = wake
         self._take_back_unknown = take_back_unknown
-        #: What the stage takes next; None when no more will come.
+        #: Requests for the stage; None when no more will come.
         self.ready: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        #: Set when no more jobs are to be taken.
+        #: Set when the group takes no more jobs.
         self.draining = threading.Event()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-        #: What is prepared for the job that will probably come next.
+        #: What is being prepared for the job that is probably next.
         self._ahead: tuple[str, Future[Prepared]] | None = None
-        #: How many requests were given.
+        #: Number of requests so far.
         self._num_given = 0
-        #: The job that is taken and not begun yet, and the one that waits for what is prepared for it.
+        #: The job that is taken and not started yet, and the one that waits for its preparation.
         self._taken: ActiveJob | None = None
         self._next: tuple[ActiveJob, Future[Prepared]] | None = None
         #: Id of the last job that had to run alone.
         self._alone = ""
-        #: When videos in flight were begun, and how long the last ones took, in seconds.
-        self._begun_at: dict[str, float] = {}
+        #: When videos in flight were started, and how long the last ones took, in seconds.
+        self._started_at: dict[str, float] = {}
         self._latencies_s: deque[float] = deque(maxlen=NUM_LATENCIES)
-        #: Whether the stage was told that no more will come.
+        #: Whether the end of all requests is queued for the stage.
         self._ended = False
         self._was_paused = False
 
     def fill(self, num_wanted: int) -> None:
-        """Take the next job when the stage wants one, and look ahead for what it needs when not."""
+        """Take the next job if the stage wants one, else prepare it in advance."""
         if self._taken is None and self._next is None and not self.draining.is_set():
-            full = len(self._reporter.active_jobs) >= self._options.max_in_flight or self._is_alone()
+            full = len(self._active_jobs) >= self._options.max_in_flight or self._is_alone()
             if full or self._num_given >= num_wanted:
                 self._prefetch()
             elif is_too_late(time.time(), self._options.until_s, self._latencies_s):
                 self.draining.set()
             elif (active := self._worker.pop()) is not None:
-                self._reporter.active_jobs[active.rq_job.id] = active
+                self._on_taken(active)
                 self._taken = active
-            elif self._options.burst and not self._reporter.active_jobs and not self._more_will_come():
+            elif self._options.burst and not self._active_jobs and not self._more_will_come():
                 self.draining.set()
             self._log_pause()
-        if self._taken is not None and self._may_begin(self._taken):
+        if self._taken is not None and self._may_start(self._taken):
             self._next, self._taken = (self._taken, self._prepared(self._taken)), None
         if self._next is not None:
             self._give_next(*self._next)
@@ -133,18 +112,18 @@ class Dispatcher:
             self.ready.put(None)
 
     def ended(self, active: ActiveJob, finished: bool) -> None:
-        """Learn from a job that has ended how long a video takes; one that failed or was stopped took less."""
-        begun_at = self._begun_at.pop(active.rq_job.id, None)
-        if begun_at is not None and finished:
-            self._latencies_s.append(time.monotonic() - begun_at)
+        """Learn from a finished job how long a video takes; one that failed or was stopped took less."""
+        started_at = self._started_at.pop(active.rq_job.id, None)
+        if started_at is not None and finished:
+            self._latencies_s.append(time.monotonic() - started_at)
 
     def close(self) -> None:
-        """Prepare nothing more."""
+        """Stop preparing jobs."""
         self._prefetcher.stop()
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _more_will_come(self) -> bool:
-        """Whether a burst goes on because a job is about to be queued; says what is left when not."""
+        """Whether a burst continues because a job is about to be queued; log how many remain for later if not."""
         self._take_back_unknown()
         due, later = self._worker.num_scheduled()
         if due:
@@ -159,10 +138,10 @@ class Dispatcher:
     def _log_pause(self) -> None:
         if self._worker.paused != self._was_paused:
             self._was_paused = self._worker.paused
-            logger.info("Intake is paused; `svdq resume` goes on." if self._was_paused else "Intake goes on.")
+            logger.info("Intake is paused; `svdq resume` ends that." if self._was_paused else "Intake is resumed.")
 
     def _give_next(self, active: ActiveJob, prepared_ahead: Future[Prepared]) -> None:
-        """Give the stage the job that was taken, once all is there that it needs."""
+        """Queue the request of a taken job for the stage, once the job is prepared."""
         job_id = active.rq_job.id
         if not prepared_ahead.done():
             if self._prefetcher.condition is not None and self._is_unwanted(active):
@@ -173,41 +152,38 @@ class Dispatcher:
             prepared = prepared_ahead.result()
             request = self._request(active, prepared) if prepared.result is None else None
         except UnavailableError:
-            # Looking ahead is done once; now that the job is ours, its storage is waited for.
+            # Preparing in advance tries once; now that the job is taken, wait for the storage.
             self._next = (active, self._submit(active))
             return
         except NoLongerWantedError:
-            self._reporter.add(Report(job_id=job_id, body={}, result={}, canceled=True))
-            self._wake.set()
+            self._on_report(Report(job_id=job_id, body={}, result={}, canceled=True))
             return
-        except Exception as error:  # noqa: BLE001 - one bad job harms nobody else
-            self._reporter.add(Report(job_id=job_id, body={}, result={}, failure=_sentence(error)))
-            self._wake.set()
+        except Exception as error:  # noqa: BLE001 - one bad job must not affect others
+            self._on_report(Report(job_id=job_id, body={}, result={}, failure=_sentence(error)))
             return
         if request is None:
-            logger.info("The files of job %s are there already; nothing is rendered again.", job_id)
-            self._reporter.add(Report(job_id=job_id, body={}, result=prepared.result or {}))
-            self._wake.set()
+            logger.info("The files of job %s exist already; nothing is rendered again.", job_id)
+            self._on_report(Report(job_id=job_id, body={}, result=prepared.result or {}))
             return
         if self._checkpoint_reader is not None:
             self._checkpoint_reader.open(job_id)
         if prepared.resume is None:
-            self._begun_at[job_id] = time.monotonic()
+            self._started_at[job_id] = time.monotonic()
         self._num_given += 1
         self.ready.put(request)
 
-    def _may_begin(self, active: ActiveJob) -> bool:
-        """Whether a job that was taken can be begun; a suspect of a crash only when nothing else is in flight."""
+    def _may_start(self, active: ActiveJob) -> bool:
+        """Whether a taken job can be started; a suspect of a crash only while nothing else is in flight."""
         if not must_run_alone(self._worker.connection, active.rq_job.id):
             return True
         if self._alone != active.rq_job.id:
             self._alone = active.rq_job.id
-            logger.info("Job %s was being worked on when a rank died; it runs alone now.", self._alone)
-        return len(self._reporter.active_jobs) == 1
+            logger.info("Job %s was in work when a rank died; it runs alone now.", self._alone)
+        return len(self._active_jobs) == 1
 
     def _is_alone(self) -> bool:
         """Whether a job is in flight that runs alone."""
-        return self._alone in self._reporter.active_jobs
+        return self._alone in self._active_jobs
 
     def _prefetch(self) -> None:
         if self._is_alone():
@@ -219,7 +195,7 @@ class Dispatcher:
                 self._ahead = (rq_job.id, self._loader.submit(self._prefetcher.prepare_ahead, rq_job.id, job))
 
     def _prepared(self, active: ActiveJob) -> Future[Prepared]:
-        """Give what a job that was taken needs, prepared ahead or to be prepared now."""
+        """Return the preparation of a taken job: the one begun in advance, else a new one."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0] != active.rq_job.id:
             return self._submit(active)
@@ -240,7 +216,7 @@ class Dispatcher:
         resume = prepared.resume
         if resume is not None:
             resume = resumed(resume, _step_seen(active.rq_job.meta))
-            logger.info("Job %s goes on from step %d of %d.", job_id, resume.step, job.steps)
+            logger.info("Job %s continues from step %d of %d.", job_id, resume.step, job.steps)
         metadata = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
         return Request(
             job_id=job_id,
@@ -254,13 +230,13 @@ class Dispatcher:
 
 
 def _step_seen(meta: Any) -> int:
-    """Read from a job's `meta`, which anyone may write, the step at which it was seen last; 0 for none."""
+    """Read the last step of a job from its `meta`, which anyone may write; 0 if there is none."""
     step = meta.get("step") if isinstance(meta, dict) else None
     return step if isinstance(step, int) else 0
 
 
 def _sentence(error: Exception) -> str:
-    """Say why a job cannot be begun; what is not ours is logged with its traceback."""
+    """Say why a job cannot be started; log the traceback of an unexpected error."""
     if isinstance(error, SvdqError):
         return str(error)
     logger.error("A photo could not be loaded.", exc_info=error)

@@ -1,16 +1,16 @@
-"""Reports to RQ how the executions of a group ended, and keeps those that have not. Bookkeeping thread only."""
+"""Reports to RQ how the executions of a group ended, and renews the leases of the others. Bookkeeping thread only."""
 
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.protocols import Report
 from svdq.worker.health.histograms import Pace
-from svdq.worker.intake.circuit_breaker import LENGTH, CircuitBreaker
+from svdq.worker.intake.policy import LENGTH, CircuitBreaker
 from svdq.worker.output.fence import execution_of
 from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.rq_adapter import GroupWorker
@@ -19,22 +19,31 @@ logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """What a group has in flight, and what of it has ended."""
+    """Writes to Redis what happens to the active jobs of a group."""
 
-    def __init__(self, worker: GroupWorker, on_ended: Callable[[ActiveJob, bool], None]) -> None:
+    def __init__(
+        self,
+        worker: GroupWorker,
+        active_jobs: Mapping[str, ActiveJob],
+        *,
+        on_ended: Callable[[ActiveJob, bool], None],
+        on_released: Callable[[ActiveJob], object],
+    ) -> None:
         """Make it.
 
         Args:
             worker: writes to Redis.
+            active_jobs: by job id; this class never changes them.
             on_ended: called when the end of a job is written, with whether it is finished.
+            on_released: called when a job is no longer active, for whatever reason.
         """
         self._worker = worker
+        self._active_jobs = active_jobs
         self._on_ended = on_ended
-        #: Executions by job id; whoever takes a job adds to it, and what has ended is removed here.
-        self.active_jobs: dict[str, ActiveJob] = {}
+        self._on_released = on_released
         #: Ends that are not in Redis yet.
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        #: Executions that are not ours any more, whose samples are still on their way.
+        #: Executions that this group has lost, whose samples are still in flight.
         self._lost: set[str] = set()
         self._breaker = CircuitBreaker()
         #: How fast videos are finished, and how many jobs have ended so far.
@@ -42,45 +51,45 @@ class Reporter:
         self.num_finished = self.num_failed = 0
 
     def add(self, report: Report) -> None:
-        """Take note of how a sample ended; from any thread."""
+        """Queue the report of a sample that has ended; from any thread."""
         self._reports.put(report)
 
     def renew_leases(self) -> None:
-        """Prolong what is still ours."""
-        ours = [active for active in self.active_jobs.values() if active.execution.id not in self._lost]
+        """Renew the leases of the active jobs, except those that this group has lost."""
+        ours = [active for active in self._active_jobs.values() if active.execution.id not in self._lost]
         for active in self._worker.renew_leases(ours):
             self._lost.add(active.execution.id)
-            logger.warning("Job %s is not ours any more: it was canceled, or taken over.", active.rq_job.id)
+            logger.warning("Job %s was canceled or taken over; this group drops it.", active.rq_job.id)
 
     def cancel(self, job_id: str) -> None:
-        """Have a job in flight stop at its next step: RQ's stop command."""
-        if job_id in self.active_jobs:
+        """Make an active job stop at its next step: RQ's stop command."""
+        if job_id in self._active_jobs:
             self._worker.mark_canceled(job_id)
         else:
-            logger.warning("Job %s was asked to stop, but is not in flight here.", job_id)
+            logger.warning("Job %s cannot be stopped here: it is not in flight in this group.", job_id)
 
     def finish_all(self) -> None:
         """Write to Redis what has ended.
 
         Raises:
-            redis.RedisError: it does not answer; what is not written is kept.
+            redis.RedisError: Redis does not answer; the reports that are not written are kept.
         """
         while not self._reports.empty():
             report = self._reports.get()
-            active = self.active_jobs.get(report.job_id)
+            active = self._active_jobs.get(report.job_id)
             if active is None or not _is_of(report, active):
-                continue  # an execution that was lost, while the same job was perhaps taken anew
+                continue  # of a lost execution; the same job may be active again
             try:
                 self._finish(active, report)
             except redis.RedisError:
                 self._reports.put(report)  # tried again when Redis is back
                 raise
             except BaseException:
-                del self.active_jobs[report.job_id]  # recovered after its lease
+                self._on_released(active)  # recovered after its lease
                 raise
-            del self.active_jobs[report.job_id]
+            self._on_released(active)
             self._lost.discard(active.execution.id)
-            if not self.active_jobs:
+            if not self._active_jobs:
                 self.pace.idle()
 
     def _finish(self, active: ActiveJob, report: Report) -> None:
@@ -88,7 +97,7 @@ class Reporter:
         if not self._worker.holds_lease(active):
             self._let_go(active, report)
         elif _is_dropped(report) and not self._worker.was_canceled(job_id):
-            self._worker.return_to_queue([active])  # what made a rank believe that it was lost has passed
+            self._worker.return_to_queue([active])  # a rank dropped it as lost, wrongly
         elif _is_dropped(report):
             logger.info("Job %s was stopped by the user.", job_id)
             self._worker.stop(active)
@@ -103,7 +112,7 @@ class Reporter:
             self._finished(active, report)
 
     def _let_go(self, active: ActiveJob, report: Report) -> None:
-        """Leave an execution that is not ours any more: its end is written already, or it was taken away."""
+        """Drop an execution that this group no longer holds: its end is already written, or it was taken over."""
         job_id = report.job_id
         status = self._worker.confirm_end(active)
         if status is JobStatus.FINISHED:
@@ -128,22 +137,22 @@ class Reporter:
     def _failed(self, active: ActiveJob, report: Report) -> None:
         self.num_failed += 1
         self._on_ended(active, False)
-        # Without a body it has not come to a rank: a bad photo is the fault of its job alone.
+        # Without a body it has not reached a rank: a bad photo concerns only its job.
         if report.body and report.failure is not None and self._breaker.record_failure(report.job_id, report.failure):
             self._pause(report.failure)
 
     def _pause(self, failure: str) -> None:
-        reason = f"{LENGTH} different jobs in a row failed in the same way, the last one so: {failure}"
-        logger.error("INTAKE IS PAUSED. %s Mend it, then `svdq resume` and `svdq retry --failed`.", reason)
+        reason = f"{LENGTH} different jobs in a row failed in the same way, the last one with: {failure}"
+        logger.error("INTAKE IS PAUSED. %s Fix the cause, then run `svdq resume` and `svdq retry --failed`.", reason)
         self._worker.pause(reason)
 
 
 def _is_dropped(report: Report) -> bool:
-    """Whether a rank has let a sample go: because it was canceled, or seemed to be another group's."""
+    """Whether a rank dropped a sample: it was canceled, or seemed to belong to another group."""
     return report.canceled or not (report.result or report.failure)
 
 
 def _is_of(report: Report, active: ActiveJob) -> bool:
-    """Whether a report is of this execution of its job; one that names no execution is."""
+    """Whether a report belongs to this execution of its job; one without an execution does."""
     execution = execution_of(report.body.get("metadata", {}))
     return execution is None or execution[1] == active.execution.composite_key

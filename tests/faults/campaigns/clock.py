@@ -29,7 +29,7 @@ def clock_steps(arena: Arena) -> None:
             arena.breathe(arena.size.hold_s or HOLD_S, arena.size.hold_s or HOLD_S)
     arena.settle()
     for name, group in (("the group whose clock jumped", jumping), ("the other group", other)):
-        for sign in ("is not ours any more", "Took back", "taken over by another"):
+        for sign in ("was canceled or taken over; this group drops it", "Took back", "taken over by another"):
             if sign in group.text:
                 arena.tally.broken.append(f"{name} said {sign!r}: a lease was taken for expired")
         if group.text.count(READY) != 1:
