@@ -15,14 +15,14 @@ from svdq.producer.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a call that gets no answer is tried again; a bookkeeping thread is waiting, no GPU.
+#: Seconds after which a call without an answer is tried again; no GPU waits for it.
 ANSWER_TIMEOUT_S = 5.0
-#: Seconds between questions whether it is back.
+#: Seconds between two attempts while Redis is unavailable.
 RETRY_S = 1.0
 
 
 def connect(url: str) -> redis.Redis:
-    """Make a connection pool for one thread; it connects when it is first used."""
+    """Make a connection pool for one thread, which connects at its first use."""
     return redis.Redis.from_url(
         url,
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), 3),
@@ -36,20 +36,16 @@ class ConnectionHealth:
     """Logs once that Redis is unavailable and once that it is back; restarts the embedded server if it died."""
 
     def __init__(self, restart: Callable[[], None] | None = None) -> None:
-        """Make it.
-
-        Args:
-            restart: starts the server if it does not run; None when it is not ours to start.
-        """
+        """Create it; `restart` starts the embedded server if it does not run."""
         self._restart = restart
-        self._is_away = False
+        self._is_unavailable = False
 
     def failed(self, error: redis.RedisError) -> None:
         """Record that Redis did not answer."""
-        if not self._is_away:
+        if not self._is_unavailable:
             what = "refuses" if isinstance(error, NoPermissionError | AuthenticationError) else "does not answer"
-            logger.warning("Redis %s (%s); what is in flight goes on, and its end is reported later.", what, error)
-        self._is_away = True
+            logger.warning("Redis %s (%s); jobs in flight continue, and their ends are reported later.", what, error)
+        self._is_unavailable = True
         if self._restart is not None:
             try:
                 self._restart()
@@ -58,13 +54,13 @@ class ConnectionHealth:
 
     def succeeded(self) -> None:
         """Record that Redis answered."""
-        if self._is_away:
+        if self._is_unavailable:
             logger.info("Redis is back.")
-        self._is_away = False
+        self._is_unavailable = False
 
 
 def restarter(settings: Settings) -> Callable[[], None] | None:
-    """Give what starts the server of these settings again; None when it is not the embedded one."""
+    """Return a function that starts the embedded server again; None if the settings name another server."""
     if settings.redis_url:
         return None
 
@@ -75,7 +71,7 @@ def restarter(settings: Settings) -> Callable[[], None] | None:
 
 
 def wait_for(connection: redis.Redis, connection_health: ConnectionHealth) -> None:
-    """Wait until Redis answers; says so once."""
+    """Wait until Redis answers."""
     while True:
         try:
             connection.ping()

@@ -1,4 +1,4 @@
-"""Retries storage operations until they succeed, so that a full disk does not fail a job. Does not know jobs."""
+"""Retries storage operations until they succeed, so that a full disk fails no job."""
 
 import errno
 import logging
@@ -14,43 +14,43 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds until the second attempt; each further one waits twice as long, up to the last of these.
+#: Seconds until the second attempt; the delay doubles with each further one, up to the second number.
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 8.0
-#: What is wrong with the name or content of one file, and no better for any other attempt.
+#: Errors of the name or content of one file, which no further attempt changes.
 _HOPELESS = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
-#: Something else has the name of a file or folder, which no attempt changes either.
+#: Something else has the name of a file or folder.
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
 #: The storage is full: a small file may fit where a video does not.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-#: Seconds for which a file may be refused by a storage that can be used otherwise, before its job fails: an object
-#: store is back by then, and one file that nobody may read or write does not hold up the rest for the night.
+#: Seconds that a storage which works otherwise may refuse one file before its job fails: an object store has recovered
+#: by then, and one file that nobody may read or write does not delay the other jobs all night.
 FILE_TIMEOUT_S = 300.0
 
 
 class RetryStoppedError(SvdqError):
-    """The worker stops while the storage still refuses; the job goes back to its queue."""
+    """The worker stops while it waits for the storage; the job goes back to its queue."""
 
 
 class NoLongerWantedError(SvdqError):
-    """Nobody wants any more what the storage still refuses: its job was canceled or taken over."""
+    """The job was canceled or taken over while it waited for the storage."""
 
 
 class StorageRetry:
     """Repeats one thread's calls to the storage until they succeed."""
 
     def __init__(self, effect: str, *, first_delay_s: float = FIRST_DELAY_S) -> None:
-        """Make it.
+        """Create it.
 
         Args:
-            effect: what a refusal keeps from happening, in words: "Videos wait to be written".
-            first_delay_s: until the second attempt.
+            effect: the effect of a refusal as a clause, such as "Videos wait to be written".
+            first_delay_s: seconds until the second attempt.
         """
         self._effect = effect
         self._first_delay_s = first_delay_s
         self._stopped = False
-        #: Set when there may be a reason to wait no longer.
+        #: Ends the present delay.
         self._wake = threading.Event()
-        #: Why the storage refuses at present; replaced as a whole by the thread that calls, read by any.
+        #: Why the storage refuses at present; replaced as a whole by the calling thread.
         self.condition: Condition | None = None
 
     def stop(self) -> None:
@@ -64,19 +64,19 @@ class StorageRetry:
         return self._stopped
 
     def wake(self) -> None:
-        """End the present delay and ask at once whether the call is still wanted; from any thread."""
+        """End the present delay; from any thread."""
         self._wake.set()
 
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
-        """Attempt something until the storage accepts it; log the first refusal and the recovery, once each.
+        """Repeat an operation until the storage accepts it; log the first refusal and the recovery.
 
         Args:
-            attempt: may be called many times.
-            is_wanted: asked before every further attempt.
+            attempt: the operation.
+            is_wanted: called before every further attempt.
 
         Raises:
             RetryStoppedError: `stop` was called.
-            NoLongerWantedError: it is not wanted any more.
+            NoLongerWantedError: `is_wanted` returned False.
             Exception: whatever else `attempt` raises, and storage errors that a retry cannot fix.
         """
         delay_s = self._first_delay_s
@@ -113,21 +113,21 @@ class StorageRetry:
 
 
 class FileRefusals:
-    """For how long one file was refused by a storage that can be used otherwise."""
+    """Measures for how long a storage that works otherwise refuses one file."""
 
     def __init__(self, timeout_s: float = FILE_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._since: float | None = None
 
     def check(self, error: Exception, what: str) -> None:
-        """Count one more refusal, of a storage that was found to be usable otherwise.
+        """Record a refusal by a storage that was found to work otherwise.
 
         Args:
-            error: what the storage said.
+            error: of the storage.
             what: the file, such as "Its photo inputs/1f.jpg".
 
         Raises:
-            SvdqError: no further attempt helps, or there were attempts for `timeout_s`.
+            SvdqError: no further attempt helps, or the first refusal was `timeout_s` ago.
         """
         now = time.monotonic()
         self._since = now if self._since is None else self._since

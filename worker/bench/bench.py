@@ -1,4 +1,4 @@
-"""`svdq bench`: which runs to do, through loop or daemon, and what they come to. Knows no terminal."""
+"""`svdq bench`: does runs through loop or daemon, and computes their figures."""
 
 import tempfile
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from svdq.worker.launcher.preflight import check_model
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What is to be measured; units are in the names."""
+    """The options of `svdq bench`; units are in the names."""
 
     model: str
     ranks: tuple[int, ...]
@@ -58,7 +58,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """All runs of one call, in order, and the logs of the last one that was no replicas run."""
+    """All runs of one call, in order, and the logs of the last run without replicas."""
 
     runs: list[Run]
     logs: list[RankLog]

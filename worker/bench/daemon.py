@@ -1,4 +1,4 @@
-"""A bench run through the whole daemon: real Redis, a real `svdq worker`, real files, a home of its own."""
+"""Bench runs through the whole daemon: real Redis, a real `svdq worker` and real files in a temporary home."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from svdq.worker.launcher.torchrun import environment_of
 
 
 def run_daemon(workload: Workload) -> list[RankLog]:
-    """Queue the workload's videos, have the daemon render them and return what each rank saw.
+    """Queue the workload's videos, render them with `svdq worker` and return the log of each rank.
 
     Raises:
         SvdqError: the worker failed.

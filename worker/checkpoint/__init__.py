@@ -1,1 +1,1 @@
-"""Checkpoints of videos that are half done: what is in one, where they are stored, who writes and who reads them."""
+"""Checkpoints of unfinished videos: format, store, writer and reader."""

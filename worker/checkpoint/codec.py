@@ -1,8 +1,8 @@
-"""A checkpoint as bytes: a sample in a safetensors file. Refuses whatever would not give the same bits.
+"""A checkpoint as bytes: a sample in a safetensors file. Refuses a checkpoint that would not give the same bits.
 
-The tensors are stored as they are. The metadata is JSON: the sample without its tensors, a checksum of the tensors, and
-the model, the kind of device and how it computes, all of which decide the bits. Nothing is believed of a file before it
-is checked: anyone who can write to the storage may have made it.
+The tensors are stored unchanged. The metadata is JSON: the sample without its tensors, a checksum of the tensors, and
+the model, the kind of device and the compute options, all of which decide the bits. Everything in a file is checked,
+since anyone who can write to the storage may have made it.
 """
 
 import json
@@ -65,7 +65,7 @@ class Codec:
 
     #: The model's name.
     model: str
-    #: Where tensors are wanted.
+    #: Where decoded tensors go.
     device: torch.device
     #: How the model computes: `ModelInfo.compute`.
     compute: dict[str, Any] = field(default_factory=dict)
@@ -73,8 +73,8 @@ class Codec:
     def encode(self, sample: Sample) -> memoryview:
         """Write a sample; its tensors are copied to the host.
 
-        What is large is done by calls that release Python's lock, so the stage loop goes on meanwhile: safetensors' own
-        writer holds it for 0.3 s where there are 175 MiB.
+        Large copies release the GIL, so that the stage loop continues meanwhile; safetensors' own writer holds it, for
+        0.3 s with 175 MiB.
         """
         tensors = {name: tensor.detach().cpu() for name, tensor in sample.tensors.items()}
         header: dict[str, Any] = {}
@@ -118,7 +118,7 @@ class Codec:
         except (KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ValueError(f"it is not a checkpoint: {error!r}") from error
         sample = Sample(**dict(metadata.sample), tensors=tensors)
-        # The decode_chunk_size that was chosen when it was begun stays.
+        # The decode_chunk_size that was chosen at the start of the video stays.
         ours = {"decode_chunk_size": sample.parameters.decode_chunk_size}
         made_with = (metadata.model, metadata.device, sample.job_id, sample.parameters)
         if made_with != (self.model, self.device.type, job_id, parameters.model_copy(update=ours)):
@@ -133,7 +133,7 @@ class Codec:
         return Sample(**{**vars(sample), "tensors": {name: each.to(self.device) for name, each in tensors.items()}})
 
     def _check(self, tensors: Mapping[str, Tensor], parameters: VideoParameters) -> None:
-        """Check tensors against what they must be, as far as that is known without the model.
+        """Check the dtypes and shapes of tensors, as far as they are known without the model.
 
         Raises:
             ValueError: one of them is missing or of another dtype or shape.

@@ -1,4 +1,4 @@
-"""Reads checkpoints: a job that is taken again continues at its last one. Does not import Redis."""
+"""Reads checkpoints: a job that is taken again continues from its furthest one."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from svdq.worker.checkpoint.store import CheckpointStore
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which checkpoints of a job that nobody knows are removed.
+#: Seconds after which the checkpoints of an unknown job are removed.
 UNKNOWN_S = 24 * 60 * 60.0
 
 
@@ -21,9 +21,9 @@ UNKNOWN_S = 24 * 60 * 60.0
 class CheckpointReader:
     """Finds and removes the checkpoints of jobs; on rank 0."""
 
-    #: Where they are stored.
+    #: Has the checkpoints.
     store: CheckpointStore
-    #: How they are written.
+    #: Decodes them.
     codec: Codec
 
     def furthest(self, job_id: str, parameters: VideoParameters) -> Sample | None:
@@ -33,7 +33,7 @@ class CheckpointReader:
                 data = self.store.read(job_id, step)
                 try:
                     return self.codec.decode(data, job_id, parameters)
-                except Exception as error:  # noqa: BLE001 - anyone may have written it: no content of it fails a job
+                except Exception as error:  # noqa: BLE001 - anyone may have written it, so no content may fail a job
                     logger.warning("The checkpoint of job %s at step %d cannot be used: %s.", job_id, step, error)
         except (OSError, UnavailableError) as error:
             logger.warning("The checkpoints of job %s cannot be read (%s); it starts anew.", job_id, error)
@@ -62,11 +62,6 @@ class CheckpointReader:
 
 
 def resumed(sample: Sample, step_seen: int) -> Sample:
-    """Note in a sample that it is taken up again.
-
-    Args:
-        sample: as its checkpoint has it.
-        step_seen: the step at which the job was seen last, which may be further on.
-    """
+    """Add a resumption to a sample from a checkpoint; `step_seen` is the last step that the job reached."""
     again = Resumption(from_step=sample.step, steps_done_again=max(0, step_seen - sample.step))
     return replace(sample, resumed=(*sample.resumed, again))

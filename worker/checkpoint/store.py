@@ -1,7 +1,7 @@
 """Stores opaque checkpoint blobs: a folder for each job, a file for each step, on this machine or in the storage.
 
-Rank 0 makes a job's folder when it takes the job and removes it when the job has ended. On disk other ranks write only
-into a folder that exists, so that nothing of a job appears after its end, however late a slow rank is.
+Rank 0 makes a job's folder when it takes the job and removes it when the job has ended. On disk, ranks write only into
+an existing folder, so a slow rank leaves nothing behind after the end of a job.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Protocol
 from svdq.producer.storage.local import check_room
 from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
 
-#: End of a checkpoint's file name; what is before it is the step.
+#: Suffix of a checkpoint's file name; the stem is the step.
 SUFFIX = ".safetensors"
 #: Folder under SVDQ_HOME or in the storage.
 FOLDER = "checkpoints"
@@ -63,7 +63,7 @@ class FolderCheckpointStore:
         self._folder = folder
 
     def open(self, job_id: str) -> None:
-        """Make the job's folder, marked as svdq's own."""
+        """Make the job's folder, with svdq's marker."""
         with contextlib.suppress(FileExistsError):
             (self._folder / job_id).mkdir(parents=True)
             (self._folder / job_id / MARKER).touch()
@@ -76,7 +76,7 @@ class FolderCheckpointStore:
             return None
 
     def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
-        """Write under another name, flush, rename; a folder that was removed meanwhile is not made again."""
+        """Write under a temporary name, flush, rename; if the folder was removed meanwhile, do nothing."""
         folder = self._folder / job_id
         check_room(self._folder)
         temporary = folder / f".{step}-{secrets.token_hex(4)}"
@@ -101,7 +101,7 @@ class FolderCheckpointStore:
         return (self._folder / job_id / f"{step}{SUFFIX}").read_bytes()
 
     def clear(self, job_id: str) -> None:
-        """Take the folder out of sight in one step, so that nobody writes into it any more, then remove it."""
+        """Rename the folder, so that no rank writes into it any more, then remove it."""
         aside = self._folder / f".{job_id}-{secrets.token_hex(4)}"
         with contextlib.suppress(FileNotFoundError):
             if is_checkpoint_folder(job_id, os.listdir(self._folder / job_id)):
@@ -109,7 +109,7 @@ class FolderCheckpointStore:
                 shutil.rmtree(aside)
 
     def ages_s(self) -> dict[str, float]:
-        """List the folders that svdq has made; what a kill left of a `clear` is removed here."""
+        """List the folders that svdq made; remove what an interrupted `clear` left."""
         ages_s = {}
         now = time.time()
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
@@ -124,9 +124,9 @@ class FolderCheckpointStore:
 
 
 class ObjectCheckpointStore:
-    """Checkpoints in an object store: no folders, and every file is whole or not there at all.
+    """Checkpoints in an object store, which has no folders and no partial files.
 
-    What a slow rank writes after a job's end stays until the group's next sweep.
+    A checkpoint that a slow rank writes after a job's end stays until the group's next sweep.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -140,7 +140,7 @@ class ObjectCheckpointStore:
         return _steps(self._storage.names(f"{FOLDER}/{job_id}"))
 
     def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
-        """Write the object, then remove those before it; the first of a job with the marker beside it."""
+        """Write the object, with the marker beside the first of a job, then remove those before it."""
         there = self.steps(job_id)
         if not there:
             self._storage.write_bytes(f"{FOLDER}/{job_id}/{MARKER}", b"")
@@ -159,7 +159,7 @@ class ObjectCheckpointStore:
             self._storage.remove(f"{FOLDER}/{job_id}")
 
     def ages_s(self) -> dict[str, float]:
-        """List the jobs; not all object stores tell times, so they count as new."""
+        """List the jobs; not all object stores have times, so all count as new."""
         return dict.fromkeys(self._storage.names(FOLDER), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Writes checkpoints in a thread beside the stage loop. Does not import Redis."""
+"""Writes checkpoints in a thread beside the stage loop."""
 
 import logging
 import threading
@@ -15,10 +15,10 @@ from svdq.worker.checkpoint.store import CheckpointStore
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of samples that wait to be written, on the rank's device. Of more the oldest is dropped, since the rank that
-#: has it by now writes one as well; the newest waits whatever its size.
+#: Bytes of samples that may wait to be written, on the rank's device. Beyond it the oldest is dropped, since the rank
+#: that has that sample now writes one as well; the newest always waits.
 MAX_WAITING_BYTES = 256 * 2**20
-#: Seconds of rest for each second of writing: the disk and the cores are there for the videos first.
+#: Seconds of rest for each second of writing, since videos need the disk and the cores, too.
 REST = 4.0
 
 
@@ -37,19 +37,19 @@ class CheckpointWriter:
         self._codec = codec
         #: Guards the four below.
         self._changed = threading.Condition()
-        #: What is to be written by job, the oldest first.
+        #: Samples to write by job, the oldest first.
         self._waiting: dict[str, _Pending] = {}
         #: Jobs whose checkpoints are to be removed.
         self._ended: list[str] = []
         self._is_working = False
-        #: Whether the rank is about to end and there is no time to rest.
+        #: Whether the rank ends, so that the thread does not rest.
         self._hurried = False
-        #: Why checkpoints cannot be written at present; videos go on without.
+        #: Why checkpoints cannot be written at present; videos continue without.
         self.condition: Condition | None = None
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
     def save(self, sample: Sample) -> None:
-        """Take a sample to be written soon; in place of an older one of the same job."""
+        """Queue a sample, in place of an older one of the same job."""
         if not sample.tensors:
             return
         ready = None
@@ -67,14 +67,14 @@ class CheckpointWriter:
         return sum(tensor.nbytes for pending in self._waiting.values() for tensor in pending.sample.tensors.values())
 
     def forget(self, job_id: str) -> None:
-        """Remove soon what is pending of a job that has ended."""
+        """Queue the removal of the checkpoints of a job that has ended."""
         with self._changed:
             self._waiting.pop(job_id, None)
             self._ended.append(job_id)
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all is written and removed, and say whether it is; from now on without rests."""
+        """Wait until everything is written and removed, from now on without rests; return whether it is."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
@@ -101,9 +101,9 @@ class CheckpointWriter:
                 if self.condition is not None:
                     self.condition = None
                     logger.info("Checkpoints can be written again.")
-            except Exception as error:  # noqa: BLE001 - a checkpoint is a courtesy: no video fails for it
+            except Exception as error:  # noqa: BLE001 - no video fails because of a checkpoint
                 self._note(error)
-            pending = None  # its tensors are free to go while this thread waits
+            pending = None  # frees its tensors while this thread waits
             rest_s = REST * (time.monotonic() - started)
             with self._changed:
                 self._changed.wait_for(lambda: self._hurried, rest_s)
@@ -111,9 +111,9 @@ class CheckpointWriter:
     def _note(self, error: Exception) -> None:
         condition = self.condition
         if condition is None:
-            logger.warning("Checkpoints cannot be written (%s); videos go on without.", error)
+            logger.warning("Checkpoints cannot be written (%s); videos continue without.", error)
             condition = Condition(
-                effect="Checkpoints cannot be written, videos go on without",
+                effect="Checkpoints cannot be written, videos continue without",
                 reason=str(error),
                 since=time.time(),
                 attempts=0,
@@ -124,10 +124,10 @@ class CheckpointWriter:
         sample = pending.sample
         there = self._store.steps(sample.job_id)
         if there is None or (there and there[0] >= sample.step):
-            return  # the job has ended, or a rank further on was faster
+            return  # the job has ended, or a later rank was faster
         if pending.ready is not None:
             pending.ready.synchronize()
-            # A stream of this thread's own: the copy to the host overlaps the computation.
+            # In its own stream, so that the copy to the host overlaps the computation.
             with torch.cuda.stream(torch.cuda.Stream(self._codec.device)):
                 self._write_finite(sample)
         else:
@@ -135,6 +135,6 @@ class CheckpointWriter:
 
     def _write_finite(self, sample: Sample) -> None:
         latents: Tensor = sample.tensors["latents"]
-        # Between two steps of a stage nobody has looked yet; what is broken is not worth going on with.
+        # Between two steps the stage has not checked the latents yet, and broken ones are of no use.
         if bool(torch.isfinite(latents.sum(dtype=torch.float32))):
             self._store.write(sample.job_id, sample.step, self._codec.encode(sample))

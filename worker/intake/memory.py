@@ -1,4 +1,4 @@
-"""The memory plan of a group, on rank 0: whether a video fits, in which chunks it is decoded, what else would fit."""
+"""The memory plan of a group: whether a video fits, in which chunks it is decoded, and what else would fit."""
 
 import json
 import logging
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """What one rank has and holds; each rank tells rank 0 of it when the ranks meet."""
+    """The memory of one rank; each rank reports it to rank 0 when the ranks connect."""
 
-    #: Bytes for weights and all that is computed; None: no limit.
+    #: Bytes for weights and activations; None: no limit.
     capacity: int | None
     #: Bytes of its weights.
     weights: int
@@ -41,26 +41,26 @@ class RankMemory:
 
 
 class DoesNotFitError(SvdqError):
-    """A video needs more memory than there is; says what would fit."""
+    """A video needs more memory than a rank has; the message says what would fit."""
 
 
 class MemoryPlan:
-    """What the ranks of a group can hold."""
+    """The memory that the ranks of a group have and need."""
 
     def __init__(self, ranks: Sequence[RankMemory], dtype: str, measured: MeasuredMemory | None = None) -> None:
-        """Make it.
+        """Create it.
 
         Args:
-            ranks: what each rank has, rank 0 first.
-            dtype: torch's name of what they compute in.
-            measured: what is known from videos that were made.
+            ranks: the memory of each rank, rank 0 first.
+            dtype: torch's name of the dtype that they compute in.
+            measured: peaks measured with earlier videos.
         """
         self._ranks = ranks
         self._dtype = dtype
         self._measured = measured or MeasuredMemory()
 
     def admit(self, parameters: VideoParameters) -> VideoParameters:
-        """Fill in an open decode_chunk_size with the largest, by halves, that fits, and leave all else as it is.
+        """Fill in an open decode_chunk_size with the largest, by halves, that fits.
 
         Args:
             parameters: with frames filled in.
@@ -80,14 +80,14 @@ class MemoryPlan:
         return fitting
 
     def learn(self, body: Mapping[str, Any]) -> None:
-        """Note what a video took, from the body of its report; from any thread."""
+        """Learn from the body of a report how much memory a video took; from any thread."""
         if not body:
-            return  # it was not begun
+            return  # the video was not started
         ran_out = body["ran_out"] if body["ran_out"] or "decode" in body["seconds"] else None
         self._measured.learn(VideoParameters.model_validate(body["parameters"]), body["memory"], ran_out=ran_out)
 
     def need(self, rank: int, parameters: VideoParameters) -> int:
-        """Give the bytes that a rank needs for a video: its weights, and the most that it computes in at a time."""
+        """Return the bytes that a rank needs for a video: weights, and the largest peak of its activities."""
         is_last = rank == len(self._ranks) - 1
         peaks = [self._expected("step", parameters)]
         if rank == 0:
@@ -102,7 +102,7 @@ class MemoryPlan:
         return self._measured.expected(activity, shape_for(activity, parameters), estimated)
 
     def _excess(self, parameters: VideoParameters) -> tuple[int, int]:
-        """Give the rank that is shortest of memory, and by how many bytes; negative where the video fits."""
+        """Return the rank that lacks most memory, and how many bytes; negative if the video fits."""
         excesses = [
             (self.need(rank, parameters) - there.capacity, -rank)
             for rank, there in enumerate(self._ranks)
@@ -142,7 +142,7 @@ class MemoryPlan:
                 return f"{width}x{height}"
         return None
 
-    # What is said.
+    # The message of DoesNotFitError.
 
     def _sentence(self, parameters: VideoParameters) -> str:
         rank, _ = self._excess(parameters)
@@ -159,7 +159,7 @@ class MemoryPlan:
         found = [named, self._fewer_frames(parameters), self._smaller_size(parameters)]
         if texts := [text for text in found if text]:
             return f"{texts[0]} would fit{''.join(f', or {other}' for other in texts[1:])}."
-        # None of them alone: what would do together.
+        # No single change is enough.
         one_by_one = _with_chunks(parameters, 1)
         if text := self._fewer_frames(one_by_one) or self._smaller_size(one_by_one):
             return f"{text} with --decode-chunk-size 1 would fit."
@@ -167,13 +167,13 @@ class MemoryPlan:
 
 
 def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | None) -> MemoryPlan:
-    """Make the plan of a group whose ranks have met.
+    """Make the plan of a group whose ranks are connected.
 
     Args:
-        home: SVDQ_HOME; what was measured is kept in it.
+        home: SVDQ_HOME, where measured peaks are stored.
         info: the model.
         rank_info: fields of each rank's `RankMemory` as JSON, besides others, rank 0 first.
-        limit: bytes that the user grants each rank; None: what its device has.
+        limit: bytes that the user grants each rank; None: the memory of its device.
 
     Raises:
         InputError: the weights alone need more than the user grants a rank.
@@ -192,7 +192,7 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
         "versions": {name: version(name) for name in ("svdq", "torch", "diffusers")},
     }
     unseen = 0 if devices == ["cpu"] else WORKSPACE_BYTES
-    # A limit is kept within a tenth, which is about what estimates are good for.
+    # Estimates are accurate to about a tenth.
     slack = RESERVE_BYTES if limit is None else limit // 10
     measured = MeasuredMemory(unseen, slack, home / "memory", identity)
     if not has_weights(info.name):
@@ -210,7 +210,7 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
 
 
 def _check_weights(ranks: Sequence[RankMemory]) -> None:
-    """Refuse a limit under which every video would be refused; what a GPU has free may be more again tomorrow."""
+    """Refuse a limit below the weights; a GPU without a limit may have more free memory later."""
     limits = [(there.weights, number, there.capacity) for number, there in enumerate(ranks) if there.capacity]
     need, rank, limit = max(limits, key=lambda found: found[0] - found[2], default=(0, 0, 0))
     if need > limit:
@@ -234,7 +234,7 @@ def _frames_text(number: int) -> str:
 
 
 def _place(rank: int, num_ranks: int) -> str:
-    """Say which of K ranks it is."""
+    """Name one of K ranks."""
     if num_ranks == 1:
         return "on this worker's only rank"
     if rank == num_ranks - 1:

@@ -1,6 +1,6 @@
-"""Loads what a job needs before the stage takes it: its checkpoint, else its photo; nothing for a finished job.
+"""Loads the checkpoint of a job, else its photo, before the stage takes the job; finds the files of a finished one.
 
-Runs in a thread beside everything else, ahead of need. Does not know the queue.
+Runs in its own thread and does not use the queue.
 """
 
 import logging
@@ -30,20 +30,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What there is of a job: one of the first three, and how its video is made."""
+    """One of photo, sample and result, and the parameters of the video."""
 
     #: The photo at its video's size.
     photo: Image | None = None
-    #: How far it came in an earlier life.
+    #: Its furthest checkpoint.
     resume: Sample | None = None
     #: Its result, when it is finished.
     result: dict[str, Any] | None = None
-    #: All that it leaves open filled in.
+    #: Complete: what the job leaves open is filled in.
     parameters: VideoParameters
 
 
 class Prefetcher:
-    """Loads what the jobs of one group need, ahead of need."""
+    """Loads photos and checkpoints for the jobs of one group."""
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ class Prefetcher:
         first_delay_s: float = FIRST_DELAY_S,
         file_timeout_s: float = FILE_TIMEOUT_S,
     ) -> None:
-        """Make it.
+        """Create it; nothing is loaded yet.
 
         Args:
-            storage: where photos and videos are.
-            model: what videos are made with; says what jobs leave open.
-            max_pixels: photos with more are refused.
-            checkpoint_reader: where checkpoints are found; None where there are none.
-            memory: says which videos fit; None lets all through.
-            mark: called with a job's id; the block that it guards may crash the process.
-            first_delay_s: how long to wait when the storage refuses for the first time.
-            file_timeout_s: how long a storage that can be used otherwise may refuse a photo or a sidecar.
+            storage: of photos and videos.
+            model: has the defaults of what jobs leave open.
+            max_pixels: largest number of pixels of a photo.
+            checkpoint_reader: reads checkpoints; None if there are none.
+            memory: decides which videos fit; None admits all.
+            mark: called with a job's id; returns a context for work that may crash the process.
+            first_delay_s: seconds until the second attempt to use the storage.
+            file_timeout_s: seconds that a storage which works otherwise may refuse a photo or a sidecar.
         """
         self._storage = storage
         self._model = model
@@ -77,13 +77,13 @@ class Prefetcher:
         self._mark = mark
         self._file_timeout_s = file_timeout_s
         self._retry = StorageRetry("No video is begun", first_delay_s=first_delay_s)
-        #: The job that is being prepared, and the one that nobody wants any more.
+        #: The job that is being prepared, and the one that is no longer wanted.
         self._job_id = self._unwanted = ""
 
     def prepare(self, job_id: str, job: Job) -> Prepared:
-        """Look for files, checkpoint and photo, in this order; waits while the storage cannot be used.
+        """Look for finished files, checkpoint and photo, in this order; wait while the storage cannot be used.
 
-        What is finished or half done was admitted when it was begun, and stays as it is.
+        Only a job that starts anew is checked against the memory plan.
 
         Raises:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
@@ -99,7 +99,7 @@ class Prefetcher:
         return self._decoded(found, job_id, job)
 
     def prepare_ahead(self, job_id: str, job: Job) -> Prepared:
-        """Do the same for a job that may never be taken: once.
+        """Do the same in one attempt, for a job that may never be taken.
 
         Raises:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
@@ -109,17 +109,17 @@ class Prefetcher:
 
     @property
     def condition(self) -> Condition | None:
-        """Why no video can be begun at present, and which one waits for it."""
+        """Why no video can be started at present, and which job waits."""
         condition = self._retry.condition
         return condition and condition.model_copy(update={"job_ids": (self._job_id,)})
 
     def abandon(self, job_id: str) -> None:
-        """Prepare a job no longer: it was canceled or taken over; from any thread."""
+        """Stop preparing a job that was canceled or taken over; from any thread."""
         self._unwanted = job_id
         self._retry.wake()
 
     def stop(self) -> None:
-        """Wait for the storage no longer; from any thread."""
+        """Stop waiting for the storage; from any thread."""
         self._retry.stop()
 
     def _admit(self, parameters: VideoParameters) -> VideoParameters:
@@ -135,7 +135,7 @@ class Prefetcher:
         return parameters
 
     def _find(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
-        """Look once for all that is in the storage."""
+        """Make one attempt to find files, checkpoint or photo."""
         with self._mark(job_id):
             return self._find_once(job_id, job, refusals)
 
@@ -168,19 +168,19 @@ class Prefetcher:
         try:
             return self._storage.read_input(key)
         except UnavailableError as error:
-            # Raises the like when it is the whole storage that cannot be used; where not even the folder of all photos
-            # is there, a disk is not mounted.
+            # This call fails, too, if the whole storage cannot be used. Without the folder of all photos, a disk is not
+            # mounted.
             if not self._storage.exists("inputs"):
                 raise
             if isinstance(error.__cause__, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-                raise SvdqError(f"Its photo {key} is not in the storage, or no file; submit it again.") from error
+                raise SvdqError(f"Its photo {key} is not a file in the storage; submit it again.") from error
             refusals.check(error, f"Its photo {key}")
             raise
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """A job that starts from nothing: how its video is made, and its photo's file."""
+    """A job that starts anew: its complete parameters, and the bytes of its photo."""
 
     parameters: VideoParameters
     photo: bytes

@@ -1,4 +1,4 @@
-"""The GPUs that ranks will see, as NVIDIA's tool lists them: torch, which knows them too, takes seconds to import."""
+"""Lists the GPUs that ranks will see with NVIDIA's tool, since importing torch takes seconds."""
 
 import contextlib
 import math
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-#: Seconds for an answer: without NVIDIA's persistence mode each GPU is first woken up, which takes seconds.
+#: Seconds that a command may take: without NVIDIA's persistence mode, waking each GPU takes seconds.
 TIMEOUT_S: Final = 120.0
-#: Seconds in which a killed program must have closed its pipes; one that hangs in a driver never does.
+#: Seconds that a killed program gets to close its pipes; one that hangs in a driver never does.
 KILL_S: Final = 2.0
-#: What is there where a GPU is: NVIDIA's, WSL's, AMD's.
+#: Device files of machines with GPUs: NVIDIA's, WSL's, AMD's.
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _NAMES: Final = "import torch; [print(torch.cuda.get_device_name(n)) for n in range(torch.cuda.device_count())]"
 #: Lines of `nvidia-smi -L`: GPU 0: NVIDIA A100 (UUID: GPU-…), and indented MIG 1g.5gb Device 0: (UUID: MIG-…).
@@ -26,11 +26,11 @@ _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]*)\)$")
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a program said."""
+    """The output of a program."""
 
-    #: Its standard output, or what came of it before it failed.
+    #: Its standard output and error, up to a failure.
     text: str
-    #: Why it cannot be relied on, a clause; "" when it ended with 0.
+    #: Why the output may be incomplete, a clause; "" when the program ended with 0.
     failure: str = ""
 
 
@@ -40,19 +40,19 @@ class Gpus:
 
     #: As torch names them, such as "NVIDIA RTX A5000".
     names: tuple[str, ...] = ()
-    #: As CUDA_VISIBLE_DEVICES names what can be computed on: a number for a GPU, or the UUIDs of its MIG instances.
+    #: Values of CUDA_VISIBLE_DEVICES: the number of a GPU, or the UUIDs of its MIG instances.
     devices: tuple[str, ...] = ()
-    #: Why the listing may not be complete, a clause; "" when it is.
+    #: Why the list may be incomplete, a clause; "" when it is complete.
     failure: str = ""
 
 
 @cache
 def all_gpus() -> Gpus:
-    """List the GPUs of this machine; asks once a process."""
+    """List the GPUs of this machine; runs the tool once per process."""
     answer = ask("nvidia-smi", "-L")
     if answer is not None:
         return _parsed(answer)
-    # A container may have the GPUs and not the tool.
+    # A container may have GPUs without the tool.
     if not any(map(os.path.exists, _DEVICES)):
         return Gpus()
     answer = ask(sys.executable, "-P", "-c", _NAMES) or Answer(text="")
@@ -77,12 +77,12 @@ def _parsed(answer: Answer) -> Gpus:
 
 
 def visible_gpus() -> list[str]:
-    """Name the GPUs that the ranks will see as CUDA_VISIBLE_DEVICES does: by numbers or UUIDs."""
+    """List the GPUs that the ranks will see, as values of CUDA_VISIBLE_DEVICES: numbers or UUIDs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return list(all_gpus().devices)
     names = [name.strip() for name in visible.split(",")]
-    # CUDA sees nothing from a -1 on.
+    # CUDA ignores everything from a -1 on.
     seen = names[: names.index("-1")] if "-1" in names else names
     return list(dict.fromkeys(name for name in seen if name))
 
@@ -93,32 +93,27 @@ def num_gpus() -> int:
 
 
 def share_out(gpus: Sequence[str], num_groups: int, num_ranks: int) -> list[list[str]]:
-    """Give each group the GPUs of its ranks, which take turns at those that there are.
+    """Return the GPUs of each group; the ranks of all groups use the GPUs in rotation.
 
     Args:
-        gpus: as `visible_gpus` names them; at least one.
-        num_groups: that share them.
-        num_ranks: of each group.
+        gpus: values of CUDA_VISIBLE_DEVICES; at least one.
+        num_groups: groups that share them.
+        num_ranks: ranks of each group.
     """
     turns = [[gpus[(group * num_ranks + rank) % len(gpus)] for rank in range(num_ranks)] for group in range(num_groups)]
-    # A GPU that CUDA is told of twice hides them all; ranks that share one count it by turns themselves.
+    # CUDA hides all GPUs if one is named twice; `choose_device` rotates over the rest.
     return [list(dict.fromkeys(turn)) for turn in turns]
 
 
 def ranks_per_gpu(num_gpus: int, num_ranks: int) -> int:
-    """Return the largest number of ranks that share a GPU when all ranks of a machine take turns at its GPUs.
-
-    Args:
-        num_gpus: that they see; 0: they compute on processors.
-        num_ranks: of all groups.
-    """
+    """Return the largest number of ranks that share a GPU; 1 without GPUs. `num_ranks` counts those of all groups."""
     return math.ceil(num_ranks / num_gpus) if num_gpus else 1
 
 
 def ask(*command: str, timeout_s: float = TIMEOUT_S) -> Answer | None:
-    """Give what a command printed, also when it failed; None where it is not installed.
+    """Run a command and return its output, also when it fails; None if it is not installed.
 
-    A command that hangs is killed with all that it has started, and not waited for.
+    A command that hangs is killed together with its children.
     """
     try:
         process = subprocess.Popen(
@@ -148,5 +143,5 @@ def ask(*command: str, timeout_s: float = TIMEOUT_S) -> Answer | None:
 
 
 def _is_listing(line: str) -> bool:
-    """Whether a line names a device and is not a complaint."""
+    """Whether a line lists a device, and is no error message."""
     return bool(_GPU_LINE.match(line) or _MIG_LINE.match(line) or re.match(r"\d+, ", line))

@@ -1,7 +1,7 @@
 """A group over several hosts: the options of torchrun, and where ranks find each other. Does not import torch.
 
-Every host runs a launcher and a torchrun of its own. One host keeps torchrun's store; the ranks use Redis instead,
-which can have a password and which all of them reach.
+Every host runs its own launcher and torchrun. One host keeps torchrun's store. The ranks do not use it: they publish
+their addresses in Redis, which can have a password.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from svdq.producer.process_identity import group_name
 from svdq.producer.settings import Settings
 from svdq.worker.redis_client import connect
 
-#: Port of the store where none is named; torchrun's own.
+#: Default port of the store, as in torchrun.
 DEFAULT_PORT = 29400
 #: Seconds that a host waits for the others before its torchrun gives up and is started again.
 JOIN_S = 24 * 60 * 60
@@ -28,19 +28,19 @@ JOIN_S = 24 * 60 * 60
 class Hosts:
     """The hosts of one group."""
 
-    #: How many.
+    #: Number of hosts.
     num: int
-    #: Name or address of the one that keeps the store, as all of them reach it.
+    #: Name or address of the host that keeps the store, for all hosts.
     store_host: str
     #: The store's port.
     store_port: int
-    #: Name or address at which the others reach this one.
+    #: Name or address of this host for the others.
     own_address: str
-    #: Whether this host keeps the store; None: torchrun sees that by itself.
+    #: Whether this host keeps the store; None: torchrun finds out.
     keeps_store: bool | None
 
     def torchrun_options(self) -> list[str]:
-        """Say where the hosts meet."""
+        """Return the options of the rendezvous."""
         is_host = "" if self.keeps_store is None else f",is_host={int(self.keeps_store)}"
         return [
             *("--nnodes", str(self.num), "--rdzv-backend", "c10d", "--local-addr", self.own_address),
@@ -51,7 +51,7 @@ class Hosts:
 
     @property
     def warning(self) -> str:
-        """Say what is open while the group runs, and to whom."""
+        """Describe which ports are open while the group runs, and to whom."""
         keeper = f"{self.store_host} (not this host)" if self.keeps_store is False else self.store_host
         return (
             f"Open to the network: torchrun's rendezvous at port {self.store_port} of {keeper}, at all its addresses. "
@@ -61,14 +61,14 @@ class Hosts:
 
 
 class RedisBook:
-    """Keeps the addresses of a group's ranks in Redis; a Redis that is away is asked again by whoever waits."""
+    """Keeps the addresses of a group's ranks in Redis; callers retry, so errors of Redis are ignored."""
 
     def __init__(self, connection: redis.Redis, group: str) -> None:
         self._connection = connection
         self._group = group
 
     def publish(self, name: str, entry: str) -> None:
-        """Write an entry, replacing what was there."""
+        """Write an entry, replacing an older one."""
         with contextlib.suppress(redis.RedisError):
             self._connection.set(self._key(name), entry, ex=keys.RENDEZVOUS_TTL_S)
 
@@ -85,10 +85,10 @@ class RedisBook:
 
 
 def address_book(settings: Settings, *, on_one_host: bool) -> RedisBook | None:
-    """Give what the ranks of a group over several hosts find each other in; None for a group on one host.
+    """Return the address book of a group over several hosts; None for a group on one host.
 
     Raises:
-        InputError: there is no Redis that all hosts reach.
+        InputError: SVDQ_REDIS_URL is not set.
     """
     if on_one_host:
         return None
@@ -98,24 +98,24 @@ def address_book(settings: Settings, *, on_one_host: bool) -> RedisBook | None:
 
 
 def read_hosts(settings: Settings, num: int, endpoint: str | None, num_groups: int) -> Hosts | None:
-    """Read what `svdq worker` was asked for; None for a group on one host.
+    """Check the options of a group over several hosts; None for a group on one host.
 
     Args:
         settings: of this host.
-        num: hosts of the group.
-        endpoint: HOST:PORT where they meet.
-        num_groups: groups that are wanted on this host.
+        num: value of --nnodes.
+        endpoint: value of --rdzv-endpoint.
+        num_groups: value of --groups.
 
     Raises:
-        InputError: it cannot be used.
-        UnavailableError: there is no way to the endpoint from here.
+        InputError: the options cannot be used together.
+        UnavailableError: there is no route to the endpoint.
     """
     if num == 1:
         if endpoint is not None:
             raise InputError("--rdzv-endpoint is for a group over several hosts; say how many with --nnodes.")
         return None
     if endpoint is None:
-        raise InputError(f"--nnodes {num} needs --rdzv-endpoint HOST:PORT, the same on every host, where they meet.")
+        raise InputError(f"--nnodes {num} needs --rdzv-endpoint HOST:PORT, the same on every host, their rendezvous.")
     if num_groups > 1:
         raise InputError(f"--nnodes {num} makes one group over {num} hosts; leave out --groups.")
     if not settings.redis_url:
@@ -132,6 +132,6 @@ def read_hosts(settings: Settings, num: int, endpoint: str | None, num_groups: i
         raise UnavailableError(f"There is no way to --rdzv-endpoint {endpoint} from here: {error}.") from error
     keeps_store: bool | None = own_address in store_addresses
     if ipaddress.ip_address(own_address).is_loopback:
-        # This host keeps the store, under the name by which the others call it; or all are this one, for a trial.
+        # This host keeps the store under the name that the others use; or all hosts are this one, for a trial.
         own_address, keeps_store = host, None
     return Hosts(num=num, store_host=host, store_port=int(port), own_address=own_address, keeps_store=keeps_store)

@@ -1,4 +1,4 @@
-"""What a run of `svdq worker` came to, looked up when it has ended. Imports no torch."""
+"""Summarizes a run of `svdq worker` at its end. Does not import torch."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 def report_of_run(settings: Settings, ending: Ending, started_at: datetime, *, until: str | None) -> RunReport:
-    """Count what became of the queue during a run; the busy share is left out when the storage cannot be reached.
+    """Report the jobs that ended during a run, without the busy share if the storage cannot be reached.
 
     Args:
-        settings: those of the run.
+        settings: of the run.
         ending: how it ended.
         started_at: when it began; has a zone.
-        until: what --until was given, if anything.
+        until: value of --until.
 
     Raises:
         UnavailableError: Redis cannot be reached.
@@ -52,9 +52,9 @@ def why_ended(ending: Ending, *, until: str | None, left: Mapping[str, int], pau
 
     Args:
         ending: how it ended.
-        until: what --until was given, if anything.
-        left: jobs that are still to be done, by state.
-        pauses: why jobs are not taken at present, a sentence each.
+        until: value of --until.
+        left: number of unfinished jobs by state.
+        pauses: reasons why no jobs are taken, a sentence each.
     """
     if ending.ended_by == "signal":
         return "It was stopped by a signal."

@@ -1,7 +1,4 @@
-"""The account that is written beside a video's files, last of all; and recognising by it what is finished already.
-
-Knows no queue.
-"""
+"""The sidecar of a video: JSON that is written last, and by which a finished job is recognized."""
 
 import os
 import socket
@@ -25,19 +22,19 @@ def output_keys(job: Job, job_id: str) -> dict[Format, str]:
 
 
 def sidecar_key(job: Job, job_id: str) -> str:
-    """Name the storage key of the account beside a job's files."""
+    """Name the storage key of a job's sidecar."""
     return f"{job.output_stem(job_id)}.json"
 
 
 def job_as_used(parameters: VideoParameters, metadata: Mapping[str, Any]) -> Job:
-    """Put a job together again from a sample's parameters and metadata."""
+    """Make a job from the parameters and the metadata of a sample."""
     return Job.model_validate(
         parameters.model_dump() | {name: value for name, value in metadata.items() if name in Job.model_fields}
     )
 
 
 def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the result of a job, as Redis keeps it, from its account."""
+    """Make the result of a job in Redis from its sidecar."""
     return {
         "outputs": document["outputs"],
         "used": document["job"],
@@ -47,11 +44,11 @@ def result_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
-    """Tell when a video was finished, what time and memory it took, on which ranks, and how often it was taken up."""
+    """Return the end, the seconds, the memory, the steps of each rank and the resumptions of a video."""
     seconds = {**sample.seconds, "denoise": sum(denoise_s for _, _, denoise_s in sample.stages), "write": write_s}
     timings: dict[str, Any] = {
         "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        # The group by the process that its ranks have in common, torchrun; it lasts when ranks are started again.
+        # torchrun's process id identifies the group; it stays the same when ranks are restarted.
         "group": {"ranks": len(sample.boundaries) - 1, "host": socket.gethostname(), "pid": os.getppid()},
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "stages": [
@@ -69,12 +66,12 @@ def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
 
 
 def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> dict[str, Any] | None:
-    """Find what was finished before and only not acknowledged: the result of a job whose files are all there.
+    """Return the result of a job whose files exist, because a crash prevented its acknowledgement; else None.
 
     Args:
-        storage: where they would be.
-        model: what they must be made with.
-        job: with frames filled in; memory may have decided for another chunk size.
+        storage: of the files.
+        model: the model that must have made them.
+        job: with frames filled in; the decode_chunk_size of the files may differ.
         job_id: its id.
 
     Raises:
@@ -92,7 +89,7 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> di
     except UnavailableError:
         raise
     except (ValueError, KeyError, TypeError, SvdqError):
-        return None  # not an account of ours, or one of another version
+        return None  # not a sidecar of svdq, or of another version
     wanted = job.model_copy(update={"decode_chunk_size": made[1].decode_chunk_size})
     if made != (job_id, wanted, model.name) or not all(map(storage.exists, output_keys(job, job_id).values())):
         return None

@@ -1,8 +1,7 @@
-"""The last rank's sink: writes the files of finished videos beside the loop, and pushes back when it cannot follow.
+"""The last rank's sink: writes the files of finished videos in a thread, and blocks the loop when too many wait.
 
-A video's files are made in a staging folder and renamed into storage; its JSON sidecar comes last, so a sidecar under
-its final name means that the files beside it are complete. When the storage cannot be used, videos wait for it. Knows
-no Redis.
+A video's files are made in a staging folder and renamed into storage. The JSON sidecar comes last, so that a sidecar
+under its final name means that the files beside it are complete. When the storage cannot be used, videos wait for it.
 """
 
 import json
@@ -39,7 +38,7 @@ from svdq.worker.storage_retry import (
 
 logger = logging.getLogger(__name__)
 
-#: Videos that may wait to be written; one more and the loop waits too, so that memory stays flat.
+#: Videos that may wait to be written; with one more the loop waits, which limits memory.
 MAX_WAITING = 2
 #: Distributions whose versions can change a video's bits.
 VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")
@@ -53,7 +52,7 @@ class _Delivery:
 
 
 class ResultWriter:
-    """The sink of a group: writes the results of its jobs."""
+    """The sink of a group."""
 
     def __init__(
         self,
@@ -66,16 +65,16 @@ class ResultWriter:
         first_delay_s: float = FIRST_DELAY_S,
         file_timeout_s: float = FILE_TIMEOUT_S,
     ) -> None:
-        """Begin to wait for deliveries.
+        """Start the thread.
 
         Args:
-            storage: where files go.
-            model: what made them, for the account beside them.
+            storage: for the files.
+            model: the model that made the videos, for the sidecars.
             tracer: records spans.
-            fence: asked right before files are published, and while they cannot be, whether they are still to be.
-            mark: called with a job's id; the block that it guards may crash the process.
-            first_delay_s: how long to wait when the storage refuses for the first time.
-            file_timeout_s: how long a storage that can be used otherwise may refuse the files of one video.
+            fence: decides right before files are published, and while the storage refuses, whether the job is wanted.
+            mark: called with a job's id; returns a context for work that may crash the process.
+            first_delay_s: seconds until the second attempt to use the storage.
+            file_timeout_s: seconds that a storage which works otherwise may refuse the files of one video.
         """
         self._storage = storage
         self._model = model
@@ -86,7 +85,7 @@ class ResultWriter:
         self._retry = StorageRetry("Videos wait to be written", first_delay_s=first_delay_s)
         self._file_timeout_s = file_timeout_s
         self._waiting: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
-        #: Jobs whose videos are here, the one that is being written first; guarded by the interpreter, a list's way.
+        #: Jobs whose videos wait or are being written, in order; append and remove are atomic.
         self._here: list[str] = []
         #: How many more may wait.
         self._room = threading.Semaphore(MAX_WAITING)
@@ -94,25 +93,25 @@ class ResultWriter:
         self._thread.start()
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
-        """Take frames (F, H, W, 3) to write; waits while too many videos wait already."""
+        """Queue frames (F, H, W, 3); blocks while too many videos wait."""
         self._here.append(sample.job_id)
         self._room.acquire()
         self._waiting.put(_Delivery(sample=sample, frames=frames, report=report))
 
     @property
     def condition(self) -> Condition | None:
-        """Why nothing can be written at present, and which videos wait for it."""
+        """Why nothing can be written at present, and which jobs wait."""
         condition = self._retry.condition
         return condition and condition.model_copy(update={"job_ids": tuple(self._here)})
 
     def release(self) -> None:
-        """Let a `deliver` that waits return, and begin to write nothing more; for a rank that stops."""
+        """Make a waiting `deliver` return and start no further write; for a rank that stops."""
         self._retry.stop()
         self._room.release()
         self._waiting.put(None)
 
     def wait(self, timeout_s: float) -> None:
-        """After `release`: wait until the video that is being written is written, so that nothing half done is left."""
+        """Wait until the write in progress has ended; after `release` or `close`."""
         self._thread.join(timeout_s)
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class ResultWriter:
                         partial(self._fence, sample),
                     )
             except RetryStoppedError:
-                return  # its job goes back to the queue, and the latents of its last step are kept
+                return  # its job goes back to the queue, and its last checkpoint stays
             except NoLongerWantedError:
                 if self._retry.stopped:
                     return
@@ -148,7 +147,7 @@ class ResultWriter:
             delivery.report(Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure))
 
     def _log_unwanted(self, sample: Sample) -> None:
-        logger.warning("Job %s was canceled or is not ours any more; its files are dropped.", sample.job_id)
+        logger.warning("Job %s was canceled or taken over; its files are dropped.", sample.job_id)
 
     def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
         """Write a video's files once.
@@ -170,7 +169,7 @@ class ResultWriter:
             return self._write_once(sample, frames)
 
     def _write_once(self, sample: Sample, frames: Frames) -> dict[str, Any]:
-        """Write and publish a video's files and their account; an empty result when they are not to be any more."""
+        """Write and publish the files and the sidecar; return an empty result if the job is no longer wanted."""
         started = time.perf_counter()
         job = job_as_used(sample.parameters, sample.metadata)
         keys = output_keys(job, sample.job_id)
@@ -183,7 +182,7 @@ class ResultWriter:
             "versions": self._versions,
             "outputs": [self._storage.location(key) for key in keys.values()],
         }
-        # Videos are passed on: where they lay on this machine is nobody else's business.
+        # Videos are passed on, so their comment does not contain paths of this machine.
         comment = json.dumps({name: value for name, value in document.items() if name != "outputs"}, ensure_ascii=False)
         with self._storage.staging() as staging:
             paths = {key: staging / Path(key).name for key in keys.values()}
