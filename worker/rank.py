@@ -17,7 +17,7 @@ from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.checkpoint.writer import CheckpointWriter
 from svdq.worker.config import RankConfig
 from svdq.worker.health.crash_marker import read_suspects
-from svdq.worker.health.histograms import CountingCheckpointStore, TimingTracer
+from svdq.worker.health.histograms import TimingTracer
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, costs_in, describe
 from svdq.worker.health.watchdog import Watchdog
@@ -58,10 +58,9 @@ def run_rank(process: RankProcess) -> None:
     ending.callback(marker.mark_clean_exit)
     checkpoint_reader = checkpoint_writer = None
     if (store := open_checkpoint_store(config.checkpoints, settings.home, storage)) is not None:
-        store = CountingCheckpointStore(store, reporter.metrics)
         codec = Codec(model=info.name, device=loaded.device, compute=info.compute)
         checkpoint_reader = CheckpointReader(store=store, codec=codec)
-        checkpoint_writer = CheckpointWriter(store, codec)
+        checkpoint_writer = CheckpointWriter(store, codec, reporter.metrics.count_checkpoint)
         ending.callback(_remove_checkpoints, checkpoint_writer)
     ending.callback(_exit_if_stopped, stopping)
     monitor = ProgressMonitor(connect(process.url), info.notice, reporter, process.log, marker)

@@ -34,7 +34,7 @@ from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.photos import check_photo
 from svdq.producer.watching.folder_config import FolderConfig
 from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.output.finished import find_result
+from svdq.worker.output.sidecar import find_result
 from tests.finished import add_video
 from tests.fuzz.messages import framed, messages, mutate_checkpoint, mutate_message, read_message, sample
 from tests.fuzz.mutate import mutate_bytes, mutate_csv, mutate_json, mutate_toml

@@ -18,7 +18,7 @@ from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.trace import Tracer
 from svdq.producer.storage.storage import Storage
-from svdq.worker.output.finished import find_result, job_as_used
+from svdq.worker.output.sidecar import find_result, job_as_used
 from svdq.worker.output.writer import MAX_WAITING, ResultWriter
 
 MODEL = ModelInfo(name="fake", notice="", default_frames=2)

@@ -2,6 +2,7 @@
 
 Rank 0 makes a job's folder when it takes the job and removes it when the job has ended. On disk, ranks write only into
 an existing folder, so a slow rank leaves nothing behind after the end of a job.
+Every method raises OSError or UnavailableError when the disk or the storage cannot be used.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ import secrets
 import shutil
 import time
 from pathlib import Path
-from typing import Protocol
 
 from svdq.producer.storage.local import check_room
 from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
@@ -24,38 +24,6 @@ FOLDER = "checkpoints"
 _ASIDE = re.compile(r"\.(?P<job_id>.+)-[0-9a-f]{8}")
 
 
-class CheckpointStore(Protocol):
-    """Keeps checkpoints by job and step.
-
-    Raises:
-        OSError, UnavailableError: from every method, when the disk or the storage cannot be used.
-    """
-
-    def open(self, job_id: str) -> None:
-        """Make a folder for a job's checkpoints, if there is none."""
-        ...
-
-    def steps(self, job_id: str) -> list[int] | None:
-        """List the steps of the checkpoints, furthest first; None when the job has no folder: it has ended."""
-        ...
-
-    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
-        """Write a checkpoint, whole or not at all, then remove those before it."""
-        ...
-
-    def read(self, job_id: str, step: int) -> bytes:
-        """Read a checkpoint."""
-        ...
-
-    def clear(self, job_id: str) -> None:
-        """Remove a job's folder and its contents, if it exists."""
-        ...
-
-    def ages_s(self) -> dict[str, float]:
-        """Return the jobs that have a folder, with the seconds since it last changed."""
-        ...
-
-
 class FolderCheckpointStore:
     """Checkpoints in a local folder."""
 
@@ -63,20 +31,23 @@ class FolderCheckpointStore:
         self._folder = folder
 
     def open(self, job_id: str) -> None:
-        """Make the job's folder, with svdq's marker."""
+        """Make a folder for a job's checkpoints, with svdq's marker, if there is none."""
         with contextlib.suppress(FileExistsError):
             (self._folder / job_id).mkdir(parents=True)
             (self._folder / job_id / MARKER).touch()
 
     def steps(self, job_id: str) -> list[int] | None:
-        """List the job's folder."""
+        """List the steps of the checkpoints, furthest first; None if the job has no folder, since it has ended."""
         try:
             return _steps(os.listdir(self._folder / job_id))
         except FileNotFoundError:
             return None
 
     def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
-        """Write under a temporary name, flush, rename; if the folder was removed meanwhile, do nothing."""
+        """Write a checkpoint under a temporary name, flush, rename, and remove those before it.
+
+        Does nothing if the folder was removed meanwhile.
+        """
         folder = self._folder / job_id
         check_room(self._folder)
         temporary = folder / f".{step}-{secrets.token_hex(4)}"
@@ -97,7 +68,7 @@ class FolderCheckpointStore:
                 (folder / f"{older}{SUFFIX}").unlink(missing_ok=True)
 
     def read(self, job_id: str, step: int) -> bytes:
-        """Read the file."""
+        """Read a checkpoint."""
         return (self._folder / job_id / f"{step}{SUFFIX}").read_bytes()
 
     def clear(self, job_id: str) -> None:
@@ -109,7 +80,7 @@ class FolderCheckpointStore:
                 shutil.rmtree(aside)
 
     def ages_s(self) -> dict[str, float]:
-        """List the folders that svdq made; remove what an interrupted `clear` left."""
+        """Return the jobs that have a folder, with the seconds since it changed; remove what a `clear` left."""
         ages_s = {}
         now = time.time()
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
@@ -161,6 +132,9 @@ class ObjectCheckpointStore:
     def ages_s(self) -> dict[str, float]:
         """List the jobs; not all object stores have times, so all count as new."""
         return dict.fromkeys(self._storage.names(FOLDER), 0.0)
+
+
+CheckpointStore = FolderCheckpointStore | ObjectCheckpointStore
 
 
 def open_checkpoint_store(where: str, home: Path, storage: Storage) -> CheckpointStore | None:

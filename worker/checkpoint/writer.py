@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,9 +33,13 @@ class _Pending:
 class CheckpointWriter:
     """The checkpointer of one rank."""
 
-    def __init__(self, store: CheckpointStore, codec: Codec) -> None:
+    def __init__(
+        self, store: CheckpointStore, codec: Codec, on_written: Callable[[int], object] = lambda num_bytes: None
+    ) -> None:
+        """Start the thread, which calls `on_written` with the bytes of each checkpoint."""
         self._store = store
         self._codec = codec
+        self._on_written = on_written
         #: Guards the four below.
         self._changed = threading.Condition()
         #: Samples to write by job, the oldest first.
@@ -137,4 +142,6 @@ class CheckpointWriter:
         latents: Tensor = sample.tensors["latents"]
         # Between two steps the stage has not checked the latents yet, and broken ones are of no use.
         if bool(torch.isfinite(latents.sum(dtype=torch.float32))):
-            self._store.write(sample.job_id, sample.step, self._codec.encode(sample))
+            data = self._codec.encode(sample)
+            self._store.write(sample.job_id, sample.step, data)
+            self._on_written(len(data))

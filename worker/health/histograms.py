@@ -13,7 +13,6 @@ from statistics import fmean
 
 from svdq.pipeline.trace import Tracer
 from svdq.producer.status.ranks import BOUNDS_S, Timings
-from svdq.worker.checkpoint.store import CheckpointStore
 
 #: Number of gaps between videos over which the pace is averaged.
 WINDOW = 20
@@ -47,6 +46,11 @@ class RankMetrics:
         #: Number of checkpoints written, and their bytes.
         self.num_checkpoints = self.checkpoint_bytes = 0
 
+    def count_checkpoint(self, num_bytes: int) -> None:
+        """Count a checkpoint that was written."""
+        self.num_checkpoints += 1
+        self.checkpoint_bytes += num_bytes
+
     def timings(self) -> dict[str, Timings]:
         """Return the histograms that are not empty, by kind of work."""
         kinds = {"step": self.step, "encode": self.encode, "decode": self.decode, "write": self.write}
@@ -75,22 +79,6 @@ def _timed(span: contextlib.AbstractContextManager[None], histogram: Histogram) 
             yield
     finally:
         histogram.add(time.perf_counter() - started)
-
-
-class CountingCheckpointStore:
-    """A checkpoint store that counts what it writes to another one."""
-
-    def __init__(self, store: CheckpointStore, metrics: RankMetrics) -> None:
-        self._store = store
-        self._metrics = metrics
-        self.open, self.steps, self.read = store.open, store.steps, store.read
-        self.clear, self.ages_s = store.clear, store.ages_s
-
-    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
-        """Write and count a checkpoint."""
-        self._store.write(job_id, step, data)
-        self._metrics.num_checkpoints += 1
-        self._metrics.checkpoint_bytes += len(data)
 
 
 class Pace:

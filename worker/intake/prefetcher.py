@@ -22,7 +22,7 @@ from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.intake.memory import MemoryPlan
-from svdq.worker.output.finished import find_result, job_as_used
+from svdq.worker.output.sidecar import find_result, job_as_used
 from svdq.worker.storage_retry import FILE_TIMEOUT_S, FIRST_DELAY_S, FileRefusals, StorageRetry
 
 logger = logging.getLogger(__name__)
@@ -137,25 +137,24 @@ class Prefetcher:
     def _find(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
         """Make one attempt to find files, checkpoint or photo."""
         with self._mark(job_id):
-            return self._find_once(job_id, job, refusals)
-
-    def _find_once(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
-        parameters = job.parameters
-        if parameters.frames is None:
-            parameters = parameters.model_copy(update={"frames": self._model.default_frames})
-        wanted = job_as_used(parameters, job.model_dump())
-        try:
-            result = find_result(self._storage, self._model, wanted, job_id)
-        except UnavailableError as error:
-            if self._storage.exists("inputs"):
-                refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
-            raise
-        if result is not None:
-            return Prepared(result=result, parameters=parameters)
-        resume = self._checkpoint_reader.furthest(job_id, parameters) if self._checkpoint_reader is not None else None
-        if resume is not None:
-            return Prepared(resume=resume, parameters=resume.parameters)
-        return _Begun(self._admit(parameters), self._read(job.image, refusals))
+            parameters = job.parameters
+            if parameters.frames is None:
+                parameters = parameters.model_copy(update={"frames": self._model.default_frames})
+            wanted = job_as_used(parameters, job.model_dump())
+            try:
+                result = find_result(self._storage, self._model, wanted, job_id)
+            except UnavailableError as error:
+                if self._storage.exists("inputs"):
+                    refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
+                raise
+            if result is not None:
+                return Prepared(result=result, parameters=parameters)
+            resume = (
+                self._checkpoint_reader.furthest(job_id, parameters) if self._checkpoint_reader is not None else None
+            )
+            if resume is not None:
+                return Prepared(resume=resume, parameters=resume.parameters)
+            return _Begun(self._admit(parameters), self._read(job.image, refusals))
 
     def _decoded(self, found: "Prepared | _Begun", job_id: str, job: Job) -> Prepared:
         if isinstance(found, Prepared):

@@ -26,7 +26,7 @@ from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
-from svdq.worker.output.finished import job_as_used, output_keys, result_of, sidecar_key, timings_of
+from svdq.worker.output.sidecar import job_as_used, output_keys, result_of, sidecar_key, timings_of
 from svdq.worker.storage_retry import (
     FILE_TIMEOUT_S,
     FIRST_DELAY_S,
