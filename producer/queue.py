@@ -184,7 +184,7 @@ def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:
     """
     (job,) = fetch_many(connection, [job_id])
     if job is None:
-        raise not_there(job_id)
+        raise no_such_job(job_id)
     return job
 
 
@@ -203,7 +203,7 @@ def fetch_many(connection: redis.Redis, job_ids: Sequence[str]) -> Iterator[rq.j
         yield found
 
 
-def not_there(job_id: str) -> InputError:
+def no_such_job(job_id: str) -> InputError:
     """Create the error for a job that does not exist."""
     days = keys.RESULT_TTL_S // keys.DAY_S
     return InputError(f"There is no job {job_id!r}; `svdq list` shows all jobs (finished ones for {days} days).")

@@ -18,7 +18,7 @@ _TIMES = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat
 _MAX_TTL_S = 100 * 366 * keys.DAY_S
 
 
-def drop_senseless_values(job: rq.job.Job) -> None:
+def drop_invalid_values(job: rq.job.Job) -> None:
     """Drop what has the wrong type or range and is not needed: it would fail later, when the job ends."""
     # What RQ's tools have written as pickle is not JSON, and must not keep the job from being written again.
     if not isinstance(job.meta, dict) or "unserialized" in job.meta:

@@ -8,7 +8,7 @@ from datetime import datetime
 import redis
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.queue import not_there
+from svdq.producer.queue import no_such_job
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.status import JobView, view_many
 from svdq.producer.untrusted_job import key_of
@@ -80,7 +80,7 @@ def complete_id(beginning: str, known: Sequence[str]) -> str:
     """Return the one id with a prefix; raises as `complete_ids`."""
     found = sorted({job_id for job_id in known if job_id.startswith(beginning)})
     if not found or not beginning:
-        raise not_there(beginning)
+        raise no_such_job(beginning)
     if len(found) > 1:
         more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         raise InputError(

@@ -49,7 +49,7 @@ def parse_past(text: str, option: str, now: datetime) -> datetime:
     if re.fullmatch(r"[\d.]+[a-z]+", text.strip()):
         return now - parse_duration(text, option)
     try:
-        moment = _moment(text, now, to_come=False)
+        moment = _moment(text, now, is_future=False)
     except ValueError as error:
         raise InputError(
             f"{option} {text!r} is not a time; write it as 22:00, as a date and time such as 2027-01-31T22:00, or as "
@@ -76,7 +76,7 @@ def parse_future(text: str, option: str, now: datetime) -> datetime:
         if from_now and from_now.lastgroup:
             moment = now + timedelta(**{unit: int(number) for unit, number in from_now.groupdict("0").items()})
         else:
-            moment = _moment(text, now, to_come=True)
+            moment = _moment(text, now, is_future=True)
     except (ValueError, OverflowError) as error:
         raise InputError(
             f"{option} {text!r} is not a time; write it as 22:00, as +2h or +90m from now, or as a date and time such "
@@ -113,7 +113,7 @@ def as_utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _moment(text: str, now: datetime, *, to_come: bool) -> datetime:
+def _moment(text: str, now: datetime, *, is_future: bool) -> datetime:
     text = text.strip()
     if ":" not in text or "-" in text.partition("+")[0]:
         moment = datetime.fromisoformat(text)
@@ -122,9 +122,9 @@ def _moment(text: str, now: datetime, *, to_come: bool) -> datetime:
         # Combined as local wall time with the zone last, so that nights with a clock change work.
         today = now.astimezone(at.tzinfo).replace(tzinfo=None)
         moment = datetime.combine(today.date(), at.replace(tzinfo=None))
-        if to_come and moment <= today:
+        if is_future and moment <= today:
             moment += timedelta(days=1)
-        elif not to_come and moment > today:
+        elif not is_future and moment > today:
             moment -= timedelta(days=1)
         moment = moment.replace(tzinfo=at.tzinfo)
     return moment.astimezone() if moment.tzinfo is None else moment

@@ -17,7 +17,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from svdq.pipeline.errors import reason_of
-from svdq.producer.record_values import check_size, drop_senseless_values
+from svdq.producer.record_values import check_size, drop_invalid_values
 
 #: Bytes of a job's record, of a result, and of what a compressed field of either holds. Ours have some thousands.
 MAX_BYTES: Final = 1 << 20
@@ -112,7 +112,7 @@ class UntrustedJob(rq.job.Job):
             for field in (b"data", b"exc_info"):
                 check_size(raw_data.get(field, b""), MAX_BYTES)
             super().restore(raw_data)
-            drop_senseless_values(self)
+            drop_invalid_values(self)
         except Exception as error:
             reason = error if b"data" in raw_data else "it has no data"
             raise UnreadableJobError(self.id, raw_data.get(b"status"), reason) from error

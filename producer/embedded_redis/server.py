@@ -72,7 +72,7 @@ def stop_server(home: Path) -> bool:
     with _plain_errors(home), _locked(folder / "start.lock"):
         socket = _running(folder)
         if socket is None:
-            # One whose socket was swept away ends just as cleanly on SIGTERM.
+            # A server whose socket was removed ends cleanly on SIGTERM.
             return _end_unreachable(folder)
         with contextlib.suppress(redis.RedisError), _client(socket) as client:
             client.shutdown()
@@ -88,7 +88,9 @@ def _running(folder: Path) -> Path | None:
     while True:
         try:
             if socket.stat().st_uid != os.getuid():
-                raise UnavailableError(f"The socket {str(socket)!r} belongs to someone else; set SVDQ_HOME anew.")
+                raise UnavailableError(
+                    f"The socket {str(socket)!r} belongs to another user; set SVDQ_HOME to another folder."
+                )
             with _client(socket) as client:
                 client.ping()
             return socket

@@ -50,7 +50,9 @@ def private_folder(folder: Path) -> Path:
         folder.mkdir(mode=0o700)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise UnavailableError(f"{str(folder)!r} is not a folder of our own; remove it or set SVDQ_HOME anew.")
+        raise UnavailableError(
+            f"{str(folder)!r} is not a folder of this user; remove it, or set SVDQ_HOME to another folder."
+        )
     if stat.S_IMODE(status.st_mode) != 0o700:
         folder.chmod(0o700)
     return folder

@@ -70,7 +70,7 @@ class Enqueued:
 def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqueued]:
     """Enqueue jobs in one round trip, except those whose id exists.
 
-    A kill in between loses and doubles nothing: what is done then is whole, and the rest can be enqueued again.
+    A kill in between loses and duplicates nothing: each job is enqueued atomically, and the rest can be enqueued again.
 
     Raises:
         InputError: an id is taken by a record that cannot be read; the other jobs are enqueued.
@@ -91,11 +91,11 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     known = fetch_many(connection, [entry.job_id for entry, is_new in zip(entries, are_new, strict=True) if not is_new])
     enqueued = []
     for entry, rq_job, is_new in zip(entries, rq_jobs, are_new, strict=True):
-        there = rq_job if is_new else next(known)
-        if there is None:  # it has been deleted since
+        found = rq_job if is_new else next(known)
+        if found is None:  # it has been deleted since
             enqueued += enqueue_many(connection, [entry])
         else:
-            enqueued.append(Enqueued(rq_job=there, is_new=bool(is_new)))
+            enqueued.append(Enqueued(rq_job=found, is_new=bool(is_new)))
     return enqueued
 
 
@@ -107,7 +107,7 @@ def _seconds(at: datetime) -> int:
 def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[str]) -> Enqueued:
     """Enqueue a job, unless its id exists, as soon as other jobs have finished or failed.
 
-    As RQ has it, one that is canceled keeps the jobs after it waiting, until it is retried or they are canceled.
+    As in RQ, a canceled job keeps the jobs after it waiting, until it is retried or they are canceled.
 
     Raises:
         InputError: there is no such other job, it is canceled already, or the id is taken by a record that cannot be
@@ -117,11 +117,11 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
     while True:
         with connection.pipeline() as pipeline, contextlib.suppress(WatchError, NoSuchJobError):
             pipeline.watch(*map(key_of, (entry.job_id, *parent_ids)))  # type: ignore[no-untyped-call]
-            (there,) = fetch_many(connection, [entry.job_id])
-            if there is not None:
-                return Enqueued(rq_job=there, is_new=False)
-            waits_for = unfinished(connection, parent_ids)
-            rq_job = new_rq_job(queue, entry.job, entry.job_id, photo=entry.photo, after=waits_for)
+            (existing,) = fetch_many(connection, [entry.job_id])
+            if existing is not None:
+                return Enqueued(rq_job=existing, is_new=False)
+            pending_ids = unfinished(connection, parent_ids)
+            rq_job = new_rq_job(queue, entry.job, entry.job_id, photo=entry.photo, after=pending_ids)
             queue.enqueue_job(rq_job, pipeline=pipeline)
             pipeline.execute()
             return Enqueued(rq_job=rq_job, is_new=True)
@@ -133,7 +133,7 @@ def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
     Raises:
         InputError: there is no such job, or it is canceled.
     """
-    waits_for = []
+    pending_ids = []
     for job_id in job_ids:
         status = fetch(connection, job_id).get_status(refresh=False)
         if status in (JobStatus.CANCELED, JobStatus.STOPPED):
@@ -142,5 +142,5 @@ def unfinished(connection: redis.Redis, job_ids: Sequence[str]) -> list[str]:
                 "--depends-on."
             )
         if status not in (JobStatus.FINISHED, JobStatus.FAILED):
-            waits_for.append(job_id)
-    return waits_for
+            pending_ids.append(job_id)
+    return pending_ids

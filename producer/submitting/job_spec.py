@@ -21,7 +21,7 @@ NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats"}
 
 #: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
 _LAYOUT = re.compile(r"[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
-#: A placeholder photo, to check an order before its photo is known.
+#: A placeholder photo, to check values before the photo is known.
 _ANY_PHOTO = {"image": f"inputs/{'0' * 64}.jpg", "name": "photo"}
 
 
@@ -52,7 +52,7 @@ class JobSpec:
         return self.variations * len(self.options)
 
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
-        """Check the order, independent of the photo.
+        """Check the values, independent of the photo.
 
         Args:
             spell: returns the name of a parameter for errors.

@@ -32,11 +32,11 @@ STORED_BYTES = 1 << 25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A photo and the order for it."""
+    """A photo and what to make of it."""
 
     path: Path
     spec: JobSpec
-    #: Where the user asked for it, in front of what is wrong with it, such as `list.csv, line 7: `.
+    #: Prefix of errors: where the user asked for it, such as `list.csv, line 7: `.
     where: str = ""
 
 

@@ -171,7 +171,7 @@ def test_a_missing_job(connection: redis.Redis) -> None:
         ("dependency_ids", "7", "dependency_ids", []),
     ],
 )
-def test_a_senseless_value_is_dropped(record: redis.Redis, field: str, value, attribute: str, expected) -> None:
+def test_an_invalid_value_is_dropped(record: redis.Redis, field: str, value, attribute: str, expected) -> None:
     record.hset(RECORD, field, value)
     job = fetch(record, "bad")
     assert getattr(job, attribute) == expected

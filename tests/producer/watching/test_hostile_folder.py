@@ -10,6 +10,7 @@ import redis
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import SvdqQueue, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.submitting.job_spec import JobSpec
@@ -162,3 +163,21 @@ def test_a_linked_svdq_toml_is_not_read(once: Once, inbox: Path, tmp_path: Path)
     (problem,) = once()
     assert "symbolic link" in problem.text
     assert "password" not in problem.text
+
+
+@pytest.mark.usefixtures("own_server")
+def test_a_restarted_server_is_used_again(settings: Settings, home: Path, inbox: Path) -> None:
+    save_photo(inbox / "a.jpg")
+    save_photo(inbox / "b.jpg")
+    kinds: list[str] = []
+    stop = threading.Event()
+
+    def report(event: Event) -> None:
+        kinds.append(event.kind)
+        if kinds.count("submitted") == 2:
+            stop.set()
+        elif event.kind == "submitted":
+            assert stop_server(home)
+
+    watch(settings, inbox, JobSpec(), WatchOptions(existing=True, stable_for_s=0.05, poll=True), report, stop)
+    assert kinds == ["watching", "submitted", "problem", "submitted", "resolved", "stopped"]
