@@ -64,7 +64,7 @@ def parse_document(text: str | bytes) -> dict[str, Any]:
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError("it holds half characters") from error
+        raise ValueError("it has unpaired surrogates") from error
     return document
 
 

@@ -51,11 +51,6 @@ class Result:
         return notice_of(self.document)
 
     @property
-    def image(self) -> str:
-        """Storage key of its photo."""
-        return str(self.document["job"].get("image", ""))
-
-    @property
     def is_whole(self) -> bool:
         """Whether all of its files exist: none was removed or is being rendered again."""
         return all(any(_is_of(entry.key, key) for entry in self.files) for key in self.outputs)
@@ -151,7 +146,7 @@ def _read(sidecar: Entry, data: bytes, files: dict[str, Entry], frames: dict[str
     folder, _, name = stem.rpartition("/")
     names = [location.rstrip("/").rpartition("/")[2] for location in outputs]
     if not all(other.startswith(name) and _EXTENSION.fullmatch(other.removeprefix(name)) for other in names):
-        raise ValueError("it names files that are not its own")
+        raise ValueError("it names files of other videos")
     keys = tuple(f"{folder}/{other}" for other in dict.fromkeys(names))
     found = [entry for key in keys for entry in ([files[key]] if key in files else frames.get(key, ()))]
     return Result(
@@ -179,4 +174,4 @@ def _finished_at(document: dict[str, Any], sidecar: Entry) -> datetime:
             return finished_at
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError("the time at which it was finished is none")
+    raise ValueError("its finishing time is invalid")

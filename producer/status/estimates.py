@@ -145,7 +145,7 @@ def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str)
 
 
 def _missing(group: GroupStatus) -> str:
-    return f"Not all ranks of the group on {group.ranks[0].host} have been heard in the last {SILENT_S:.0f} s."
+    return f"Not all ranks of the group on {group.ranks[0].host} have reported in the last {SILENT_S:.0f} s."
 
 
 def _of_started(view: JobView, groups: Sequence[GroupStatus], no_group: str) -> Estimate:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from svdq.producer import keys
 from svdq.producer.timeparse import MAX_SECONDS, iso_of
 
-#: Seconds of silence, by the clock of Redis, after which nothing is promised of a rank; an idle one writes every five.
+#: Seconds of silence, by the clock of Redis, after which a rank counts as silent; an idle one writes every five.
 SILENT_S = 7.0
 
 #: Upper bounds of the histogram buckets in seconds; one more bucket has no bound.

@@ -124,16 +124,16 @@ BROKEN: dict[str, Callable[[dict], bytes]] = {
     "not JSON": lambda document: b"",
     "svdq did not write it": lambda document: b"[]",
     "names no files": lambda document: json.dumps(document | {"outputs": []}).encode(),
-    "names files that are not its own": lambda document: json.dumps(document | {"outputs": ["/x/../a.mp4"]}).encode(),
+    "names files of other videos": lambda document: json.dumps(document | {"outputs": ["/x/../a.mp4"]}).encode(),
     "not named after its job": lambda document: json.dumps(document | {"job_id": ["x"]}).encode(),
-    "the time": lambda document: json.dumps(document | {"finished_at": "0001-01-01T00:00:00"}).encode(),
-    "the time ": lambda document: json.dumps(document | {"finished_at": "9999-12-31T23:59:59-12:00"}).encode(),
+    "finishing time": lambda document: json.dumps(document | {"finished_at": "0001-01-01T00:00:00"}).encode(),
+    "finishing time ": lambda document: json.dumps(document | {"finished_at": "9999-12-31T23:59:59-12:00"}).encode(),
     "nested too deeply": lambda document: b'{"svdq": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "nested too deeply ": lambda document: (
         json.dumps(document).encode()[:-1] + b', "x": ' + b"[" * 99 + b"]" * 99 + b"}"
     ),
     "not UTF-8": lambda document: json.dumps(document | {"x": "ü"}, ensure_ascii=False).encode("latin-1"),
-    "half characters": lambda document: json.dumps(document | {"svdq": "\ud800"}).encode(),
+    "unpaired surrogates": lambda document: json.dumps(document | {"svdq": "\ud800"}).encode(),
     "cannot be printed": lambda document: json.dumps(document | {"job": {"name": "\x1b[2J"}}).encode(),
     "bytes": lambda document: json.dumps(document | {"x": "x" * 2**20}).encode(),
 }

@@ -86,7 +86,7 @@ def test_what_is_in_flight_is_done_first() -> None:
         ([group()], ["Paused: no jobs are taken."], estimates.PAUSED),
         ([group(conditions=(CONDITION,))], [], estimates.STORAGE),
         ([], [], estimates.NO_WORKER),
-        ([group(silent_s=SILENT_S + 1)], [], "Not all ranks of the group on here have been heard in the last 7 s."),
+        ([group(silent_s=SILENT_S + 1)], [], "Not all ranks of the group on here have reported in the last 7 s."),
         ([GroupStatus(name="x", ranks=group().ranks[:1])], [], "Not all ranks"),
         ([group(draining=True)], [], estimates.DRAINING),
         ([group(measured=False)], [], estimates.UNMEASURED),
