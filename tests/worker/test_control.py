@@ -12,6 +12,7 @@ from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.storage.storage import Storage
 from svdq.worker.queue import transitions
 from svdq.worker.queue.rq_adapter import GroupWorker
+from tests.conftest import Cli
 
 SIMULATED = "simulated:step_ms=50"
 
@@ -25,9 +26,9 @@ def default(house) -> SvdqQueue:
     return SvdqQueue("svdq-default", connection=house.connection)
 
 
-def test_a_queued_job_is_canceled_at_once(house) -> None:
+def test_a_queued_job_is_canceled_at_once(house, svdq: Cli) -> None:
     first, second = house.submit(), house.submit()
-    assert house.run("svdq", "cancel", first).stdout == f"{first}  canceled\n"
+    assert svdq("cancel", first).stdout == f"{first}  canceled\n"
     assert house.states([first, second]) == ["canceled", "queued"]
     assert house.queued() == [second]
     assert CanceledJobRegistry(queue=default(house)).get_job_ids() == [first]
@@ -35,25 +36,25 @@ def test_a_queued_job_is_canceled_at_once(house) -> None:
         control.cancel(house.connection, first)
 
 
-def test_what_is_canceled_can_be_retried(house) -> None:
+def test_what_is_canceled_can_be_retried(house, svdq: Cli) -> None:
     first, second = house.submit(), house.submit()
     control.cancel(house.connection, first)
-    assert house.run("svdq", "retry", first).stdout == f"{first}  queued\n"
+    assert svdq("retry", first).stdout == f"{first}  queued\n"
     assert house.queued() == [second, first]
     assert CanceledJobRegistry(queue=default(house)).get_job_ids() == []
     with pytest.raises(InputError, match="is queued: only failed"):
         control.retry(house.connection, first)
 
 
-def test_jobs_are_moved(house) -> None:
+def test_jobs_are_moved(house, svdq: Cli) -> None:
     one, two, three, four = (house.submit() for _ in range(4))
-    assert house.run("svdq", "move", three, four, "--front").returncode == 0
+    assert svdq("move", three, four, "--front").returncode == 0
     assert house.queued() == [three, four, one, two]
     control.move(house.connection, two, front=False, priority="high")
     assert house.queued() == [three, four, one]
     assert SvdqQueue("svdq-high", connection=house.connection).get_job_ids() == [two]
     assert fetch(house.connection, two).origin == "svdq-high"
-    assert house.run("svdq", "move", one).returncode == 2
+    assert svdq("move", one).returncode == 2
     with pytest.raises(InputError, match="no priority 'urgent'"):
         control.move(house.connection, one, front=False, priority="urgent")
     control.cancel(house.connection, one)
@@ -61,17 +62,17 @@ def test_jobs_are_moved(house) -> None:
         control.move(house.connection, one, front=True, priority=None)
 
 
-def test_all_ids_are_looked_up_before_the_first_job_is_touched(house) -> None:
+def test_all_ids_are_looked_up_before_the_first_job_is_touched(house, svdq: Cli) -> None:
     one, two = house.submit(), house.submit()
     for command in (["cancel"], ["retry"], ["retry", "--force"], ["move", "--priority", "high"]):
-        done = house.run("svdq", *command, one, "nope", two)
+        done = svdq(*command, one, "nope", two)
         assert (done.returncode, done.stdout) == (2, "")
     control.cancel(house.connection, two)
-    done = house.run("svdq", "cancel", one, two)
+    done = svdq("cancel", one, two)
     assert (done.returncode, done.stdout) == (2, "")
     assert "has ended already" in done.stderr
     assert house.states([one, two]) == ["queued", "canceled"]
-    assert house.run("svdq", "cancel", one, one).stdout == f"{one}  canceled\n"
+    assert svdq("cancel", one, one).stdout == f"{one}  canceled\n"
 
 
 def unlisted(house) -> str:
@@ -104,9 +105,9 @@ def held_by_nobody(house) -> str:
 
 
 @pytest.mark.parametrize("make", [unlisted, popped, elsewhere, held_by_nobody])
-def test_a_job_that_no_group_renders_is_canceled_wherever_it_is(house, make) -> None:
+def test_a_job_that_no_group_renders_is_canceled_wherever_it_is(house, svdq: Cli, make) -> None:
     job_id = make(house)
-    assert house.run("svdq", "cancel", job_id).stdout == f"{job_id}  canceled\n"
+    assert svdq("cancel", job_id).stdout == f"{job_id}  canceled\n"
     assert house.states([job_id]) == ["canceled"]
     assert CanceledJobRegistry(queue=default(house)).get_job_ids() == [job_id]
     for name in keys.QUEUE_NAMES:
@@ -145,30 +146,29 @@ def test_a_job_that_is_deleted_while_a_group_takes_it_leaves_no_record(house, wo
 
 
 @pytest.mark.parametrize("spoil", ["data", "record"])
-def test_a_record_that_cannot_be_read_is_said_in_a_sentence(house, spoil: str) -> None:
+def test_a_record_that_cannot_be_read_is_said_in_a_sentence(house, svdq: Cli, spoil: str) -> None:
     job_id = house.submit()
     if spoil == "data":
         house.connection.hdel(f"rq:job:{job_id}", "data")
     else:
         house.connection.set(f"rq:job:{job_id}", "x")
     for command in ("cancel", "retry", "move"):
-        done = house.run("svdq", command, job_id, *(["--front"] if command == "move" else []))
+        done = svdq(command, job_id, *(["--front"] if command == "move" else []))
         assert done.returncode == 2
         assert f"The record of job '{job_id}' cannot be read" in done.stderr
         assert "Traceback" not in done.stderr
 
 
-def test_a_pause_is_rqs_and_shown(house) -> None:
-    house.run("svdq", "pause")
+def test_a_pause_is_rqs_and_shown(house, svdq: Cli) -> None:
+    svdq("pause")
     assert house.connection.exists("rq:suspended")
     house.connection.hset(keys.PAUSES, mapping={"svdq-a-1-x": "Three jobs failed.", "svdq-b-2-y": "It died since."})
     house.connection.hset("rq:worker:svdq-a-1-x", "birth", "…")  # it lives
-    for command in (["status"], ["top", "--once"]):
-        shown = house.run("svdq", *command).stdout
-        assert "Paused: no jobs are taken" in shown
-        assert "PAUSED svdq-a-1-x: Three jobs failed. Fix the cause, then run `svdq resume`." in shown
-        assert "svdq-b-2-y" not in shown
-    assert house.run("svdq", "resume").returncode == 0
+    shown = svdq("status").stdout
+    assert "Paused: no jobs are taken" in shown
+    assert "PAUSED svdq-a-1-x: Three jobs failed. Fix the cause, then run `svdq resume`." in shown
+    assert "svdq-b-2-y" not in shown
+    assert svdq("resume").returncode == 0
     assert not house.connection.exists("rq:suspended", keys.PAUSES)
 
 
