@@ -134,9 +134,10 @@ class Check:
             share >= wanted if self._on_gpu else None,
         )
         if many["gpu_mb"]:
-            self._memory_of_ranks(many["gpu_mb"])
+            self.memory_of_ranks(many["gpu_mb"])
 
-    def _memory_of_ranks(self, gpu_mb: Sequence[float]) -> None:
+    def memory_of_ranks(self, gpu_mb: Sequence[float]) -> None:
+        """Report the peak GPU memory of each rank, in MiB, and compare a middle rank with a step alone."""
         rows = "\n".join(f"| {rank} | {mib:,.0f} |" for rank, mib in enumerate(gpu_mb))
         self._report.add(f"| rank | most GPU memory of its tensors, MiB |\n|---|---|\n{rows}")
         step = self._row("step")
@@ -264,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check; the exit code is 1 if a section failed or missed a required figure, 2 without a GPU."""
     import torch
 
-    options = _parse(arguments)
+    options = parse(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("Error: torch finds no GPU here; run this on a machine that has one.", file=sys.stderr)  # noqa: T201
         return 2
@@ -314,7 +315,8 @@ def _random_model(folder: Path) -> str:
     return str(folder)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of a StableVideoDiffusionPipeline; default: full size, random weights")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu only tries the script")

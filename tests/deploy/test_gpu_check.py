@@ -127,14 +127,14 @@ STEP = {
 
 
 def test_a_middle_rank_is_compared_with_a_step_alone(gpu_check: ModuleType, report, tmp_path: Path) -> None:
-    check = gpu_check.Check(report, "model", tmp_path, gpu_check._parse(["--device", "cpu"]))
+    check = gpu_check.Check(report, "model", tmp_path, gpu_check.parse(["--device", "cpu"]))
 
     def compare() -> None:
-        check._memory_of_ranks([9000.0, 4100.0, 9000.0])
+        check.memory_of_ranks([9000.0, 4100.0, 9000.0])
         report.figures["rows"] = [STEP]
-        check._memory_of_ranks([9000.0, 4100.0, 9000.0])
-        check._memory_of_ranks([9000.0, 6000.0, 9000.0])
-        check._memory_of_ranks([9000.0, 9000.0])
+        check.memory_of_ranks([9000.0, 4100.0, 9000.0])
+        check.memory_of_ranks([9000.0, 6000.0, 9000.0])
+        check.memory_of_ranks([9000.0, 9000.0])
 
     report.section("Memory", compare)
     verdicts = report.sections["Memory"].verdicts

@@ -3,8 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from svdq.producer.queue import fetch
 from tests.worker.conftest import House
+
+pytestmark = pytest.mark.slow
 
 SMALL = ("--frames", 2, "--steps", 4, "--size", "64x64", "--format", "gif", "--json")
 
