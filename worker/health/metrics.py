@@ -85,10 +85,6 @@ class LauncherCollector(Collector):
         #: more than the last one before its first scrape, so only their sum never decreases.
         self._counted: dict[tuple[str, str], dict[int, int]] = {}
 
-    def describe(self) -> Iterable[Metric]:
-        """Return all metrics without samples."""
-        return list(empty_metrics().values())
-
     def collect(self) -> Iterable[Metric]:
         """Return all metrics."""
         with self._lock:
