@@ -1,6 +1,6 @@
 """Checks the values of a job's record, which anyone with access to Redis may have written.
 
-Touches RQ's internals; `tests/worker/test_rq_adapter.py` fails when a new RQ changes them.
+Touches RQ's internals; `tests/worker/test_group_worker.py` fails when a new RQ changes them.
 """
 
 import zlib

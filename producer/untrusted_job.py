@@ -1,6 +1,6 @@
 """Reads RQ jobs that anyone with access to Redis may have written: bounded in size, and nothing in them is called.
 
-Touches RQ's internals; `tests/worker/test_rq_adapter.py` fails when a new RQ changes them.
+Touches RQ's internals; `tests/worker/test_group_worker.py` fails when a new RQ changes them.
 """
 
 from base64 import b64decode

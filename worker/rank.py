@@ -28,7 +28,7 @@ from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.output.fence import Fence
 from svdq.worker.output.writer import ResultWriter
 from svdq.worker.redis_client import ConnectionHealth, connect, restarter, wait_for
-from svdq.worker.restarts import lost, stalled
+from svdq.worker.restarts import exit_after_stall, exit_without_neighbor
 from svdq.worker.startup import LoadedModel, RankProcess, first_step_s, start
 
 logger = logging.getLogger("svdq.worker")
@@ -63,7 +63,7 @@ def run_rank(process: RankProcess) -> None:
         checkpoint_writer = CheckpointWriter(store, codec, reporter.metrics.count_checkpoint)
         ending.callback(_remove_checkpoints, checkpoint_writer)
     ending.callback(_exit_if_stopped, stopping)
-    monitor = ProgressMonitor(connect(process.url), info.notice, reporter, process.log, marker)
+    monitor = ProgressMonitor(connect(process.url), reporter, process.log, marker)
     ending.callback(monitor.close)
     result_writer = intake = None
     if topology.last:
@@ -82,11 +82,11 @@ def run_rank(process: RankProcess) -> None:
         topology=topology,
         links=links,
         model=loaded.model,
-        monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(stalled, monitor, marker)),
+        monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(exit_after_stall, monitor, marker)),
         tracer=tracer,
         source=intake,
         sink=result_writer,
-        on_lost=partial(lost, stopping=stopping, marker=marker),
+        on_lost=partial(exit_without_neighbor, stopping=stopping, marker=marker),
         checkpointer=checkpoint_writer,
     )
     reporter.waiting = [part for part in (intake, result_writer, checkpoint_writer) if part is not None]

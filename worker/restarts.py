@@ -20,7 +20,7 @@ STOP_HEARD_S: Final = 1.0
 RELOAD_S: Final = 10.0
 
 
-def lost(reason: str, stopping: threading.Event, marker: CrashMarker) -> None:
+def exit_without_neighbor(reason: str, stopping: threading.Event, marker: CrashMarker) -> None:
     """End the process because a neighbor has ended: torchrun restarts the group, and its jobs are taken again."""
     marker.mark_clean_exit()
     # All ranks get the signal to stop at once, but it may reach a neighbor first.
@@ -29,14 +29,14 @@ def lost(reason: str, stopping: threading.Event, marker: CrashMarker) -> None:
         os._exit(1)
 
 
-def stalled(monitor: ProgressMonitor, marker: CrashMarker) -> None:
+def exit_after_stall(monitor: ProgressMonitor, marker: CrashMarker) -> None:
     """End the process because its step does not end; the restarted group counts this for the job."""
     marker.mark_stalled()
     monitor.close()
     os._exit(1)
 
 
-def try_again(error: InputError, restart_count: int) -> NoReturn:
+def exit_for_restart(error: InputError, restart_count: int) -> NoReturn:
     """Wait, then end the process so that torchrun restarts the group, if it worked before.
 
     Raises:
@@ -50,7 +50,7 @@ def try_again(error: InputError, restart_count: int) -> NoReturn:
     os._exit(1)
 
 
-def count_crash_here(url: str, marker: CrashMarker) -> None:
+def count_host_crash(url: str, marker: CrashMarker) -> None:
     """Count in Redis the jobs that ranks of this host worked on when they died; rank 0 does this for its own host."""
     suspects = read_suspects(marker.folder, marker.restart_count)
     if suspects:

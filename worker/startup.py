@@ -25,7 +25,7 @@ from svdq.worker.health.job_log_handler import JobLogHandler
 from svdq.worker.intake.memory import RankMemory
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.launcher.hosts import address_book
-from svdq.worker.restarts import count_crash_here, lost, try_again
+from svdq.worker.restarts import count_host_crash, exit_for_restart, exit_without_neighbor
 from svdq.worker.signals import Signals
 
 #: Seconds that compiling for a shape may take before a rank counts as stalled.
@@ -75,7 +75,7 @@ def start(process: RankProcess) -> tuple[LoadedModel, Links]:
         loaded = _load_model(process)
         links = _connect(process, loaded)
     except InputError as error:
-        try_again(error, process.marker.restart_count)
+        exit_for_restart(error, process.marker.restart_count)
     check_alike(links.rank_info)
     return loaded, links
 
@@ -112,14 +112,14 @@ def _load_model(process: RankProcess) -> LoadedModel:
 def _connect(process: RankProcess, loaded: LoadedModel) -> Links:
     topology, marker = process.topology, process.marker
     if topology.local_rank == 0 and not topology.first:
-        count_crash_here(process.url, marker)
+        count_host_crash(process.url, marker)
     book = address_book(process.settings, on_one_host=topology.local_num_ranks == topology.num_ranks)
     folder = private_folder(marker.folder / "ranks")
     try:
         return join(topology, loaded.device, folder=folder, book=book, rank_info=loaded.rank_info())
     except OSError as error:
         # A neighbor has ended meanwhile, probably because all ranks were stopped.
-        lost(f"Cannot connect to the other ranks: {error}.", process.signals.stopping, marker)
+        exit_without_neighbor(f"Cannot connect to the other ranks: {error}.", process.signals.stopping, marker)
         os._exit(0)
 
 

@@ -23,7 +23,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.status import JobView, view, view_many
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import submit
-from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue.group_worker import GroupWorker
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
 SCRIPTS = Path(sys.executable).parent

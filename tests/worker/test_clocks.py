@@ -14,8 +14,8 @@ from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
 from svdq.worker.queue import transitions
+from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import SILENT_S, Recovery
-from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S
 from tests.queued import enqueue
 
@@ -37,7 +37,7 @@ time.time = lambda: true_time() + shift_s
 
 import rq.utils
 assert abs(rq.utils.now().timestamp() - true_time() - shift_s) < 1, "the clock is not shifted"
-from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
 from svdq.worker.redis_client import connect
 

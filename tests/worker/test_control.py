@@ -11,7 +11,7 @@ from svdq.producer import control, keys
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.storage.storage import Storage
 from svdq.worker.queue import transitions
-from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue.group_worker import GroupWorker
 from tests.conftest import Cli
 
 SIMULATED = "simulated:step_ms=50"

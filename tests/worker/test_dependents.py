@@ -12,8 +12,8 @@ from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
+from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
-from svdq.worker.queue.rq_adapter import GroupWorker
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 

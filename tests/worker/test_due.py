@@ -11,8 +11,8 @@ from rq.serializers import JSONSerializer
 from svdq.producer import control
 from svdq.producer.job import Job
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
-from svdq.worker.queue import rq_adapter, transitions
-from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue import group_worker, transitions
+from svdq.worker.queue.group_worker import GroupWorker
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
@@ -69,7 +69,7 @@ def test_a_job_for_the_front_goes_there(connection: redis.Redis, worker: GroupWo
 
 
 def test_many_jobs_are_queued_in_their_order(connection: redis.Redis, worker: GroupWorker, monkeypatch) -> None:
-    monkeypatch.setattr(rq_adapter, "PROMOTED_AT_ONCE", 4)
+    monkeypatch.setattr(group_worker, "PROMOTED_AT_ONCE", 4)
     job_ids = [f"job{9 - number}" for number in range(10)]
     schedule(connection, *job_ids)
     assert worker.promote_due()
@@ -119,7 +119,7 @@ def test_a_job_that_rq_has_not_written_yet_is_not_lost(connection: redis.Redis, 
 def test_groups_that_promote_at_once_queue_each_job_once_and_in_order(
     connection: redis.Redis, worker: GroupWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rq_adapter, "PROMOTED_AT_ONCE", 2)
+    monkeypatch.setattr(group_worker, "PROMOTED_AT_ONCE", 2)
     job_ids = [f"job{9 - number}" for number in range(10)]
     schedule(connection, *job_ids)
     other = GroupWorker(connection, on_stop=print, on_shutdown=print)

@@ -178,7 +178,7 @@ def _is_complete(samples: Samples) -> bool:
 
 def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
     rank_reporter = RankReporter(describe(TOPOLOGY, CPU, "fake"), CPU)
-    monitor = ProgressMonitor(connection, "", rank_reporter, JobLogHandler(0))
+    monitor = ProgressMonitor(connection, rank_reporter, JobLogHandler(0))
     bare = Sample(job_id="f" * 20, parameters=VideoParameters(seed=1, steps=8, frames=2), boundaries=(0, 3, 8), step=0)
     encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
 

@@ -36,7 +36,7 @@ class Stuck:
 
 def open_reporter() -> RankReporter:
     topology = Topology(rank=1, num_ranks=2, local_rank=1, local_num_ranks=2)
-    return RankReporter(describe(topology, torch.device("cpu"), "fake"), torch.device("cpu"))
+    return RankReporter(describe(topology, torch.device("cpu"), "fake", notice="a notice"), torch.device("cpu"))
 
 
 def test_the_meter_counts_what_is_computed() -> None:
@@ -116,7 +116,7 @@ def log():
 
 @pytest.fixture
 def monitor(connection: redis.Redis, log: JobLogHandler):
-    monitor = ProgressMonitor(connection, "a notice", open_reporter(), log)
+    monitor = ProgressMonitor(connection, open_reporter(), log)
     yield monitor
     monitor.close()
 

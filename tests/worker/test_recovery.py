@@ -20,8 +20,8 @@ from svdq.producer.status.workers import view_workers
 from svdq.worker.health.crash_marker import CrashSuspect, Phase
 from svdq.worker.queue import transitions
 from svdq.worker.queue.crash_count import CrashCount, count_crash, must_run_alone, read_count
+from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import POPPED_S, SILENT_S, Recovery
-from svdq.worker.queue.rq_adapter import GroupWorker
 from tests.queued import enqueue
 
 JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -401,7 +401,7 @@ def test_a_job_that_hangs_every_time_is_set_aside_and_its_neighbours_finish(hous
     views = house.wait(jobs)
     assert [view.status for view in views] == ["finished", "finished", "failed", "finished", "finished"]
     assert "made no progress and was ended 2 times" in views[2].error
-    assert "in step 4 " in views[2].error
+    assert "in step 4, " in views[2].error
     assert group.text.count("Ready with") == 3, "two restarts and no more"
     logged = house.run("svdq", "logs", jobs[2]).stdout
     assert logged.count("makes no progress: step 4 of 12") == 2

@@ -50,7 +50,6 @@ class ProgressMonitor:
     def __init__(
         self,
         connection: redis.Redis,
-        notice: str,
         rank_reporter: RankReporter,
         log: JobLogHandler,
         marker: CrashMarker | None = None,
@@ -59,13 +58,11 @@ class ProgressMonitor:
 
         Args:
             connection: used by this monitor alone.
-            notice: shown wherever the work is shown.
             rank_reporter: makes the record of this rank.
             log: collects log lines about jobs.
             marker: records each phase of a job before it begins.
         """
         self._connection = connection
-        self._notice = notice
         self._rank_reporter = rank_reporter
         self._log = log
         self._marker = marker
@@ -181,7 +178,7 @@ class ProgressMonitor:
         execution = execution_of(note[0].metadata) if note is not None else None
         with self._connection.pipeline(transaction=False) as pipeline:
             if note is not None:
-                meta = json.dumps(meta_of(*note, self._rank_reporter.who.rank, self._notice))
+                meta = json.dumps(meta_of(*note, self._rank_reporter.who.rank, self._rank_reporter.who.notice))
                 pipeline.eval(_SAVE_META, 1, Job.key_for(note[0].job_id), meta)
                 pipeline.smembers(keys.CANCELED)
                 if execution is not None:

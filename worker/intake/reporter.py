@@ -12,8 +12,8 @@ from svdq.pipeline.protocols import Report
 from svdq.worker.health.histograms import Pace
 from svdq.worker.intake.policy import LENGTH, CircuitBreaker
 from svdq.worker.output.fence import execution_of
+from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.job_completion import ActiveJob
-from svdq.worker.queue.rq_adapter import GroupWorker
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Ends executions of RQ jobs as RQ's tools expect it; a kill at any point loses no job.
 
-The base of `rq_adapter`, written against rq 2.12. It imports and calls nothing that a job names.
+The base of `group_worker`, written against rq 2.12. It imports and calls nothing that a job names.
 """
 
 import logging

@@ -23,7 +23,7 @@ from svdq.producer.untrusted_job import key_of
 from svdq.worker.health.crash_marker import CrashSuspect
 from svdq.worker.queue import transitions
 from svdq.worker.queue.crash_count import count_crash, read_count
-from svdq.worker.queue.rq_adapter import GroupWorker
+from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import BEAT_S
 from svdq.worker.queue.transitions import text_of
 

@@ -1,6 +1,6 @@
 """The part of the RQ worker that does not deal with jobs: name, registration, commands, maintenance.
 
-The base of `job_completion` and `rq_adapter`, written against rq 2.12.
+The base of `job_completion` and `group_worker`, written against rq 2.12.
 """
 
 import logging

@@ -139,7 +139,7 @@ def _install(where: str, folder: Path) -> None:
     from svdq.pipeline.media import image, video
     from svdq.pipeline.models.simulated import SimulatedModel
     from svdq.producer.storage import local, storage
-    from svdq.worker.queue.rq_adapter import GroupWorker
+    from svdq.worker.queue.group_worker import GroupWorker
 
     match where:
         case "after-pop":  # taken off the queue, nothing else

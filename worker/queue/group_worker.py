@@ -1,8 +1,8 @@
 """An RQ worker that holds several executions at once, unlike RQ's own. Does not import torch.
 
 Written against rq 2.12, like the other modules of this folder and `producer.untrusted_job`; if RQ changes,
-`tests/worker/test_rq_adapter.py` names what broke. No function or callback that a job names is imported or called: they
-are only compared as strings.
+`tests/worker/test_group_worker.py` names what broke. No function or callback that a job names is imported or called;
+they are only compared as strings.
 """
 
 import logging

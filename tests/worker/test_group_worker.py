@@ -34,9 +34,9 @@ from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
 from svdq.producer.status.workers import view_workers
 from svdq.producer.untrusted_job import UntrustedJob
-from svdq.worker.queue import job_completion, recovery, rq_adapter, rq_worker, transitions
+from svdq.worker.queue import group_worker, job_completion, recovery, rq_worker, transitions
+from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.job_completion import ActiveJob
-from svdq.worker.queue.rq_adapter import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S
 from tests.queued import enqueue
 
@@ -602,7 +602,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
 }
 
 #: Who touches RQ's internals.
-MODULES = (control, transitions, record_values, recovery, rq_adapter, job_completion, rq_worker, untrusted_job)
+MODULES = (control, transitions, record_values, recovery, group_worker, job_completion, rq_worker, untrusted_job)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {
@@ -632,7 +632,7 @@ def test_rq_has_what_the_adapter_relies_on(connection: redis.Redis, worker: Grou
     for kind, names in ATTRIBUTES.items():
         broken += [f"{kind.strip()}.{name} is gone" for name in names if not hasattr(objects[kind.strip()], name)]
     assert not broken, (
-        f"rq {rq.VERSION} changed what worker/queue/rq_adapter.py relies on (written against 2.12): "
+        f"rq {rq.VERSION} changed what worker/queue/group_worker.py relies on (written against 2.12): "
         + "; ".join(broken)
     )
 
