@@ -30,7 +30,7 @@ def test_what_cannot_be_meant_is_refused(shared: Settings, num, endpoint, num_gr
 
 def test_a_private_redis_does_not_do(settings: Settings) -> None:
     with pytest.raises(InputError, match="needs a Redis that all 2 hosts reach"):
-        read_hosts(settings, 2, "render1:29400", 1)
+        read_hosts(settings.model_copy(update={"redis_url": None}), 2, "render1:29400", 1)
 
 
 def test_a_host_that_is_not_there_may_come(shared: Settings) -> None:
