@@ -28,6 +28,7 @@ WINDOW_S = 35
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(600),
+    pytest.mark.usefixtures("own_server"),  # cron's jobs know a home only
     pytest.mark.skipif(CRON is None, reason="no cron daemon is installed (Debian: apt-get install cron)"),
 ]
 

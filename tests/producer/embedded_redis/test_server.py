@@ -16,6 +16,8 @@ from svdq.producer.embedded_redis.server import ensure_server, running_url, stop
 from svdq.producer.storage.storage import Storage
 from tests.faults.small_disk import SmallDisk
 
+pytestmark = pytest.mark.usefixtures("own_server")
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
