@@ -276,6 +276,7 @@ def test_it_goes_on_while_redis_is_away(home: Path, connection: redis.Redis) -> 
     assert process.returncode == 130
 
 
+@pytest.mark.usefixtures("own_server")
 def test_a_terminal_keeps_what_was_known_while_redis_is_away(home: Path, connection: redis.Redis) -> None:
     enqueue(connection, JOB, "a" * 20)
     with terminal("top", "--interval", "0.1") as screen:
