@@ -5,23 +5,18 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import annotated_types
 import click
-from pydantic.fields import FieldInfo
 
 from svdq.pipeline.parameters import SIZE_MULTIPLE, Format, VideoParameters
 from svdq.producer.job import Job
 from svdq.producer.keys import PRIORITIES
+from svdq.producer.submitting.options import SubmitOptions, as_flag, read_field
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[int, int] | None:
+def _read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> dict[str, int]:
     """Parse `1024x576`; the job checks which sizes are allowed."""
-    if value is None:
-        return None
-    from svdq.producer.submitting.options import read_field  # imports pydantic, which `--help` does without
-
-    size = read_field("size", value, "--size")
-    return size["width"], size["height"]
+    return {} if value is None else read_field("size", value, "--size")
 
 
 #: Default of a parameter, in words, where the job model has none.
@@ -34,8 +29,9 @@ _OPEN_DEFAULTS = {
 _MAX_SHOWN = 1_000_000
 
 
-def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
+def _option(name: str) -> Callable[[Command], Command]:
     """Build the option of a parameter; the job checks the range, with one sentence for every source of parameters."""
+    field = Job.model_fields[name]
     bounds = {type(bound): bound for bound in field.metadata}
     low, high = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
     limits = f"{low.ge:g} to {high.le:g}; " if low and high and high.le < _MAX_SHOWN else ""
@@ -43,7 +39,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
     kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)] or [field.annotation]
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     return click.option(
-        f"--{name.replace('_', '-')}",
+        as_flag(name),
         type=click.Choice(choices) if choices else kinds[0],
         help=f"{field.description} [{limits}default: {default}].",
     )
@@ -54,11 +50,10 @@ def _options() -> list[Callable[[Command], Command]]:
     size = click.option(
         "--size",
         metavar="WxH",
-        callback=read_size,
+        callback=_read_size,
         help=f"Size in pixels, multiples of {SIZE_MULTIPLE} [default: {width}x{height}].",
     )
     formats = Job.model_fields["formats"]
-    fit = _option("fit", Job.model_fields["fit"])
     file_format = click.option(
         "--format",
         "formats",
@@ -66,8 +61,8 @@ def _options() -> list[Callable[[Command], Command]]:
         type=click.Choice(get_args(Format)),
         help=f"{formats.description}; repeatable [default: {' '.join(formats.default)}].",
     )
-    plain = {name: field for name, field in VideoParameters.model_fields.items() if name not in ("width", "height")}
-    return [size, *(_option(name, field) for name, field in plain.items()), file_format, fit]
+    plain = [name for name in VideoParameters.model_fields if name not in ("width", "height")]
+    return [size, *map(_option, plain), file_format, _option("fit")]
 
 
 _SUBMISSION_OPTIONS = (
@@ -77,14 +72,13 @@ _SUBMISSION_OPTIONS = (
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line."),
 )
 
-
 priority_option = click.option(
     "--priority", type=click.Choice(PRIORITIES), default="default", show_default=True, help="Queue."
 )
 
 
 def parameter_options(command: Command) -> Command:
-    """Add the options of video parameters; `given` reads their values."""
+    """Add the options of video parameters; `read_options` converts their values."""
     return _with(command, _options())
 
 
@@ -99,8 +93,6 @@ def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> 
     return command
 
 
-def given(*, size: tuple[int, int] | None, formats: tuple[str, ...], **parameters: Any) -> dict[str, Any]:
-    """Convert option values to the fields of `svdq.producer.submitting.options.SubmitOptions`."""
-    width, height = size or (None, None)
-    # A repeated format counts once.
-    return {"width": width, "height": height, "formats": tuple(dict.fromkeys(formats)) or None, **parameters}
+def read_options(*, size: dict[str, int], formats: tuple[str, ...], **parameters: Any) -> SubmitOptions:
+    """Convert the values of `parameter_options`; a repeated format counts once."""
+    return SubmitOptions(**(parameters | size), formats=tuple(dict.fromkeys(formats)) or None)

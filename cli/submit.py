@@ -9,7 +9,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.parameters import given, parameter_options, priority_option, submission_options
+from svdq.cli.parameters import parameter_options, priority_option, read_options, submission_options
 
 EXAMPLES = """\b
 Examples:
@@ -79,8 +79,6 @@ class _PhotosCommand(click.Command):
 def submit(
     photos: tuple[str, ...],
     recursive: bool,
-    size: tuple[int, int] | None,
-    formats: tuple[str, ...],
     sweeps: tuple[str, ...],
     at: str | None,
     folder: str,
@@ -114,13 +112,13 @@ def submit(
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
     from svdq.producer.submitting.job_spec import JobSpec, read_folder
-    from svdq.producer.submitting.options import SubmitOptions, sweep
+    from svdq.producer.submitting.options import sweep
     from svdq.producer.submitting.sources import find_photos
     from svdq.producer.submitting.submit import Request
     from svdq.producer.timeparse import parse_future
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
-    options = SubmitOptions(**given(size=size, formats=formats, **parameters))
+    options = read_options(**parameters)
     if like is not None:
         from svdq.producer.results.provenance import read_provenance
 

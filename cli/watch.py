@@ -13,7 +13,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, redis_options, storage_option
-from svdq.cli.parameters import given, parameter_options, priority_option
+from svdq.cli.parameters import parameter_options, priority_option, read_options
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,8 +76,6 @@ def watch(
     on_success: str,
     poll: bool,
     once: bool,
-    size: tuple[int, int] | None,
-    formats: tuple[str, ...],
     priority: str,
     as_json: bool,
     storage: str | None,
@@ -96,12 +94,11 @@ def watch(
     # Imported here so that `svdq watch --help` stays fast.
     from svdq.producer.settings import Settings
     from svdq.producer.submitting.job_spec import JobSpec
-    from svdq.producer.submitting.options import SubmitOptions
     from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
     from svdq.producer.watching.watch import watch as watch_folder
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
-    options = SubmitOptions(**given(size=size, formats=formats, **parameters))
+    options = read_options(**parameters)
 
     def report(event: "Event") -> None:
         _print(event, as_json=as_json)
