@@ -22,8 +22,14 @@ class Costs:
     step_s: tuple[float, ...]
     #: Encoding the photo, on rank 0.
     encode_s: float = 0.0
-    #: Decoding the frames, on the last rank.
+    #: Decoding the frames, on a rank of typical speed.
     decode_s: float = 0.0
+    #: Decoding them on each rank, if the ranks differ; K values or none.
+    decode_each_s: tuple[float, ...] = ()
+
+    def decode_on(self, rank: int) -> float:
+        """Return the cost of decoding on a rank."""
+        return self.decode_each_s[rank] if self.decode_each_s else self.decode_s
 
     @property
     def fixed_s(self) -> list[float]:
