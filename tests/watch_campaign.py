@@ -1,6 +1,6 @@
 """`python -m tests.watch_campaign --files 2000 --kills 5`: kill `svdq watch` while photos are dropped, and count.
 
-Photos come as rsync writes them (under a hidden name, then renamed), from slow writers, and in folders that are made on
+Photos are written as rsync does (under a hidden name, then renamed), from slow writers, and in folders that are made on
 the way or moved in whole. Real processes, a real Redis, a real kernel; the photos themselves are tiny.
 """
 
@@ -29,7 +29,7 @@ from svdq.producer.queue import SvdqQueue, read_job, session
 from svdq.producer.settings import Settings
 from tests.faults.waiting import NeverCameError, wait_until
 
-#: Photos that lie there before the folder is first watched, and must be left alone.
+#: Photos that are there before the folder is first watched; svdq must not submit them.
 NUM_OLD = 10
 STABLE_FOR = "500ms"
 
