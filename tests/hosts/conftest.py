@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import s3fs
 from PIL import Image
 
 from svdq.producer.queue import connect
@@ -130,6 +129,8 @@ def network(tmp_path: Path) -> Iterator[Network]:
 @pytest.fixture
 def bucket(network: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str]]]:
     """URL of a place in a bucket of an S3 server at the network, and the environment that it needs."""
+    import s3fs  # seconds of a core
+
     server = pytest.importorskip("moto.server").ThreadedMotoServer(network.address, 0, verbose=False)
     server.start()
     environment = {
