@@ -59,6 +59,9 @@ class _ListSource:
     def take(self) -> Request | None:
         return self._requests.pop(0) if self._requests else None
 
+    def take_if_ready(self) -> Request | None:
+        return self.take()
+
     def prefetch_next(self) -> None:
         """Everything is ready."""
 
@@ -106,7 +109,7 @@ def _rank_main(
     topology: Topology, links: Links, model_name: str, folder: str, documents: str, wanted: str, options: ComputeOptions
 ) -> None:
     device = choose_device(wanted, topology.local_rank)
-    parts = Part.of_rank(topology.rank, topology.num_ranks)
+    parts = Part.of_rank(topology.rank)
     model = open_model(model_name, parts, device, dtype_of(options, device), options)
     image = Image.open(Path(folder, "photo.png"))
     requests = [
@@ -121,6 +124,7 @@ def _rank_main(
         tracer=Tracer(topology.rank, on=False),
         source=_ListSource(requests) if topology.first else None,
         sink=_FolderSink(Path(folder)) if topology.last else None,
+        device=device,
         on_lost=exit_when_lost,
     ).run()
 

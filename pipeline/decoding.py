@@ -1,11 +1,13 @@
-"""Decodes latents to frames on the last rank, in smaller chunks of frames when memory runs out."""
+"""Decodes latents to frames, in smaller chunks of frames when memory runs out."""
 
 import logging
 import time
 from dataclasses import replace
 
+from torch import Tensor
+
 from svdq.pipeline.failures import say_why
-from svdq.pipeline.models.base import Frames, VideoModel
+from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.models.device_memory import is_out_of_memory, release_memory
 from svdq.pipeline.models.memory import ChunkLimits, chunk_of
 from svdq.pipeline.parameters import VideoParameters
@@ -21,15 +23,15 @@ class Decoder:
         self._model = model
         self._limits = ChunkLimits()
 
-    def decode(self, sample: Sample) -> tuple[Sample, Frames | None]:
+    def decode(self, sample: Sample) -> tuple[Sample, Tensor | None]:
         """Decode a sample whose steps are done.
 
         A decode_chunk_size set by the job is tried first, since chunks change pixels; one chosen by the worker is
         limited to sizes that have not run out of memory before.
 
         Returns:
-            The sample without its tensors and with the decode_chunk_size used, and its frames; or the failed sample and
-            None.
+            The sample without its tensors and with the decode_chunk_size used, and its frames (F, H, W, 3), uint8, on
+            the model's device; or the failed sample and None.
         """
         asked_for = sample.parameters
         is_open = sample.chunk_chosen or asked_for.decode_chunk_size is None

@@ -1,10 +1,10 @@
-"""Protocols that connect a stage to its surroundings, and the two types that pass through them.
+"""Protocols that connect a stage to its surroundings, and the types that pass through them.
 
-Where videos come from and who hears how they ended (rank 0), where frames go (the last rank), who is told of progress,
-who knows what is canceled, and who keeps what is half done (every rank).
+Rank 0 has a source of videos and a planner, the last rank a sink of frames, every rank a monitor of its progress, which
+also knows what is canceled, and a checkpointer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from PIL.Image import Image
 
 from svdq.pipeline.models.base import Frames
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.partition import Costs
 from svdq.pipeline.sample import Sample
 
 
@@ -31,6 +32,47 @@ class Request:
     chunk_chosen: bool = False
     #: The unfinished sample of an earlier attempt, on the device of rank 0; its parameters are those above.
     resume: Sample | None = None
+    #: The ranks that have enough memory to decode it, in order; None: all have.
+    decoders: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What each rank does with a sample."""
+
+    #: `Sample.boundaries`.
+    boundaries: tuple[int, ...]
+    #: `Sample.decoder`.
+    decoder: int
+
+    def __post_init__(self) -> None:
+        # Samples go down the chain only.
+        assert list(self.boundaries) == sorted(self.boundaries), self
+        assert 0 <= self.decoder < len(self.boundaries) - 1, self
+        assert self.boundaries[self.decoder + 1] == self.boundaries[-1], self
+
+
+class Planner(Protocol):
+    """Decides on rank 0 what each rank does with a sample.
+
+    `assign` and `wants_more` are called by the stage loop, the others also by the thread that receives reports.
+    """
+
+    def assign(self, index: int, first_step: int, num_steps: int, costs: Costs, decoders: Sequence[int]) -> Assignment:
+        """Decide who does the steps first_step..num_steps of sample `index`, and which of `decoders` decodes it."""
+        ...
+
+    def wants_more(self) -> bool:
+        """Whether a rank could begin another sample now, while rank 0 is between two steps; must be cheap."""
+        ...
+
+    def on_work(self, rank: int, index: int, kind: str, seconds: float) -> None:
+        """Handle the end of `encode`, `steps` or `decode` of sample `index` on a rank."""
+        ...
+
+    def on_ended(self, index: int) -> None:
+        """Handle the end of a sample: no rank has work of it any more."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +98,12 @@ class Source(Protocol):
         """Wait for the next video; return None when no more will come."""
         ...
 
+    def take_if_ready(self) -> Request | None:
+        """Return the next video if it is ready, without waiting."""
+        ...
+
     def prefetch_next(self) -> None:
-        """Prepare the next request: rank 0 is in its last step, or has none."""
+        """Prepare the next request: a rank can begin it within about a step."""
         ...
 
     def ended(self, report: Report) -> None:
@@ -66,7 +112,10 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """Receives frames on the last rank; writes them in the background and blocks when it cannot keep up."""
+    """Receives frames on the last rank; writes them in the background and blocks when it cannot keep up.
+
+    The stage loop delivers what this rank has decoded, the receiving thread what others have.
+    """
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         """Take the frames of a sample, and report its end when they are safe."""
@@ -102,7 +151,11 @@ class Monitor(Protocol):
 
 
 class Checkpointer(Protocol):
-    """Who keeps samples that are half done, so that a job that is taken again need not start anew."""
+    """Keeps unfinished samples, so that a job that is taken again need not start anew.
+
+    A sample is saved with its final latents as well, and kept until its job has ended, so that frames that are lost on
+    their way are decoded again.
+    """
 
     def save(self, sample: Sample) -> None:
         """Take a sample at a step boundary; its tensors are not changed any more.

@@ -35,10 +35,14 @@ class Sample:
 
     #: Id of its job.
     job_id: str
+    #: Its place in the order of admission; a rank works on the waiting sample with the lowest index.
+    index: int = 0
     #: Its parameters, with `frames` filled in.
     parameters: VideoParameters
     #: K+1 step indices: rank r does the steps from boundaries[r] up to, not including, boundaries[r+1].
     boundaries: tuple[int, ...]
+    #: The rank that decodes it: the last rank that does steps, or one after it.
+    decoder: int = 0
     #: The next denoising step; equals `parameters.steps` when denoising is done.
     step: int
     #: The state; empty for a sample that has failed or was canceled and travels on as a header alone.
@@ -66,6 +70,10 @@ class Sample:
     def ended(self) -> bool:
         """Whether it travels on only to be reported."""
         return self.canceled or self.failure is not None
+
+    def has_work(self, rank: int) -> bool:
+        """Whether a rank has steps of it to do, or its decode."""
+        return not self.ended and (self.step < self.boundaries[rank + 1] or self.decoder == rank)
 
     def taking(self, memory: Mapping[str, int]) -> Self:
         """Return the sample with a rank's measurements of its memory merged in."""

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 
 from svdq.pipeline.models.base import VideoModel
-from svdq.pipeline.protocols import Checkpointer, Monitor, Sink, Source
+from svdq.pipeline.protocols import Checkpointer, Monitor, Planner, Sink, Source
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.address_book import AddressBook, FolderBook, address_among_hosts
@@ -115,7 +115,9 @@ def build_stage(
     source: Source | None,
     sink: Sink | None,
     on_lost: OnLost,
+    device: torch.device | None = None,
     checkpointer: Checkpointer | None = None,
+    planner: Planner | None = None,
 ) -> Stage:
     """Create a rank's stage and connect it to its neighbours.
 
@@ -128,7 +130,9 @@ def build_stage(
         source: on rank 0 only.
         sink: on the last rank only.
         on_lost: called from a thread when a neighbour is gone; should end the process, since the group is broken.
-        checkpointer: keeps what is half done; None keeps nothing.
+        device: of this rank; None: the processor.
+        checkpointer: keeps unfinished samples; None keeps nothing.
+        planner: decides on rank 0 who does what; None: fair shares, and the last rank decodes.
     """
     return Stage(
         rank=topology.rank,
@@ -136,8 +140,10 @@ def build_stage(
         model=model,
         monitor=monitor,
         tracer=tracer,
+        device=device,
         source=source,
         sink=sink,
+        planner=planner,
         upstream=Receiver(links.upstream, topology.rank - 1, on_lost) if links.upstream else None,
         downstream=Sender(links.downstream, topology.rank + 1, on_lost) if links.downstream else None,
         returns=Sender(links.returns, 0, on_lost) if links.returns else None,

@@ -86,6 +86,7 @@ def run_rank(process: RankProcess) -> None:
         tracer=tracer,
         source=intake,
         sink=result_writer,
+        device=loaded.device,
         on_lost=partial(exit_without_neighbor, stopping=stopping, marker=marker),
         checkpointer=checkpoint_writer,
     )

@@ -96,15 +96,23 @@ def _load_model(process: RankProcess) -> LoadedModel:
         prepare_compiling(settings.home, topology.local_num_ranks)
     check(compute, device)
     started = time.perf_counter()
-    model = open_model(settings.model, Part.of_rank(topology.rank, topology.num_ranks), device, dtype, compute)
-    load_s = time.perf_counter() - started
+    parts = Part.of_rank(topology.rank)
+    model = open_model(settings.model, parts, device, dtype, compute)
     # svdq worker counts the ranks of all groups; torchrun has one group.
     sharing = config.ranks_per_gpu or ranks_per_gpu(torch.cuda.device_count(), topology.local_num_ranks)
+    granted = capacity(device, settings.memory_limit, sharing)
+    if granted is not None and model.info.weight_bytes > granted and not topology.last:
+        # There is no room for the decoder, which the last rank has in any case.
+        parts &= ~Part.DECODER
+        del model
+        model = open_model(settings.model, parts, device, dtype, compute)
+    load_s = time.perf_counter() - started
     memory = RankMemory(
-        capacity=capacity(device, settings.memory_limit, sharing),
+        capacity=granted,
         weights=model.info.weight_bytes,
         device=name_of(device),
         ranks_per_gpu=sharing,
+        decodes=Part.DECODER in parts,
     )
     return LoadedModel(model=model, device=device, load_s=load_s, memory=memory)
 

@@ -90,7 +90,7 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
 
 def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str) -> None:
     device = choose_device(workload.device, topology.local_rank)
-    parts = Part.of_rank(topology.rank, topology.num_ranks)
+    parts = Part.of_rank(topology.rank)
     number = topology.local_rank
     model = open_model(workload.models[number], parts, device, dtype_for(device))
     replicas = topology.num_ranks < len(workload.models)
@@ -107,6 +107,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         tracer=tracer,
         source=feed,
         sink=drain,
+        device=device,
         on_lost=exit_when_lost,
     )
     if workload.warm:
@@ -146,6 +147,9 @@ class _Feed:
             return None
         parameters = self._workload.parameters.model_copy(update={"seed": number})
         return Request(job_id=f"sample-{number}", parameters=parameters, photo=self._photo)
+
+    def take_if_ready(self) -> Request | None:
+        return self.take()
 
     def prefetch_next(self) -> None:
         pass

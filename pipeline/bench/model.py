@@ -237,7 +237,7 @@ class _Bench:
         tensors = self._tensors(case)
         if case.part == "decode":
             chunk_size = case.decode_chunk_size or case.frames
-            return lambda number: self._keep(number, torch.from_numpy(model.decode(tensors, video, chunk_size)))
+            return lambda number: self._keep(number, model.decode(tensors, video, chunk_size))
         # The first steps of a video. The result of a step is mostly its input noise, so the prediction of the UNet is
         # kept instead.
         denoiser = model.denoiser(tensors, video)

@@ -18,7 +18,7 @@ from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
-#: Frames to be written: (F, H, W, 3), uint8, RGB.
+#: Frames to be written, on the host: (F, H, W, 3), uint8, RGB.
 Frames = NDArray[np.uint8]
 
 
@@ -29,18 +29,13 @@ class Part(Flag):
     ENCODER = auto()
     #: UNet and scheduler: every rank.
     DENOISER = auto()
-    #: VAE decoder: the last rank.
+    #: VAE decoder: the last rank, and every other one that has room for it.
     DECODER = auto()
 
     @classmethod
-    def of_rank(cls, rank: int, num_ranks: int) -> "Part":
-        """Return the parts that `rank` of `num_ranks` needs."""
-        part = cls.DENOISER
-        if rank == 0:
-            part |= cls.ENCODER
-        if rank == num_ranks - 1:
-            part |= cls.DECODER
-        return part
+    def of_rank(cls, rank: int) -> "Part":
+        """Return the parts of a rank that has room for all of them."""
+        return cls.DENOISER | cls.DECODER | (cls.ENCODER if rank == 0 else cls(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +99,11 @@ class VideoModel(Protocol):
         """Return the name of the first weight that is NaN or infinite, or ""; reads all weights."""
         ...
 
-    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
+    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Decode final latents, `decode_chunk_size` frames at a time. DECODER only.
+
+        Returns:
+            The frames on the model's device: (F, H, W, 3), uint8, RGB.
 
         Raises:
             SampleError: the frames are not finite.

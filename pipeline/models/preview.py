@@ -16,7 +16,7 @@ from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import Frames, ModelInfo, Part
+from svdq.pipeline.models.base import ModelInfo, Part
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
 
@@ -89,19 +89,19 @@ class PreviewModel:
         return PreviewDenoiser(tensors["image_latents"], parameters)
 
     @torch.inference_mode()
-    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
+    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Rearrange final latents to frames, one at a time; `decode_chunk_size` is ignored.
 
         Raises:
             SampleError: the latents are not finite.
         """
         latents = tensors["latents"][0]  # (F, 192, H/8, W/8)
-        frames = np.empty((latents.shape[0], parameters.height, parameters.width, 3), np.uint8)
+        frames = torch.empty((latents.shape[0], parameters.height, parameters.width, 3), dtype=torch.uint8)
         for frame, values in zip(frames, latents, strict=True):
             # A sum of finite values far below float32's range is finite, and propagates NaN and infinity.
             if not math.isfinite(values.sum(dtype=torch.float32).item()):
                 raise SampleError("The latents of the preview are not numbers (NaN or infinity); try another seed.")
-            frame[:] = _depth_to_space(_to_bytes(values).cpu().numpy())
+            frame.numpy()[:] = _depth_to_space(_to_bytes(values).cpu().numpy())
         return frames
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import Frames, ModelInfo, Part
+from svdq.pipeline.models.base import ModelInfo, Part
 from svdq.pipeline.models.names import Timings, timings_of
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Tensors
@@ -119,7 +119,7 @@ class SimulatedModel:
         self._sleep(self._timings.step_ms * self._timings.slowdown)
         return latents
 
-    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
+    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Sleep, and check that every step was done once and in order; return gray frames (F, H, W, 3)."""
         self._start_clock()
         self._check_memory(decode_chunk_size)
@@ -133,7 +133,7 @@ class SimulatedModel:
             raise SampleError("The simulated latents are not what every step, once and in order, makes of them.")
         self._sleep(self._timings.decode_ms)
         shape = (parameters.num_frames, parameters.height, parameters.width, 3)
-        return np.broadcast_to(np.uint8(parameters.seed % 256), shape)
+        return torch.tensor(parameters.seed % 256, dtype=torch.uint8).expand(shape)
 
     def _check_memory(self, decode_chunk_size: int) -> None:
         if decode_chunk_size > (self._timings.decodable_frames or decode_chunk_size):

@@ -11,6 +11,7 @@ while data is in transit; every host has a receiving end, since the channels of 
 import contextlib
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -24,11 +25,14 @@ from svdq.pipeline.transport.message import (
     byte_views,
     decode_header,
     encode_header,
+    num_payload_bytes,
     on_host,
 )
 
 #: Length of the header that follows, in bytes.
 _LENGTH: Final = struct.Struct("!I")
+#: Bytes that are passed on at a time: few enough to stay in a processor's cache.
+_RELAY_BYTES: Final = 1 << 18
 #: Largest number of buffers per system call (IOV_MAX is 1024 on Linux and macOS).
 _MAX_BUFFERS = 256
 
@@ -45,10 +49,12 @@ class Channel:
 
         Args:
             connection: to the neighbour.
-            device: target device of received tensors.
+            device: of this rank, from and to which tensors are copied.
         """
         self._connection = connection
         self.device = device
+        #: For what is passed on; allocated once.
+        self._relayed: memoryview | None = None
 
     @property
     def is_direct(self) -> bool:
@@ -60,8 +66,7 @@ class Channel:
 
         This avoids waking a thread for what fits into the socket's buffer.
         """
-        header = encode_header(message)
-        buffers = [memoryview(_LENGTH.pack(len(header)) + header), *byte_views(on_host(message.tensors))]
+        buffers = [_framed(encode_header(message)), *byte_views(on_host(message.tensors))]
         with contextlib.suppress(BlockingIOError):
             return self._send_some(buffers, socket.MSG_DONTWAIT)
         return buffers
@@ -74,6 +79,22 @@ class Channel:
         """
         while buffers:
             buffers = self._send_some(buffers, 0)
+
+    def send_header(self, message: Message, layout: Layout) -> None:
+        """Send a message whose tensors follow as bytes, with `send_bytes`.
+
+        Raises:
+            OSError: the neighbour is gone.
+        """
+        self.send_bytes(_framed(encode_header(message, layout)))
+
+    def send_bytes(self, data: memoryview) -> None:
+        """Send a part of the tensors that `send_header` has announced.
+
+        Raises:
+            OSError: the neighbour is gone.
+        """
+        self._connection.sendall(data)
 
     def _send_some(self, buffers: list[memoryview], flags: int) -> list[memoryview]:
         num_sent = self._connection.sendmsg(buffers[:_MAX_BUFFERS], (), flags)
@@ -100,15 +121,28 @@ class Channel:
         return decode_header(header)
 
     def receive_tensors(self, layout: Layout) -> dict[str, Tensor]:
-        """Receive the tensors that a header has announced, onto the device."""
-        on_gpu = self.device.type == "cuda"
-        tensors = allocate(layout, torch.device("cpu"), pin_memory=on_gpu)
+        """Receive the tensors that a header has announced, into memory of the host; pinned if the rank has a GPU."""
+        tensors = allocate(layout, torch.device("cpu"), pin_memory=self.device.type == "cuda")
         for view in byte_views(tensors):
             self._receive_exactly(view)
-        if on_gpu:
-            tensors = {name: tensor.to(self.device, non_blocking=True) for name, tensor in tensors.items()}
-            torch.cuda.current_stream(self.device).synchronize()
         return tensors
+
+    def receive_bytes(self, layout: Layout) -> Iterator[memoryview]:
+        """Receive the tensors that a header has announced piece by piece; each is valid until the next.
+
+        Raises:
+            ChannelClosedError: the neighbour is gone.
+        """
+        rest = num_payload_bytes(layout)
+        if rest and self._relayed is None:
+            self._relayed = memoryview(bytearray(_RELAY_BYTES))
+        while rest:
+            assert self._relayed is not None
+            num_received = self._connection.recv_into(self._relayed[: min(rest, _RELAY_BYTES)])
+            if num_received == 0:
+                raise ChannelClosedError("it closed the connection")
+            yield self._relayed[:num_received]
+            rest -= num_received
 
     def close(self) -> None:
         """Close the socket; sent data still arrives."""
@@ -120,3 +154,7 @@ class Channel:
             if num_received == 0:
                 raise ChannelClosedError("it closed the connection")
             rest = rest[num_received:]
+
+
+def _framed(header: bytes) -> memoryview:
+    return memoryview(_LENGTH.pack(len(header)) + header)

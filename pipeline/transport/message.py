@@ -5,7 +5,7 @@ Messages contain no pickle or other executable data. A checkpoint is the same he
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -21,7 +21,9 @@ from svdq.pipeline.sample import Resumption, Sample
 MAX_HEADER_BYTES = 1 << 24
 MAX_PAYLOAD_BYTES = 1 << 34
 _MAX_DIMENSIONS = 8
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
+}
 
 
 class Kind(Enum):
@@ -29,12 +31,30 @@ class Kind(Enum):
 
     #: A sample.
     SAMPLE = "sample"
+    #: The frames of a video for the last rank, uint8, and its sample.
+    FRAMES = "frames"
     #: A shape of video to warm up for.
     WARM = "warm"
+    #: Finished work alone; other messages carry it along.
+    WORK = "work"
     #: The last message.
     CLOSE = "close"
     #: From the last rank to rank 0: how a video ended.
     REPORT = "report"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work that a rank has finished, as rank 0's planner counts it."""
+
+    #: Who did it.
+    rank: int
+    #: `Sample.index`.
+    index: int
+    #: `encode`, `steps` or `decode`.
+    kind: str
+    #: How long it took.
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +64,10 @@ class Message:
     kind: Kind
     #: The content as JSON; empty for a close.
     body: Mapping[str, Any] = field(default_factory=dict)
-    #: The tensors of a sample.
+    #: The tensors of a sample, or `frames` (F, H, W, 3), uint8.
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    #: A received sample, built from body and tensors.
-    sample: Sample | None = None
+    #: What ranks up the chain have finished.
+    work: Sequence[Work] = ()
 
 
 #: Name, dtype and shape of each tensor of a message, in order.
@@ -58,8 +78,10 @@ def sample_body(sample: Sample) -> dict[str, Any]:
     """Convert everything of a sample but its tensors to JSON."""
     return {
         "job_id": sample.job_id,
+        "index": sample.index,
         "parameters": sample.parameters.model_dump(mode="json"),
         "boundaries": list(sample.boundaries),
+        "decoder": sample.decoder,
         "step": sample.step,
         "metadata": dict(sample.metadata),
         "failure": sample.failure,
@@ -82,8 +104,10 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
     try:
         return Sample(
             job_id=body["job_id"],
+            index=body["index"],
             parameters=VideoParameters.model_validate(body["parameters"]),
             boundaries=tuple(body["boundaries"]),
+            decoder=body["decoder"],
             step=body["step"],
             tensors=tensors,
             metadata=body["metadata"],
@@ -100,13 +124,23 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
         raise ValueError(f"this is not a sample: {error!r}") from error
 
 
-def encode_header(message: Message) -> bytes:
-    """Encode all of a message but the content of its tensors as JSON."""
-    layout = [
-        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in message.tensors.items()
-    ]
+def encode_header(message: Message, layout: Layout | None = None) -> bytes:
+    """Encode all of a message but the content of its tensors as JSON.
+
+    Args:
+        message: what to encode.
+        layout: of tensors that are still on their way from another rank; None: of the message's own.
+    """
+    if layout is None:
+        layout = [
+            (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+            for name, tensor in message.tensors.items()
+        ]
+    document = {"kind": message.kind.value, "body": message.body, "layout": layout}
+    if message.work:
+        document["work"] = [astuple(work) for work in message.work]
     # pydantic's JSON encoder: after a sleep, the json module takes several times as long to get back into the cache.
-    return to_json({"kind": message.kind.value, "body": message.body, "layout": layout})
+    return to_json(document)
 
 
 def decode_header(header: bytes | bytearray) -> tuple[Message, Layout]:
@@ -118,14 +152,31 @@ def decode_header(header: bytes | bytearray) -> tuple[Message, Layout]:
     try:
         document = from_json(header)
         kind, body, layout = Kind(document["kind"]), document["body"], document["layout"]
-        num_bytes = sum(_num_bytes(*tensor) for tensor in layout)
-    except (KeyError, TypeError) as error:
+        work = [_work(*each) for each in document.get("work", ())]
+        num_bytes = num_payload_bytes(layout)
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"this is not a message: {error!r}") from error
     if not isinstance(body, dict):
         raise ValueError(f"the body of a {kind.value} message is not an object")
     if num_bytes > MAX_PAYLOAD_BYTES:
         raise ValueError(f"the tensors of a {kind.value} message have {num_bytes:,} bytes")
-    return Message(kind=kind, body=body), layout
+    return Message(kind=kind, body=body, work=work), layout
+
+
+def _work(rank: object, index: object, kind: object, seconds: object) -> Work:
+    """Check a piece of finished work.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if not (type(rank) is type(index) is int and isinstance(kind, str) and type(seconds) in (int, float)):
+        raise ValueError("the work of a message is not work")
+    return Work(rank, index, kind, seconds)  # type: ignore[arg-type]
+
+
+def num_payload_bytes(layout: Layout) -> int:
+    """Return the bytes of all tensors of a layout."""
+    return sum(_num_bytes(*tensor) for tensor in layout)
 
 
 def _num_bytes(name: object, dtype: str, shape: Sequence[int]) -> int:

@@ -1,23 +1,31 @@
 """Links between neighbouring ranks: messages in order, asynchronous, bounded.
 
 A link is a channel with a thread at each end, so that a rank computes one sample while it receives the next and sends
-the previous one. The number of samples is bounded: one may be on its way out and one received ahead of need; a second
-one waits, which pushes back up to rank 0.
+the previous one. Several threads of a rank send to one link: the stage loop its samples and frames, the receiving
+thread what it passes on. Each message is sent as a whole, and only one is on its way at a time, which pushes back up to
+rank 0.
 """
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from svdq.pipeline.sample import Tensors
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.message import Kind, Message, sample_from
+from svdq.pipeline.transport.message import Kind, Layout, Message, Work, num_payload_bytes
 
 #: Called once with a sentence, from a link's thread, when the neighbour is gone.
 OnLost = Callable[[str], None]
+
+#: Seconds between two messages that carry nothing but finished work. Where more is finished, samples follow each other
+#: as quickly and carry it along, so that very short steps are not held up by threads that wake for news.
+WORK_EVERY_S = 0.1
 
 
 class _NoStream:
@@ -49,15 +57,18 @@ class _Rest:
 
 
 class Sender:
-    """The sending end of a link."""
+    """The sending end of a link; any thread may send."""
 
     def __init__(self, channel: Channel, neighbour: int, on_lost: OnLost) -> None:
         self._channel = channel
         self._neighbour = neighbour
         self._on_lost = on_lost
         self._outbox: queue.SimpleQueue[_Rest] = queue.SimpleQueue()
-        #: Held while a message is on its way. A plain lock, since the thread that finishes a message releases it.
-        self._turn = threading.Lock()
+        #: Taken while a message is on its way; the thread that finishes it gives it back.
+        self._turn = threading.Semaphore()
+        #: Finished work that the next message carries along. Appending and taking are atomic.
+        self._work: deque[Work] = deque()
+        self._work_sent_at = -WORK_EVERY_S
         self._released = False
         #: Set when CLOSE is sent, or when `close` must not wait for that any more.
         self._closed = threading.Event()
@@ -68,7 +79,9 @@ class Sender:
         self._turn.acquire()
         if self._released:
             return
-        if message.tensors and not self._channel.is_direct:
+        message = self._with_work(message)
+        # Frames may have to be copied first, which the caller's GPU need not wait for.
+        if message.kind is Kind.FRAMES or (message.tensors and not self._channel.is_direct):
             self._outbox.put(_Rest(message=message, buffers=None, ready=self._now()))
             return
         try:
@@ -82,12 +95,45 @@ class Sender:
         else:
             self._turn.release()
 
+    def relay(self, message: Message, layout: Layout, payload: Iterable[memoryview]) -> None:
+        """Send a message from another link while its tensors arrive: they are neither kept nor looked at.
+
+        Args:
+            message: without its tensors.
+            layout: of its tensors.
+            payload: the bytes of all tensors; what iterating raises is passed on.
+        """
+        self._turn.acquire()
+        if self._released:
+            return
+        try:
+            self._channel.send_header(self._with_work(message), layout)
+        except OSError as error:
+            self._lost(error)
+            return
+        for data in payload:
+            try:
+                self._channel.send_bytes(data)
+            except OSError as error:
+                self._lost(error)
+                return
+        self._turn.release()
+
+    def note(self, work: Iterable[Work]) -> None:
+        """Have the next message carry finished work along."""
+        self._work.extend(work)
+
+    def send_work(self) -> None:
+        """Send noted work now, unless a message with work alone was sent just before: then the next one carries it."""
+        if self._work and time.monotonic() - self._work_sent_at >= WORK_EVERY_S:
+            self._work_sent_at = time.monotonic()
+            self.send(Message(kind=Kind.WORK))
+
     def release(self) -> None:
         """Unblock `send` and `close`; for a rank that stops in the middle of its work."""
         self._released = True
         self._closed.set()
-        if self._turn.locked():
-            self._turn.release()
+        self._turn.release(1 << 10)  # more than there are threads
 
     def close(self) -> None:
         """Send CLOSE, and wait until it is sent."""
@@ -111,9 +157,17 @@ class Sender:
             rest.ready.wait()
         buffers = self._channel.begin(rest.message) if rest.buffers is None else rest.buffers
         self._channel.finish(buffers)
-        if not self._released:
-            self._turn.release()
+        self._turn.release()
         return rest.message.kind is not Kind.CLOSE
+
+    def _with_work(self, message: Message) -> Message:
+        """Return the message with all noted work, after what it carries already."""
+        if not self._work:
+            return message
+        work = list(message.work)
+        while self._work:
+            work.append(self._work.popleft())
+        return replace(message, work=work)
 
     def _now(self) -> torch.cuda.Event | None:
         """Return a CUDA event that marks the end of this thread's stream so far."""
@@ -127,51 +181,71 @@ class Sender:
         self._on_lost(f"Cannot send to rank {self._neighbour} any more: {error}.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A message whose header has arrived; its tensors are still to be received, or to be passed on."""
+
+    #: Without tensors.
+    message: Message
+    #: Of the tensors that follow.
+    layout: Layout
+    #: Where they come from.
+    channel: Channel
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return num_payload_bytes(self.layout)
+
+    def receive(self) -> Tensors:
+        """Receive the tensors into the host's memory."""
+        return self.channel.receive_tensors(self.layout)
+
+    def relay(self, to: Sender) -> None:
+        """Pass the message on as it arrives."""
+        to.relay(self.message, self.layout, self.channel.receive_bytes(self.layout))
+
+
 class Receiver:
-    """The receiving end of a link."""
+    """The receiving end of a link: a thread that hands over each message, in order."""
 
     def __init__(self, channel: Channel, neighbour: int, on_lost: OnLost) -> None:
         self._channel = channel
         self._neighbour = neighbour
         self._on_lost = on_lost
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        #: Held from the arrival of a sample until it is taken.
-        self._room = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=f"receive-from-{neighbour}", daemon=True)
-        self._thread.start()
+        #: Set when CLOSE has arrived, or when `join` must not wait for that any more.
+        self._closed = threading.Event()
 
-    def receive(self) -> Message:
-        """Wait for the next message; CLOSE is the last."""
-        message = self._inbox.get()
-        if message.tensors:
-            self._room.release()
-            if self._channel.device.type == "cuda":
-                for tensor in message.tensors.values():
-                    # Allocated on the receiving thread's stream: the memory must not be reused while we compute on it.
-                    tensor.record_stream(torch.cuda.current_stream(self._channel.device))
-        return message
+    def start(self, handle: Callable[[Arrival], None]) -> None:
+        """Begin to receive.
+
+        Args:
+            handle: called from the receiving thread; receives or passes on the tensors of the message before it
+                returns. The next message waits in the socket until then. CLOSE is the last.
+        """
+        target = partial(self._run, handle)
+        threading.Thread(target=target, name=f"receive-from-{self._neighbour}", daemon=True).start()
+
+    def join(self) -> None:
+        """Wait until CLOSE is handled, or `release` is called."""
+        self._closed.wait()
 
     def release(self) -> None:
-        """Unblock `receive`, which returns CLOSE; for a rank that stops in the middle of its work."""
-        self._inbox.put(Message(kind=Kind.CLOSE))
+        """Unblock `join`; for a rank that stops in the middle of its work."""
+        self._closed.set()
 
-    def _run(self) -> None:
+    def _run(self, handle: Callable[[Arrival], None]) -> None:
         try:
-            with _own_stream(self._channel.device):
-                while self._receive_next():
-                    pass
+            if self._channel.device.type == "cuda":
+                # A thread starts on the first GPU, and would open a context there.
+                torch.cuda.set_device(self._channel.device)
+            while True:
+                message, layout = self._channel.receive_header()
+                handle(Arrival(message=message, layout=layout, channel=self._channel))
+                if message.kind is Kind.CLOSE:
+                    break
             self._channel.close()
-        except (OSError, RuntimeError, ValueError) as error:  # ValueError: an invalid sample
+        except (OSError, RuntimeError, ValueError, LookupError) as error:  # the last two: an invalid sample
             self._on_lost(f"Cannot receive from rank {self._neighbour} any more: {error}.")
-
-    def _receive_next(self) -> bool:
-        message, layout = self._channel.receive_header()
-        if message.kind is Kind.SAMPLE:
-            tensors: Tensors = {}
-            if layout:
-                self._room.acquire()
-                tensors = self._channel.receive_tensors(layout)
-            # Decoded here, in parallel with the current computation.
-            message = replace(message, tensors=tensors, sample=sample_from(message.body, tensors))
-        self._inbox.put(message)
-        return message.kind is not Kind.CLOSE
+        finally:
+            self._closed.set()

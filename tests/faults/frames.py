@@ -61,7 +61,7 @@ class SimulatedReference:
         self._model.denoiser(tensors, parameters)
         for index in range(parameters.steps):
             self._model.step(tensors["latents"], index)
-        frames = self._model.decode(tensors, parameters, parameters.num_frames)
+        frames = self._model.decode(tensors, parameters, parameters.num_frames).numpy()
         key = (frames.tobytes(), kind)
         if key not in self._decoded:
             path = self._folder / (f"{len(self._decoded)}" if kind == "png" else f"{len(self._decoded)}.{kind}")

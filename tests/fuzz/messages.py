@@ -12,7 +12,7 @@ import torch
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.message import Kind, Message, byte_views, encode_header, sample_body, sample_from
+from svdq.pipeline.transport.message import Kind, Message, Work, byte_views, encode_header, sample_body, sample_from
 from tests.fuzz.mutate import mutate_bytes, mutate_json
 
 
@@ -39,6 +39,8 @@ def messages(parameters: VideoParameters) -> list[Message]:
         Message(kind=Kind.SAMPLE, body=body, tensors=sample(parameters).tensors),
         Message(kind=Kind.WARM, body=parameters.model_dump(mode="json")),
         Message(kind=Kind.REPORT, body=body | {"result": {"outputs": ["/x.mp4"]}}),
+        Message(kind=Kind.FRAMES, body=body, tensors={"frames": torch.zeros(2, 8, 8, 3, dtype=torch.uint8)}),
+        Message(kind=Kind.WORK, work=[Work(0, 3, "steps", 0.5)]),
         Message(kind=Kind.CLOSE),
     ]
 
@@ -57,7 +59,7 @@ def read_message(data: bytes) -> None:
     with far:
         channel = Channel(far, torch.device("cpu"))
         message, layout = channel.receive_header()
-        if message.kind is Kind.SAMPLE:
+        if message.kind in (Kind.SAMPLE, Kind.FRAMES):
             tensors = channel.receive_tensors(layout)
             sample_from(message.body, tensors)
 

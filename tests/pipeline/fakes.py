@@ -1,18 +1,25 @@
-"""Small real classes that stand in for the world around a stage."""
+"""Small real classes that stand in for the surroundings of a stage."""
 
+import queue
+import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 
 from svdq.pipeline.costs import CostPrior
-from svdq.pipeline.models.base import Frames, ModelInfo
+from svdq.pipeline.models.base import Frames, ModelInfo, VideoModel
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.protocols import Report, Request
+from svdq.pipeline.partition import Costs
+from svdq.pipeline.protocols import Assignment, Report, Request, Sink
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.message import sample_body
+from svdq.pipeline.transport.transport import Receiver, Sender
+
+CPU = torch.device("cpu")
 
 
 class CountingModel:
@@ -56,14 +63,15 @@ class CountingModel:
     def denoiser(self, tensors, parameters: VideoParameters) -> "CountingDenoiser":
         return CountingDenoiser(self, parameters)
 
-    def decode(self, tensors, parameters: VideoParameters, decode_chunk_size: int) -> Frames:
+    def decode(self, tensors, parameters: VideoParameters, decode_chunk_size: int) -> torch.Tensor:
         self.chunk_sizes.append(decode_chunk_size)
         if parameters.seed in self.fail_decode:
             raise self.fail_decode[parameters.seed]
         if decode_chunk_size > self.decodable_frames:
             raise self.out_of_memory
         count = int(tensors["latents"].max())
-        return np.full((parameters.num_frames, parameters.height, parameters.width, 3), count % 256, np.uint8)
+        shape = (parameters.num_frames, parameters.height, parameters.width, 3)
+        return torch.full(shape, count % 256, dtype=torch.uint8)
 
 
 class CountingDenoiser:
@@ -82,11 +90,19 @@ class CountingDenoiser:
 class ListSource:
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = list(requests)
+        #: Ids of jobs.
+        self.taken: list[str] = []
         self.reports: dict[str, Report] = {}
         self.num_prefetched = 0
 
     def take(self) -> Request | None:
-        return self._requests.pop(0) if self._requests else None
+        if not self._requests:
+            return None
+        self.taken.append(self._requests[0].job_id)
+        return self._requests.pop(0)
+
+    def take_if_ready(self) -> Request | None:
+        return self.take()
 
     def prefetch_next(self) -> None:
         self.num_prefetched += 1
@@ -166,3 +182,90 @@ class Alone:
             checkpointer=self.checkpointer,
             keep_every_s=keep_every_s,
         )
+
+
+class ListPlanner:
+    """Follows a list of assignments, and records the work that is reported."""
+
+    def __init__(self, assignments: Sequence[Assignment]) -> None:
+        self._assignments = assignments
+        #: (rank, index, kind) of finished work, and indices of ended samples.
+        self.work: list[tuple[int, int, str]] = []
+        self.ended: list[int] = []
+        #: Whether videos are admitted between two steps of rank 0.
+        self.always_wants_more = False
+
+    def assign(self, index: int, first_step: int, num_steps: int, costs: Costs, decoders: Sequence[int]) -> Assignment:
+        return self._assignments[index]
+
+    def wants_more(self) -> bool:
+        return self.always_wants_more
+
+    def on_work(self, rank: int, index: int, kind: str, seconds: float) -> None:
+        self.work.append((rank, index, kind))
+
+    def on_ended(self, index: int) -> None:
+        self.ended.append(index)
+
+
+class Chain:
+    """Ranks as threads of this process, connected by real sockets."""
+
+    def __init__(
+        self,
+        models: Sequence[VideoModel],
+        requests: Sequence[Request],
+        assignments: Sequence[Assignment],
+        sink: Sink | None = None,
+    ) -> None:
+        self.num_ranks = len(models)
+        self.source = ListSource(requests)
+        self.sink = sink or ListSink()
+        self.planner = ListPlanner(assignments)
+        self.monitors = [ListMonitor() for _ in models]
+        self.checkpointers = [ListCheckpointer() for _ in models]
+        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        #: The link from each rank to the next one; from the last rank to rank 0.
+        self.pairs = [socket.socketpair() for _ in models] if len(models) > 1 else []
+        self.stages = [self._stage(rank, model) for rank, model in enumerate(models)]
+        self._threads = [threading.Thread(target=stage.run, daemon=True) for stage in self.stages]
+
+    def _stage(self, rank: int, model: VideoModel) -> Stage:
+        is_first, is_last = rank == 0, rank == self.num_ranks - 1
+        outgoing = incoming = None
+        if self.pairs:
+            outgoing = Sender(Channel(self.pairs[rank][0], CPU), (rank + 1) % self.num_ranks, self.lost.put)
+            before = (rank - 1) % self.num_ranks
+            incoming = Receiver(Channel(self.pairs[before][1], CPU), before, self.lost.put)
+        return Stage(
+            rank=rank,
+            num_ranks=self.num_ranks,
+            model=model,
+            monitor=self.monitors[rank],
+            tracer=Tracer(rank, on=False),
+            source=self.source if is_first else None,
+            sink=self.sink if is_last else None,
+            upstream=None if is_first else incoming,
+            downstream=None if is_last else outgoing,
+            returns=outgoing if is_last else None,
+            reports=incoming if is_first else None,
+            checkpointer=self.checkpointers[rank],
+            planner=self.planner,
+        )
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        for pair in self.pairs:
+            for end in pair:
+                end.close()
+
+    def run(self) -> None:
+        self.start()
+        self.join()
+        assert self.lost.empty()

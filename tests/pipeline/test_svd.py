@@ -15,7 +15,7 @@ from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.svd.model import SvdModel
+from svdq.pipeline.models.svd.model import SvdModel, to_uint8
 from svdq.pipeline.parameters import VideoParameters
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def open_parts(tiny_model):
 @pytest.fixture(scope="module")
 def ranks(open_parts):
     """Three ranks' models, each with its parts only."""
-    return [open_parts(Part.of_rank(rank, 3)) for rank in range(3)]
+    return [open_parts(Part.of_rank(rank)) for rank in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def render(ranks, photo, values, boundaries, decode_chunk_size):
         denoiser = rank.denoiser(tensors, values)
         for index in range(first, end):
             tensors = {**tensors, "latents": denoiser.step(tensors["latents"], index)}
-    return ranks[-1].decode(tensors, values, decode_chunk_size)
+    return ranks[-1].decode(tensors, values, decode_chunk_size).numpy()
 
 
 @pytest.mark.parametrize("guidance", GUIDANCE)
@@ -125,7 +125,7 @@ def test_interleaved_samples_do_not_disturb_each_other(ranks, reference, photo_b
                 latents = denoisers[number].step(tensors[number]["latents"], index)
                 tensors[number] = {**tensors[number], "latents": latents}
     for number, values in enumerate(jobs):
-        ours = ranks[2].decode(tensors[number], values, 2)
+        ours = ranks[2].decode(tensors[number], values, 2).numpy()
         assert np.array_equal(ours, reference(photos[number], values, 2))
 
 
@@ -173,7 +173,7 @@ def test_nan_is_a_failure_with_a_reason(ranks):
 
 @pytest.mark.parametrize("guidance", ["on", "off"])
 def test_bfloat16_keeps_its_type_between_ranks(tiny_model, photo, guidance):
-    model = SvdModel(str(tiny_model), Part.of_rank(0, 1), CPU, torch.bfloat16)
+    model = SvdModel(str(tiny_model), Part.of_rank(0), CPU, torch.bfloat16)
     values = parameters(guidance, steps=2)
     tensors = model.encode(photo, values)
     latents = model.denoiser(tensors, values).step(tensors["latents"], 0)
@@ -197,7 +197,7 @@ def test_a_local_folder_needs_no_network(tiny_model, monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert open_model(str(tiny_model), Part.of_rank(0, 1), CPU, torch.float32).info.default_frames == 14
+    assert open_model(str(tiny_model), Part.of_rank(0), CPU, torch.float32).info.default_frames == 14
 
 
 def edit_index(folder, component, value):
@@ -306,3 +306,28 @@ def test_several_files_of_one_component(tiny_model, tmp_path, open_parts):
     next((folder / "unet").glob("*-00002-of*.safetensors")).unlink()
     with pytest.raises(InputError, match=r"00002-of-00002\.safetensors of the model .* is missing"):
         open_model(str(folder), Part.DENOISER, CPU, torch.float32)
+
+
+def float_neighbors() -> torch.Tensor:
+    """Values of pixels at and beside every boundary between two bytes, extremes, and random ones; (3, F, H, W)."""
+    boundaries = (torch.arange(-1, 512, dtype=torch.float64) / 2 / 255 * 2 - 1).float()
+    above, below = (torch.nextafter(boundaries, torch.tensor(end)) for end in (torch.inf, -torch.inf))
+    tiny = torch.finfo(torch.float32).tiny
+    largest = torch.finfo(torch.float32).max
+    extremes = torch.tensor([0.0, -0.0, 1.0, -1.0, tiny, -tiny, tiny / 4, largest, -largest, 1e-8, 0.5, -0.5])
+    values = torch.cat(
+        [boundaries, above, below, extremes, torch.randn(10**5, generator=torch.Generator().manual_seed(1))]
+    )
+    return values[: len(values) // 24 * 24].view(3, 2, 4, -1).clone()
+
+
+def test_frames_become_the_bytes_of_diffusers_own_conversion() -> None:
+    from diffusers.video_processor import VideoProcessor
+
+    video = float_neighbors()
+    images = VideoProcessor(vae_scale_factor=8).postprocess_video(video[None], output_type="pil")[0]
+    expected = np.stack([np.asarray(image) for image in images])
+    assert set(np.unique(expected)) == set(range(256))
+    frames = to_uint8(video)
+    assert (frames.dtype, frames.is_contiguous()) == (torch.uint8, True)
+    np.testing.assert_array_equal(frames.numpy(), expected)

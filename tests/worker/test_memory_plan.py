@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,20 @@ def test_what_fits_is_left_alone() -> None:
     assert plan(36, 36, 36).admit(XT) == XT
     unlimited = [RankMemory(capacity=None, weights=9, device="cpu")] * 3
     assert MemoryPlan(unlimited, "float32").admit(XT) == XT
+
+
+def test_ranks_with_the_decoder_and_enough_memory_decode() -> None:
+    video = VideoParameters(seed=1, frames=25, decode_chunk_size=8)
+    there = [replace(rank, decodes=number != 1) for number, rank in enumerate(ranks(24, 24, 24, 12, 24))]
+    memory = MemoryPlan(there, "float16")
+    assert memory.decoders(video) == (0, 2, 4)
+    assert memory.need(3, video, decodes=True) > 12 * GB > memory.need(3, video)
+    small = VideoParameters(seed=1, frames=2, width=64, height=64, decode_chunk_size=1)
+    assert memory.decoders(small) == (0, 2, 3, 4)
+
+
+def test_the_last_rank_decodes_in_any_case() -> None:
+    assert plan(24, 24, 24).decoders(VideoParameters(seed=1, frames=25)) == (2,)
 
 
 def test_a_refusal_says_where_how_much_and_what_would_fit() -> None:
@@ -233,7 +248,7 @@ def test_a_limit_that_the_weights_exceed_is_refused_at_the_start(tmp_path: Path)
 def test_a_limit_that_does_nothing_is_said_to(
     tmp_path: Path, model: str, limit: int | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rank_info = [json.dumps({"capacity": limit, "weights": 0, "device": "cpu", "ranks_per_gpu": 1})]
+    rank_info = [json.dumps({"capacity": limit, "weights": 0, "device": "cpu", "ranks_per_gpu": 1, "decodes": True})]
     memory = plan_of(tmp_path, ModelInfo(name=model, notice="", default_frames=9), rank_info, limit)
     assert memory.admit(XT) == XT
     assert len(caplog.records) == bool(words)

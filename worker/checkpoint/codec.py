@@ -37,8 +37,10 @@ class _Sample(_Record):
     """What `message.sample_body` writes of a sample that has not ended."""
 
     job_id: str
+    index: NonNegativeInt
     parameters: VideoParameters
     boundaries: tuple[NonNegativeInt, ...]
+    decoder: NonNegativeInt
     step: NonNegativeInt
     metadata: dict[str, Any]
     failure: None

@@ -189,7 +189,8 @@ def _add_rank(metrics: dict[str, Any], group: str, rank: RankStatus, now: float)
             metrics[name].add_metric(label, value)
     is_last = rank.rank == rank.num_ranks - 1
     # A rank reports only the kinds of work that it does, those with 0 that it has not done yet.
-    for kind, is_done_here in (("step", True), ("encode", rank.rank == 0), ("decode", is_last), ("write", is_last)):
+    decodes = is_last or "decode" in rank.timings
+    for kind, is_done_here in (("step", True), ("encode", rank.rank == 0), ("decode", decodes), ("write", is_last)):
         timings = rank.timings.get(kind) or Timings(counts=(0,) * (len(BOUNDS_S) + 1), sum_s=0.0)
         if is_done_here and len(timings.counts) == len(BOUNDS_S) + 1:  # else of another version
             buckets = list(zip([*map(str, BOUNDS_S), "+Inf"], accumulate(timings.counts), strict=True))

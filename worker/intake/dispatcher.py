@@ -213,7 +213,7 @@ class Dispatcher:
 
     def _request(self, active: ActiveJob, prepared: Prepared) -> Request:
         job_id, job = active.rq_job.id, active.job
-        resume = prepared.resume
+        resume, memory = prepared.resume, self._options.memory
         if resume is not None:
             resume = resumed(resume, _step_seen(active.rq_job.meta))
             logger.info("Job %s continues from step %d of %d.", job_id, resume.step, job.steps)
@@ -223,6 +223,7 @@ class Dispatcher:
             parameters=prepared.parameters,
             photo=prepared.photo,
             resume=resume,
+            decoders=memory.decoders(prepared.parameters) if memory is not None else None,
             chunk_chosen=job.decode_chunk_size is None,
             metadata=metadata
             | execution_metadata(active.queue.started_job_registry.key, active.execution.composite_key),

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +38,8 @@ class RankMemory:
     device: str
     #: Ranks that share the GPU, those of other groups included.
     ranks_per_gpu: int = 1
+    #: Whether it has the VAE decoder.
+    decodes: bool = False
 
 
 class DoesNotFitError(SvdqError):
@@ -86,19 +88,37 @@ class MemoryPlan:
         ran_out = body["ran_out"] if body["ran_out"] or "decode" in body["seconds"] else None
         self._measured.learn(VideoParameters.model_validate(body["parameters"]), body["memory"], ran_out=ran_out)
 
-    def need(self, rank: int, parameters: VideoParameters) -> int:
-        """Return the bytes that a rank needs for a video: weights, and the largest peak of its activities."""
-        is_last = rank == len(self._ranks) - 1
+    def decoders(self, parameters: VideoParameters) -> tuple[int, ...]:
+        """Return the ranks that have the VAE decoder and the memory to decode a video; the last one in any case."""
+        return tuple(
+            rank
+            for rank, there in enumerate(self._ranks)
+            if rank == len(self._ranks) - 1
+            or (
+                there.decodes
+                and (there.capacity is None or self.need(rank, parameters, decodes=True) <= there.capacity)
+            )
+        )
+
+    def need(self, rank: int, parameters: VideoParameters, *, decodes: bool = False) -> int:
+        """Return the bytes that a rank needs for a video: its weights, and the largest peak of what it computes.
+
+        Args:
+            rank: which one.
+            parameters: of the video.
+            decodes: whether it decodes the video; the last rank must be able to in any case.
+        """
+        decodes = decodes or rank == len(self._ranks) - 1
         peaks = [self._expected("step", parameters)]
         if rank == 0:
             peaks.append(self._expected("encode", parameters))
-        if is_last:
+        if decodes:
             peaks.append(self._expected("decode", parameters))
         return self._ranks[rank].weights + max(peaks)
 
     def _expected(self, activity: Any, parameters: VideoParameters) -> int:
-        alone = len(self._ranks) == 1
-        estimated = partial(_estimate, activity, self._dtype, alone)
+        has_decoder = self._ranks[0].decodes or len(self._ranks) == 1
+        estimated = partial(_estimate, activity, self._dtype, has_decoder)
         return self._measured.expected(activity, shape_for(activity, parameters), estimated)
 
     def _excess(self, parameters: VideoParameters) -> tuple[int, int]:
@@ -187,8 +207,8 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
         "devices": devices,
         "ranks_per_gpu": max(rank.ranks_per_gpu for rank in ranks),
         "memory_limit": limit,
-        # A rank alone has the decoder beside the encoder.
-        "is_alone": len(ranks) == 1,
+        # Whether the rank with the encoder has the decoder as well.
+        "has_decoder": ranks[0].decodes,
         "versions": {name: version(name) for name in ("svdq", "torch", "diffusers")},
     }
     unseen = 0 if devices == ["cpu"] else WORKSPACE_BYTES
@@ -201,7 +221,7 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
                 "--memory-limit (SVDQ_MEMORY_LIMIT) has no effect with the model %s, which takes little memory.",
                 info.name,
             )
-        ranks = [RankMemory(capacity=None, weights=0, device=rank.device) for rank in ranks]
+        ranks = [replace(rank, capacity=None, weights=0) for rank in ranks]
     elif limit is not None:
         _check_weights(ranks)
     if there := [rank.capacity for rank in ranks if rank.capacity is not None]:

@@ -112,6 +112,16 @@ class Intake:
         self._wake.set()
         return self._dispatcher.ready.get()
 
+    def take_if_ready(self) -> Request | None:
+        """Return the next video to make if it is ready, without waiting."""
+        with contextlib.suppress(queue.Empty):
+            request = self._dispatcher.ready.get_nowait()
+            if request is not None:
+                self._num_taken += 1
+                return request
+            self._dispatcher.ready.put(None)  # for `take`
+        return None
+
     def prefetch_next(self) -> None:
         """Get the next request ready: rank 0 can start it in about a step's time."""
         self._num_wanted = self._num_taken + 1

@@ -17,6 +17,7 @@ WINDOWS = (
     "before-acknowledgement",
     "during-prepare",
     "during-decode",
+    "frames-in-transit",
     "during-write",
 )
 
@@ -43,4 +44,5 @@ after_rename = partial(_window, where="after-rename")
 before_acknowledgement = partial(_window, where="before-acknowledgement")
 during_prepare = partial(_window, where="during-prepare")
 during_decode = partial(_window, where="during-decode")
+frames_in_transit = partial(_window, where="frames-in-transit")
 during_write = partial(_window, where="during-write")

@@ -3,8 +3,8 @@
 The harness puts this folder on a worker's PYTHONPATH, so that svdq itself has no switch for faults. FAULTS_AT says
 where, FAULTS_FOLDER names a folder through which the harness counts and controls:
 
-- windows (`after-pop`, …): the process kills itself there, every second time it comes by (`during-…`: every fourth),
-  while files `kill*` are left; each kill uses one up;
+- windows (`after-pop`, …): the process kills itself there, every second time it comes by (every fourth in `during-…`
+  and `frames-in-transit`), while files `kill*` are left; each kill uses one up;
 - `poison-PHASE`: the process kills itself in that phase of each job whose photo is `poison.jpg` in that folder; where
   the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
 - `full` and `slow`: while the file `on` is there, writes to the storage fail with ENOSPC, or take two seconds;
@@ -125,6 +125,28 @@ def _killer(folder: Path, every: int = 2) -> Callable[[], None]:
     return pass_by
 
 
+def _decode_before_the_last_rank() -> None:
+    """Have ranks decode that do not write."""
+    from svdq.worker.intake.memory import MemoryPlan
+
+    ranks = tuple(range(int(os.environ["WORLD_SIZE"]) - 1))
+    MemoryPlan.decoders = lambda self, parameters: ranks  # type: ignore[method-assign]
+
+
+def _kill_when_frames_arrive(kill: Callable[[], None]) -> None:
+    from svdq.pipeline.transport.message import Kind
+    from svdq.pipeline.transport.transport import Arrival
+
+    receive = Arrival.receive
+
+    def receive_or_die(arrival: Arrival) -> Any:
+        if arrival.message.kind is Kind.FRAMES:
+            kill()
+        return receive(arrival)
+
+    Arrival.receive = receive_or_die  # type: ignore[method-assign]
+
+
 def _refuse(folder: Path) -> None:
     if (folder / "on").exists():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -153,7 +175,11 @@ def _install(where: str, folder: Path) -> None:
         case "during-prepare":
             _wrap(image, "load_photo", before=_killer(folder, PHASE_VISITS), after=None)
         case "during-decode":
+            _decode_before_the_last_rank()
             _wrap(SimulatedModel, "decode", before=_killer(folder, PHASE_VISITS), after=None)
+        case "frames-in-transit":  # their header has arrived on the last rank, they have not
+            _decode_before_the_last_rank()
+            _kill_when_frames_arrive(_killer(folder, PHASE_VISITS))
         case "during-write":
             _wrap(video, "write_video", before=None, after=_killer(folder, PHASE_VISITS))
         case "full":

@@ -127,12 +127,12 @@ def test_frames_do_not_depend_on_the_ranks_with_int8_weights(tiny_model, photo) 
     options = ComputeOptions(approximate=("int8",))
     videos = [PARAMETERS, PARAMETERS.model_copy(update={"seed": 4, "steps": 3, "max_guidance_scale": 1.0})]
     shared = compare.render(str(tiny_model), photo, videos, num_ranks=2, options=options)
-    alone = SvdModel(str(tiny_model), Part.of_rank(0, 1), CPU, torch.float32, options)
+    alone = SvdModel(str(tiny_model), Part.of_rank(0), CPU, torch.float32, options)
     for frames, video in zip(shared, videos, strict=True):
         made = alone.encode(photo, video)
         made["latents"] = denoise(alone, made, video)
         assert frames.std() > 5
-        np.testing.assert_array_equal(frames, alone.decode(made, video, video.num_frames))
+        np.testing.assert_array_equal(frames, alone.decode(made, video, video.num_frames).numpy())
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_a_weight_that_is_no_number_is_named(tiny_model, tmp_path, component: st
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     go_bad(next((folder / component).glob("*.safetensors")), at)
     check_folder(folder, str(folder))  # nothing of it is seen in any header
-    model = SvdModel(str(folder), Part.of_rank(0, 1), CPU, torch.float32)
+    model = SvdModel(str(folder), Part.of_rank(0), CPU, torch.float32)
     asked = replace(request(1, steps=1, frames=2), photo=PIL.Image.new("RGB", (64, 64), "gray"))
     alone = Alone(model, [asked])
     alone.stage.run()

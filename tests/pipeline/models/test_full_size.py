@@ -42,7 +42,7 @@ class KeepingModel(SvdModel):
     def decode(self, tensors, parameters, decode_chunk_size):
         frames = super().decode(tensors, parameters, decode_chunk_size)
         np.save(self.folder / "latents.npy", tensors["latents"].view(torch.int16).numpy())
-        np.save(self.folder / "frames.npy", frames)
+        np.save(self.folder / "frames.npy", frames.numpy())
         return frames
 
 
@@ -64,7 +64,7 @@ class StagesSink:
 
 def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: str) -> None:
     device = torch.device("cpu")
-    model = KeepingModel(name, Part.of_rank(topology.rank, topology.num_ranks), device, torch.bfloat16)
+    model = KeepingModel(name, Part.of_rank(topology.rank), device, torch.bfloat16)
     model.folder = Path(folder)
     image = Image.open(photo)
     build_stage(

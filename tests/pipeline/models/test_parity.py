@@ -40,7 +40,7 @@ class Both:
         from diffusers import StableVideoDiffusionPipeline
 
         self.photo = photo
-        self.ours = SvdModel(str(folder), Part.of_rank(0, 1), CPU, torch.float32)
+        self.ours = SvdModel(str(folder), Part.of_rank(0), CPU, torch.float32)
         self.theirs = StableVideoDiffusionPipeline.from_pretrained(folder)
         self.theirs.set_progress_bar_config(disable=True)
 
@@ -156,7 +156,7 @@ def test_decode_chunks(both: Both, frames: int, decode_chunk_size: int | None) -
     with torch.inference_mode():
         decoded = both.theirs.decode_latents(latents, frames, decode_chunk_size or frames)
         expected = both.theirs.video_processor.postprocess_video(decoded, output_type="np")[0]
-    ours = both.ours.decode({"latents": latents}, video(frames=frames), decode_chunk_size or frames)
+    ours = both.ours.decode({"latents": latents}, video(frames=frames), decode_chunk_size or frames).numpy()
     assert np.array_equal(ours, (expected * 255).round().astype(np.uint8))
 
 
@@ -176,6 +176,6 @@ def test_decode_chunks(both: Both, frames: int, decode_chunk_size: int | None) -
 def test_whole_videos(both: Both, frames: int, changes, decode_chunk_size: int | None) -> None:
     values = video(frames=frames, **changes)
     expected = both.call(values, "pil", decode_chunk_size)[0]
-    ours = both.ours.decode(both.render(values), values, decode_chunk_size or frames)
+    ours = both.ours.decode(both.render(values), values, decode_chunk_size or frames).numpy()
     assert np.array_equal(ours, np.stack([np.asarray(frame) for frame in expected]))
     assert ours.std() > 5

@@ -1,0 +1,102 @@
+"""The denoising steps of one sample on one rank, with their checkpoints, cancellation and failures."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
+from svdq.pipeline.models.base import VideoModel
+from svdq.pipeline.protocols import Checkpointer, Monitor
+from svdq.pipeline.sample import Sample
+from svdq.pipeline.trace import Tracer
+
+#: Seconds of denoising after which a sample is saved between two steps, besides at every hand-over.
+KEEP_EVERY_S = 30.0
+
+
+class StepLoop:
+    """Does this rank's steps of samples."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        model: VideoModel,
+        monitor: Monitor,
+        tracer: Tracer,
+        checkpointer: Checkpointer,
+        stopping: threading.Event,
+        before_step: Callable[[bool], float],
+        keep_every_s: float,
+    ) -> None:
+        """Connect it to its surroundings.
+
+        Args:
+            rank: this rank.
+            model: with the denoiser.
+            monitor: receives progress.
+            tracer: records spans.
+            checkpointer: keeps unfinished samples.
+            stopping: set when the rank stops after the current step.
+            before_step: called before each step with whether it is the last one here, and once if there is none;
+                returns the seconds that it spent on other samples.
+            keep_every_s: seconds after which a sample is saved between two steps.
+        """
+        self.rank = rank
+        self._model = model
+        self._monitor = monitor
+        self._tracer = tracer
+        self._checkpointer = checkpointer
+        self._stopping = stopping
+        self._before_step = before_step
+        self._keep_every_s = keep_every_s
+
+    def run(self, sample: Sample) -> Sample:
+        """Do the steps, and save the sample after them; return it before the next step, failed, or canceled."""
+        stop = sample.boundaries[self.rank + 1]
+        if sample.step >= stop:
+            self._before_step(True)
+            return sample
+        started = time.perf_counter()
+        keep_at = started + self._keep_every_s
+        index = first = sample.step
+        try:
+            with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
+                denoiser = self._model.denoiser(sample.tensors, sample.parameters)
+                latents = sample.tensors["latents"]
+                for index in range(first, stop):
+                    started += self._before_step(index == stop - 1)
+                    if self._stopping.is_set():
+                        self._checkpointer.save(self._advanced(sample, index, latents, time.perf_counter() - started))
+                        return sample
+                    if self._monitor.canceled(sample.job_id):
+                        return replace(sample, step=index, canceled=True, tensors={})
+                    if time.perf_counter() >= keep_at:
+                        keep_at += self._keep_every_s
+                        # A copy: the next step may compute in place.
+                        seconds = time.perf_counter() - started
+                        self._checkpointer.save(self._advanced(sample, index, latents.clone(), seconds))
+                    self._monitor.step(sample, index)
+                    latents = denoiser.step(latents, index)
+                if not all_finite(latents):
+                    return sample.failed(say_where_it_broke(self._model, sample, stop, self._monitor))
+        except Exception as error:  # noqa: BLE001 - one bad job must not affect others
+            return sample.failed(say_why(error, f"in step {index + 1} of {sample.parameters.steps}"))
+        seconds = time.perf_counter() - started
+        sample = self._advanced(sample, stop, latents, seconds)
+        self._checkpointer.save(sample)
+        return sample
+
+    def _advanced(self, sample: Sample, step: int, latents: Tensor, seconds: float) -> Sample:
+        """Return the sample before `step`, which this rank has reached in `seconds`."""
+        if step == sample.step:
+            return sample
+        return replace(
+            sample,
+            step=step,
+            tensors={**sample.tensors, "latents": latents},
+            stages=(*sample.stages, (self.rank, step - sample.step, seconds)),
+        )

@@ -1,0 +1,95 @@
+"""The work that waits on a rank for its stage loop: samples in host memory, and shapes to warm up for."""
+
+import heapq
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.sample import Sample
+
+#: Samples that may wait, and bytes of their tensors; one sample may wait whatever its size.
+MAX_SAMPLES: Final = 2
+MAX_BYTES: Final = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """A shape of video that will come."""
+
+    #: `Sample.index` of the first video of this shape.
+    index: int
+    #: Its job, or "" if the group warms up in advance.
+    job_id: str
+    #: Its parameters.
+    parameters: VideoParameters
+
+
+class Inbox:
+    """The work that has arrived on a rank and is not begun.
+
+    `put` blocks while it is full. The receiving thread then receives nothing more, so the ranks before this one have
+    to wait, up to rank 0, which takes no more jobs. This cannot deadlock. The stage loop takes whatever has arrived
+    and never waits for a certain sample, so a full inbox empties as soon as the loop can send what it has. It sends
+    down the chain only. So whatever waits, waits for a later rank, and the last rank only for the sink, which waits for
+    no rank: what it reports to rank 0 is received at all times.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._heap: list[tuple[int, int, Sample | WarmUp]] = []
+        #: Keeps the order of arrival among equal indices: a warm-up before its sample.
+        self._arrivals = itertools.count()
+        self._num_samples = self._num_bytes = 0
+        self._closed = False
+        self._released = False
+
+    def put(self, work: Sample | WarmUp) -> None:
+        """Add what has arrived, in any order, without waiting."""
+        with self._changed:
+            heapq.heappush(self._heap, (work.index, next(self._arrivals), work))
+            if isinstance(work, Sample):
+                self._num_samples += 1
+                self._num_bytes += sum(tensor.nbytes for tensor in work.tensors.values())
+            self._changed.notify_all()
+
+    def wait_for_room(self, num_bytes: int) -> None:
+        """Wait until a sample of so many bytes may be added; only one thread may."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._released
+                    or not self._num_samples
+                    or (self._num_samples < MAX_SAMPLES and self._num_bytes + num_bytes <= MAX_BYTES)
+                )
+            )
+
+    def take(self) -> Sample | WarmUp | None:
+        """Wait for work and take that of the lowest index; None when no more comes, or after `release`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._heap or self._closed or self._released)
+            if self._released or not self._heap:
+                return None
+            work = heapq.heappop(self._heap)[2]
+            if isinstance(work, Sample):
+                self._num_samples -= 1
+                self._num_bytes -= sum(tensor.nbytes for tensor in work.tensors.values())
+                self._changed.notify_all()
+            return work
+
+    def __bool__(self) -> bool:
+        """Whether work waits."""
+        return bool(self._heap)
+
+    def close(self) -> None:
+        """Have `take` return None when all is taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """Have `take` return None at once, and unblock `wait_for_room`; for a rank that stops."""
+        with self._changed:
+            self._released = True
+            self._changed.notify_all()

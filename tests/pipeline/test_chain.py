@@ -1,0 +1,279 @@
+"""Ranks in a chain of threads: any plan gives the same frames, what passes by overtakes, and nothing is lost."""
+
+import threading
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from svdq.pipeline import compare
+from svdq.pipeline.media.image import load_photo, prepare_photo
+from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.protocols import Assignment, Request
+from svdq.pipeline.sample import Sample
+from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
+
+#: Seconds after which a test gives up.
+WAIT_S = 60
+
+
+class GatedModel(CountingModel):
+    """Waits in the steps of one seed until the gate is opened."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.begun, self.gate = threading.Event(), threading.Event()
+
+    def denoiser(self, tensors, parameters):
+        if parameters.seed == self.seed:
+            self.begun.set()
+            assert self.gate.wait(WAIT_S)
+        return super().denoiser(tensors, parameters)
+
+
+class LargeModel(CountingModel):
+    """Has latents that fill any socket."""
+
+    def encode(self, photo, parameters):
+        return {"latents": torch.zeros(1, parameters.num_frames, 4, 256, 256)}
+
+
+class GatedSink(ListSink):
+    """Accepts nothing until the gate is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.came = threading.Event()
+
+    def deliver(self, sample, frames, report):
+        self.came.set()
+        assert self.gate.wait(WAIT_S)
+        super().deliver(sample, frames, report)
+
+    def release(self):
+        super().release()
+        self.gate.set()
+
+
+def whole(rank: int, num_ranks: int, steps: int = 5) -> Assignment:
+    """Have one rank do all of a sample."""
+    return Assignment(boundaries=(0,) * (rank + 1) + (steps,) * (num_ranks - rank), decoder=rank)
+
+
+def wait_for(condition, seconds: float = WAIT_S) -> bool:
+    """Wait until a condition holds; false if it does not within so many seconds."""
+    tick = threading.Event()
+    for _ in range(int(seconds * 100)):
+        if condition():
+            return True
+        tick.wait(0.01)
+    return False
+
+
+@st.composite
+def plans(draw: st.DrawFn, num_ranks: int, steps: int, first_step: int = 0) -> Assignment:
+    inner = sorted(draw(st.lists(st.integers(first_step, steps), min_size=num_ranks - 1, max_size=num_ranks - 1)))
+    boundaries = (first_step, *inner, steps)
+    last = max((rank for rank in range(num_ranks) if boundaries[rank] < boundaries[rank + 1]), default=0)
+    return Assignment(boundaries=boundaries, decoder=draw(st.integers(last, num_ranks - 1)))
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[int, list[int], list[Assignment]]:
+    num_ranks = draw(st.sampled_from([1, 2, 3, 7]))
+    steps = draw(st.lists(st.integers(1, 9), min_size=1, max_size=12))
+    return num_ranks, steps, [draw(plans(num_ranks, number)) for number in steps]
+
+
+@given(chains(), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_any_plan_is_followed_and_all_its_work_is_reported(drawn, always_wants_more: bool) -> None:
+    num_ranks, steps, assignments = drawn
+    models = [CountingModel() for _ in range(num_ranks)]
+    requests = [request(seed, steps=number) for seed, number in enumerate(steps)]
+    chain = Chain(models, requests, assignments)
+    chain.planner.always_wants_more = always_wants_more
+    chain.run()
+    for seed, number in enumerate(steps):
+        assert int(chain.sink.frames[f"job-{seed}"].max()) == number
+        report = chain.source.reports[f"job-{seed}"]
+        assert (report.failure, report.body["index"], report.body["decoder"]) == (
+            None,
+            seed,
+            assignments[seed].decoder,
+        )
+    expected = Counter((0, index, "encode") for index in range(len(steps)))
+    for index, plan in enumerate(assignments):
+        expected.update(
+            (rank, index, "steps") for rank in range(num_ranks) if plan.boundaries[rank] < plan.boundaries[rank + 1]
+        )
+        expected[plan.decoder, index, "decode"] += 1
+    assert Counter(chain.planner.work) == expected
+    assert sorted(chain.planner.ended) == list(range(len(steps)))
+    decodes = Counter(plan.decoder for plan in assignments)
+    assert [len(model.chunk_sizes) for model in models] == [decodes[rank] for rank in range(num_ranks)]
+
+
+VIDEOS = [
+    VideoParameters(seed=21, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60),
+    VideoParameters(seed=22, steps=3, frames=2, width=64, height=64, max_guidance_scale=1.0, decode_chunk_size=1),
+    VideoParameters(seed=23, steps=5, frames=4, width=64, height=64, noise_aug_strength=0.1, decode_chunk_size=3),
+]
+
+
+@pytest.fixture(scope="module")
+def image(photo_bytes):
+    return prepare_photo(load_photo(photo_bytes, 10**8), 64, 64, "crop")
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model, image):
+    return [compare.render_with_diffusers(str(tiny_model), image, parameters) for parameters in VIDEOS]
+
+
+@pytest.fixture(scope="module")
+def svd(tiny_model):
+    parts = Part.ENCODER | Part.DENOISER | Part.DECODER
+    return open_model(str(tiny_model), parts, CPU, torch.float32)
+
+
+@given(st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_frames_are_those_of_diffusers_for_any_plan(svd, image, reference, data) -> None:
+    num_ranks = data.draw(st.sampled_from([1, 2, 3, 7]))
+    assignments = [data.draw(plans(num_ranks, parameters.steps)) for parameters in VIDEOS]
+    requests = [Request(job_id=f"job-{number}", parameters=video, photo=image) for number, video in enumerate(VIDEOS)]
+    chain = Chain([svd] * num_ranks, requests, assignments)
+    chain.run()
+    for number, expected in enumerate(reference):
+        np.testing.assert_array_equal(chain.sink.frames[f"job-{number}"], expected)
+
+
+@pytest.mark.parametrize("decoder", [0, 1, 2])
+def test_a_sample_whose_steps_are_done_is_decoded_by_any_rank(decoder: int) -> None:
+    """As after a crash while it was decoded, or while its frames were on their way."""
+    before = Chain([CountingModel()] * 3, [request(1)], [Assignment(boundaries=(0, 2, 5, 5), decoder=1)])
+    before.run()
+    [kept] = [sample for sample in before.checkpointers[1].samples if sample.step == 5]
+    models = [CountingModel() for _ in range(3)]
+    resumed = replace(request(1), resume=kept)
+    after = Chain(models, [resumed], [Assignment(boundaries=(5, 5, 5, 5), decoder=decoder)])
+    after.run()
+    np.testing.assert_array_equal(after.sink.frames["job-1"], before.sink.frames["job-1"])
+    assert [len(model.chunk_sizes) for model in models] == [int(rank == decoder) for rank in range(3)]
+    assert after.source.reports["job-1"].body["stages"] == before.source.reports["job-1"].body["stages"]
+
+
+def test_what_has_no_work_on_a_busy_rank_overtakes() -> None:
+    busy = GatedModel(seed=1)
+    models = [CountingModel(), busy, CountingModel()]
+    failing, whole_last, whole_first = request(2), request(3), request(4)
+    models[0].fail_encode = {2: ValueError("no photo")}
+    assignments = [whole(1, 3), whole(1, 3), whole(2, 3), whole(0, 3)]
+    chain = Chain(models, [request(1), failing, whole_last, whole_first], assignments)
+    chain.start()
+    assert wait_for(lambda: len(chain.source.reports) == 3), "a failure, a sample and frames pass by"
+    assert not busy.gate.is_set()
+    assert set(chain.sink.frames) == {"job-3", "job-4"}
+    assert (1, 0, "steps") not in chain.planner.work
+    assert {(2, 2, "decode"), (0, 3, "decode")} <= set(chain.planner.work)
+    busy.gate.set()
+    chain.join()
+    assert set(chain.sink.frames) == {"job-1", "job-3", "job-4"}
+
+
+def test_rank_0_admits_videos_for_others_between_its_own_steps() -> None:
+    models = [CountingModel(), CountingModel()]
+    chain = Chain(models, [request(1, steps=50), request(2), request(3)], [whole(0, 2, 50), whole(1, 2), whole(0, 2)])
+    chain.planner.always_wants_more = True
+    chain.run()
+    order = [job for job, _ in chain.monitors[0].steps]
+    assert order.index("job-2") < len(order) - 1 - order[::-1].index("job-1"), "begun before job 1 was done"
+    assert order.index("job-3") < len(order) - 1 - order[::-1].index("job-1"), "encoded before job 1 was done"
+    assert sorted(job for job, index in chain.monitors[0].steps if index == 1) == ["job-1", "job-3"]
+    assert set(chain.sink.frames) == {"job-1", "job-2", "job-3"}
+
+
+@pytest.mark.parametrize("decoder", [0, 1, 2])
+def test_a_sink_that_accepts_nothing_stops_the_intake(decoder: int) -> None:
+    sink = GatedSink()
+    num_videos = 60
+    requests = [request(seed, frames=8) for seed in range(num_videos)]
+    # Frames of 8 x 512 x 512 pixels fill any socket.
+    requests = [
+        replace(each, parameters=each.parameters.model_copy(update={"width": 512, "height": 512})) for each in requests
+    ]
+    plan = Assignment(boundaries=(0, 5, 5, 5), decoder=decoder)
+    chain = Chain([LargeModel() for _ in range(3)], requests, [plan] * num_videos, sink)
+    chain.start()
+    assert sink.came.wait(WAIT_S)
+    assert not wait_for(lambda: len(chain.source.taken) > num_videos // 2, 1.5)
+    sink.gate.set()
+    chain.join()
+    assert len(sink.frames) == num_videos
+
+
+def test_a_rank_that_stops_waits_for_no_sink_and_keeps_what_it_has() -> None:
+    sink, busy = GatedSink(), GatedModel(seed=2)
+    models = [CountingModel(), busy, CountingModel()]
+    chain = Chain(models, [request(1), request(2), request(3)], [whole(0, 3), whole(1, 3), whole(1, 3)], sink)
+    chain.start()
+    assert sink.came.wait(WAIT_S)
+    assert busy.begun.wait(WAIT_S)
+    for stage in chain.stages:
+        stage.stop()
+    busy.gate.set()
+    chain.join()
+    assert chain.sink.released
+    assert "job-3" not in chain.source.reports
+    assert [sample.job_id for sample in chain.checkpointers[0].samples] == ["job-1"]
+
+
+def test_a_sample_canceled_before_its_decode_on_an_inner_rank_is_reported() -> None:
+    models = [CountingModel() for _ in range(3)]
+    chain = Chain(models, [request(1), request(2)], [Assignment(boundaries=(0, 5, 5, 5), decoder=1)] * 2)
+    chain.monitors[1].cancel_at = {"job-1": 0}
+    chain.run()
+    assert chain.source.reports["job-1"].canceled
+    assert set(chain.sink.frames) == {"job-2"}
+    assert len(models[1].chunk_sizes) == 1
+
+
+def test_a_decode_that_fails_on_an_inner_rank_harms_no_other() -> None:
+    models = [CountingModel() for _ in range(3)]
+    models[1].fail_decode = {2: ValueError("an odd shape")}
+    chain = Chain(models, [request(seed) for seed in (1, 2, 3)], [Assignment(boundaries=(0, 2, 5, 5), decoder=1)] * 3)
+    chain.run()
+    assert set(chain.sink.frames) == {"job-1", "job-3"}
+    assert "ValueError while its frames were decoded" in str(chain.source.reports["job-2"].failure)
+    assert chain.checkpointers[1].samples[1].step == 5, "its latents were kept"
+
+
+def test_every_rank_warms_up_once_for_a_new_shape() -> None:
+    models = [CountingModel() for _ in range(3)]
+    chain = Chain(models, [request(1), request(2), request(3, frames=6)], [whole(rank, 3) for rank in (0, 1, 2)])
+    chain.run()
+    assert [[parameters.frames for parameters in model.warmed] for model in models] == [[], [4, 6], [4, 6]]
+    assert [monitor.warmed for monitor in chain.monitors] == [[], ["job-1", "job-3"], ["job-1", "job-3"]]
+
+
+def test_an_assignment_that_goes_up_the_chain_is_a_mistake() -> None:
+    with pytest.raises(AssertionError):
+        Assignment(boundaries=(0, 2, 5), decoder=0)
+    with pytest.raises(AssertionError):
+        Assignment(boundaries=(0, 3, 2, 5), decoder=2)
+
+
+def test_a_sample_has_work_where_it_has_steps_or_its_decode() -> None:
+    sample = Sample(job_id="id", parameters=request(1).parameters, boundaries=(0, 0, 3, 5, 5), decoder=3, step=0)
+    assert [sample.has_work(rank) for rank in range(4)] == [False, True, True, True]
+    assert [replace(sample, step=5).has_work(rank) for rank in range(4)] == [False, False, False, True]
+    assert not any(sample.failed("why").has_work(rank) for rank in range(4))
