@@ -33,7 +33,7 @@ S3_SECRET = "s3-secret-of-the-tests"
 #: `svdq` as a user runs it.
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 #: Commands that start processes, catch signals or draw on terminals: each in a process of its own.
-OF_THEIR_OWN = {"worker", "watch", "bench", "doctor", "model"}
+OF_THEIR_OWN = {"worker", "watch", "bench", "model"}
 #: The test files that take longest. One test process runs all of a file, so a long one must not begin last.
 DEAREST = (
     "worker/test_recovery.py",
