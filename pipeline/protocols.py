@@ -34,6 +34,8 @@ class Request:
     resume: Sample | None = None
     #: The ranks that have enough memory to decode it, in order; None: all have.
     decoders: tuple[int, ...] | None = None
+    #: Videos that waited behind it when it was taken.
+    num_waiting: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

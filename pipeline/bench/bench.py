@@ -134,7 +134,7 @@ class _Feed:
 
     def __init__(self, workload: Workload, numbers: range) -> None:
         self._workload = workload
-        self._numbers = iter(numbers)
+        self._numbers = list(reversed(numbers))
         self._photo = Image.effect_noise((workload.parameters.width, workload.parameters.height), 64).convert("RGB")
         self.started_s: float | None = None
         self.failures: list[str] = []
@@ -142,11 +142,16 @@ class _Feed:
     def take(self) -> Request | None:
         if self.started_s is None:
             self.started_s = time.time()
-        number = next(self._numbers, None)
-        if number is None:
+        if not self._numbers:
             return None
+        number = self._numbers.pop()
         parameters = self._workload.parameters.model_copy(update={"seed": number})
-        return Request(job_id=f"sample-{number}", parameters=parameters, photo=self._photo)
+        return Request(
+            job_id=f"sample-{number}",
+            parameters=parameters,
+            photo=self._photo,
+            num_waiting=len(self._numbers),
+        )
 
     def take_if_ready(self) -> Request | None:
         return self.take()

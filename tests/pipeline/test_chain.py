@@ -42,7 +42,7 @@ class LargeModel(CountingModel):
     """Has latents that fill any socket."""
 
     def encode(self, photo, parameters):
-        return {"latents": torch.zeros(1, parameters.num_frames, 4, 256, 256)}
+        return {"latents": torch.zeros(1, parameters.num_frames, 4, 128, 128)}
 
 
 class GatedSink(ListSink):
@@ -205,11 +205,11 @@ def test_rank_0_admits_videos_for_others_between_its_own_steps() -> None:
 @pytest.mark.parametrize("decoder", [0, 1, 2])
 def test_a_sink_that_accepts_nothing_stops_the_intake(decoder: int) -> None:
     sink = GatedSink()
-    num_videos = 60
+    num_videos = 30
     requests = [request(seed, frames=8) for seed in range(num_videos)]
-    # Frames of 8 x 512 x 512 pixels fill any socket.
+    # Frames of 8 x 256 x 256 pixels fill any socket.
     requests = [
-        replace(each, parameters=each.parameters.model_copy(update={"width": 512, "height": 512})) for each in requests
+        replace(each, parameters=each.parameters.model_copy(update={"width": 256, "height": 256})) for each in requests
     ]
     plan = Assignment(boundaries=(0, 5, 5, 5), decoder=decoder)
     chain = Chain([LargeModel() for _ in range(3)], requests, [plan] * num_videos, sink)

@@ -107,6 +107,22 @@ def test_no_more_is_taken_off_the_queue_than_the_stage_wants(house, open_intake:
         until(lambda number=number: house.queued() == job_ids[number + 1 :])
 
 
+def test_a_request_that_is_ready_is_taken_without_waiting(house, open_intake: Open, until) -> None:
+    job_ids = [house.submit() for _ in range(3)]
+    intake = open_intake()
+    assert intake.take_if_ready() is None
+    intake.prefetch_next()
+    found: list[Request] = []
+    until(lambda: found.extend(filter(None, [intake.take_if_ready()])) or found)
+    assert (found[0].job_id, found[0].num_waiting) == (job_ids[0], 2)
+    assert intake.take_if_ready() is None
+    request = take(intake)
+    assert (request.job_id, request.num_waiting) == (job_ids[1], 1)
+    intake.stop()
+    until(lambda: not intake.take_if_ready())
+    assert intake.take() is None
+
+
 def test_no_more_is_in_flight_than_the_group_can_hold(house, open_intake: Open, until) -> None:
     """A slow last rank must not make one group take the whole queue."""
     job_ids = [house.submit() for _ in range(4)]

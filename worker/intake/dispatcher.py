@@ -77,6 +77,8 @@ class Dispatcher:
         self._ahead: tuple[str, Future[Prepared]] | None = None
         #: Number of requests so far.
         self._num_given = 0
+        #: Jobs that were queued when the last one was taken.
+        self._num_waiting = 0
         #: The job that is taken and not started yet, and the one that waits for its preparation.
         self._taken: ActiveJob | None = None
         self._next: tuple[ActiveJob, Future[Prepared]] | None = None
@@ -100,6 +102,7 @@ class Dispatcher:
             elif (active := self._worker.pop()) is not None:
                 self._on_taken(active)
                 self._taken = active
+                self._num_waiting = self._worker.num_queued()
             elif self._options.burst and not self._active_jobs and not self._more_will_come():
                 self.draining.set()
             self._log_pause()
@@ -223,6 +226,7 @@ class Dispatcher:
             parameters=prepared.parameters,
             photo=prepared.photo,
             resume=resume,
+            num_waiting=self._num_waiting,
             decoders=memory.decoders(prepared.parameters) if memory is not None else None,
             chunk_chosen=job.decode_chunk_size is None,
             metadata=metadata

@@ -85,6 +85,13 @@ class GroupWorker(CompletionWorker):
                 return self.fetch(job_ids[0])
         return None
 
+    def num_queued(self) -> int:
+        """Count the jobs that wait in the group's queues."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for queue in self.queues:
+                pipeline.llen(queue.key)
+            return sum(pipeline.execute())
+
     def num_scheduled(self) -> tuple[int, int]:
         """Count the due jobs that are not queued yet, and those that are due later."""
         registries = [queue.scheduled_job_registry.key for queue in self.queues]
