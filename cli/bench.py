@@ -91,7 +91,7 @@ def bench(
     from svdq.pipeline.installed import require_torch
 
     require_torch("`svdq bench`")
-    from svdq.pipeline.drawing import headless_pyplot
+    from svdq.pipeline.installed import headless_pyplot
     from svdq.worker.bench.bench import BenchOptions, run_bench, write_results
 
     if plot_path is not None:

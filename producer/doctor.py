@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.installed import how_to_install
 from svdq.pipeline.models.folder_check import WEIGHTS, find_problems, stored, variants
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, estimate, shape_for, size_text
@@ -210,7 +211,7 @@ def check_packages() -> Iterator[Finding]:
         yield Finding.warn(
             "worker extra",
             f"not installed ({', '.join(missing)}): this machine can submit photos, not render them",
-            "to render here, pip install 'svdq[worker]'",
+            f"to render here, {how_to_install('worker')}",
         )
     else:
         shown = ("torch", "diffusers", "transformers", "safetensors")

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
+from svdq.pipeline.installed import how_to_install
 from svdq.pipeline.models.names import split_id
 
 
@@ -22,7 +23,7 @@ def hub_client() -> Any:
         import huggingface_hub.utils.logging
     except ImportError as error:
         raise InputError(
-            "Fetching models needs the hub's client (huggingface_hub); pip install 'svdq[worker]'."
+            f"Fetching models needs the hub's client (huggingface_hub); {how_to_install('worker')}."
         ) from error
     # Its own advice (tokens, symbolic links, retries) would mix with our output.
     huggingface_hub.utils.logging.set_verbosity_error()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.installed import how_to_install
 
 if TYPE_CHECKING:
     import torch
@@ -156,7 +157,7 @@ def _to_int8(unet: Any, device: "torch.device | None") -> None:
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ImportError as error:
-        raise InputError("--approximate int8 needs the package torchao; pip install 'svdq[approximate]'.") from error
+        raise InputError(f"--approximate int8 needs the package torchao; {how_to_install('approximate')}.") from error
     quantize_(unet, Int8WeightOnlyConfig(), device=device)
 
 

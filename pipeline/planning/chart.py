@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from svdq.pipeline.drawing import headless_pyplot
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.installed import headless_pyplot
 from svdq.pipeline.planning.capacity import Model
 from svdq.pipeline.planning.plan import Plan
 

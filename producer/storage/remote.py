@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.installed import how_to_install
 from svdq.producer.storage.local import TEMPORARY, Entry
 from svdq.producer.storage.temporary import temporary_name
 from svdq.producer.threads import ordered_map
@@ -188,9 +189,9 @@ class RemoteFiles:
             fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True)
         except ImportError as error:
             extra = EXTRAS.get(self._protocol)
-            package = f"pip install 'svdq[{extra}]'" if extra else str(error).rstrip(".")
+            advice = how_to_install(extra) if extra else str(error).rstrip(".")
             raise InputError(
-                f"A storage at {self._protocol}:// needs a package that is not installed: {package}."
+                f"A storage at {self._protocol}:// needs a package that is not installed; {advice}."
             ) from error
         except ValueError as error:
             if self._protocol in fsspec.available_protocols():

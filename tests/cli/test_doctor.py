@@ -114,7 +114,7 @@ def test_a_machine_without_the_worker_extra(home: Path) -> None:
     found = findings(done)
     assert done.returncode == 0
     assert found["worker extra"]["level"] == found["ffmpeg"]["level"] == "warn"
-    assert "pip install 'svdq[worker]'" in found["worker extra"]["advice"]
+    assert "pip install '.[worker]'" in found["worker extra"]["advice"]
 
 
 UNET = "unet/diffusion_pytorch_model.safetensors"

@@ -60,4 +60,4 @@ def test_without_pytorch_there_is_a_sentence(
     assert run(command.split()) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "needs PyTorch; pip install 'svdq[worker]'" in err
+    assert "needs PyTorch; to install it, run `pip install '.[worker]'`" in err

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.installed import how_to_install
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import trace_text
 from svdq.producer.queue import server_url
@@ -171,7 +172,7 @@ def _endpoint(
     if options.metrics_port is None:
         return contextlib.nullcontext()
     if importlib.util.find_spec("prometheus_client") is None:
-        raise InputError("--metrics-port needs the package prometheus_client; pip install 'svdq[worker]' brings it.")
+        raise InputError(f"--metrics-port needs the package prometheus_client; {how_to_install('worker')}.")
     from svdq.worker.health.metrics import MetricsEndpoint
 
     return MetricsEndpoint(options.metrics_address, options.metrics_port, server_url(settings))

@@ -259,7 +259,9 @@ def test_int8_is_near_and_says_so(tiny_model, tensors, eager) -> None:
 
 def test_int8_without_its_package_is_one_sentence(tiny_model, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(InputError, match=r"^--approximate int8 needs the package torchao; .*svdq\[approximate\]"):
+    with pytest.raises(
+        InputError, match=r"^--approximate int8 needs the package torchao; run `pip install .*\[approximate\]"
+    ):
         open_with(tiny_model, ComputeOptions(approximate=("int8",)))
 
 
