@@ -16,11 +16,13 @@ from typing import Literal, Self
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.installed import how_to_install
-from svdq.pipeline.models.folder_check import WEIGHTS, find_problems, stored, variants
+from svdq.pipeline.models.files import read_json, stored_shapes, variants
+from svdq.pipeline.models.folder_check import find_problems
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, estimate, shape_for, size_text
 from svdq.pipeline.models.names import has_weights, timings_of
-from svdq.pipeline.models.svd.layout import UNET_DEFAULTS, is_untrained, read_json
+from svdq.pipeline.models.registry import layout_of
+from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS, is_untrained
 from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
@@ -165,12 +167,13 @@ def check_model(name: str) -> Iterator[Finding]:
 
 
 def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
-    problems = list(find_problems(folder, name))
+    layout = layout_of(folder, name)
+    problems = list(find_problems(folder, name, layout))
     for problem in problems:
         yield Finding.fail("model", problem.text, problem.advice)
     if problems:
         return
-    found = {component: variants(folder, component) for component in WEIGHTS}
+    found = {component: variants(folder, component) for component in layout.key_weights}
     if half_only := [component for component, kinds in found.items() if kinds == {True}]:
         yield Finding.warn(
             "model",
@@ -179,20 +182,19 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
         )
     size = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
     notice = ", untrained: shows noise" if is_untrained(folder) else ""
-    yield Finding.ok("model", f"{name}, a whole StableVideoDiffusionPipeline, {size_text(size)}{notice}")
+    yield Finding.ok("model", f"{name}, a whole {layout.pipeline}, {size_text(size)}{notice}")
     if not notice:
         yield Finding.ok("memory", _memory(folder, name))
 
 
 def _memory(folder: Path, name: str) -> str:
     """Describe how much GPU memory the default video needs, as a worker estimates it, on a rank with all components."""
-    tensors = [
-        tensor
-        for component in WEIGHTS
-        for tensor in stored(folder, component, half=True in variants(folder, component)).values()
-    ]
-    weights = 2 * sum(math.prod(tensor.shape) for tensor in tensors)
-    frames = (UNET_DEFAULTS | read_json(folder / "unet" / "config.json", name))["num_frames"]
+    weights = 2 * sum(
+        math.prod(shape)
+        for component in LAYOUT.key_weights
+        for shape in stored_shapes(folder, component, half=True in variants(folder, component)).values()
+    )
+    frames = (UNET_DEFAULTS | read_json(folder, "unet/config.json", name))["num_frames"]
     video = VideoParameters(seed=0, frames=frames, decode_chunk_size=1)
     activities: tuple[Activity, ...] = ("encode", "step", "decode")
     peak = max(estimate(each, shape_for(each, video), "float16", has_decoder=True) for each in activities)

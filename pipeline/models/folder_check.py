@@ -1,37 +1,32 @@
-"""Checks a model folder without torch: its index, its configs, and the header of every shard.
+"""Checks a model folder without torch: its index, its configs, and the header of every weights file.
 
-It reads some kilobytes of each file. It does not detect what only loading shows (a weight missing from the files) or
-damage inside a weight.
+It reads some kilobytes of each file. It does not detect damage inside a weight, or a weight that the files lack.
 """
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.files import SAVED, Shapes, is_half, names_in, read_json, read_shapes, weight_files
 from svdq.pipeline.models.hub import is_from_cache
-from svdq.pipeline.models.safetensors_header import StoredTensor, read_header
-from svdq.pipeline.models.svd.layout import UNET_DEFAULTS, check_configs, check_index, read_json
 
-#: The components with weights, and the prefix of their files.
-WEIGHTS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "image_encoder": "model"}
-#: A weight of each component whose shape follows from the config, to detect files of another model. Missing values of a
-#: config are the libraries' defaults.
-_TELLING: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], list[Any]]]] = {
-    "unet": ("conv_in.weight", UNET_DEFAULTS, lambda of: [*of["block_out_channels"][:1], of["in_channels"], 3, 3]),
-    "vae": (
-        "encoder.conv_in.weight",
-        {"block_out_channels": [64], "in_channels": 3},
-        lambda of: [*of["block_out_channels"][:1], of["in_channels"], 3, 3],
-    ),
-    "image_encoder": (
-        "visual_projection.weight",
-        {"projection_dim": 512, "hidden_size": 768},
-        lambda of: [of["projection_dim"], of["hidden_size"]],
-    ),
-}
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The folder of a model family: a pipeline as diffusers' save_pretrained writes it."""
+
+    #: The class of the pipeline.
+    pipeline: str
+    #: A hub id of the family, for messages.
+    example: str
+    #: The components and the classes that each may have; svdq loads the first.
+    components: Mapping[str, tuple[str, ...]]
+    #: For each component with weights, from its config: a weight and its shape, to detect files of another model.
+    key_weights: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, list[int]]]]
+    #: Checks that the configs in a folder belong to the family and fit each other; the name is for messages.
+    check_configs: Callable[[Path, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,71 +43,68 @@ class Problem:
         return InputError(f"{self.text}; {self.advice}." if self.advice else f"{self.text}.")
 
 
-def is_half(file: str) -> bool:
-    """Return whether a weights file, or an index of several, is of the fp16 variant by its name."""
-    return ".fp16" in file.rpartition("/")[2]
+def pipeline_of(folder: Path, name: str) -> str:
+    """Return the class of the pipeline in a model folder; the name is for messages.
+
+    Raises:
+        InputError: the folder has no readable model_index.json, or it names no pipeline.
+    """
+    pipeline = read_json(folder, "model_index.json", name).get("_class_name")
+    if not isinstance(pipeline, str):
+        raise InputError(f"The model {name} has a model_index.json that names no pipeline (_class_name); {SAVED}.")
+    return pipeline
 
 
-def weight_files(component: str, names: list[str]) -> list[str]:
-    """Return the weights files of a component, with their indexes, from the names of its files."""
-    stem = re.escape(WEIGHTS[component])
-    shard = r"(-\d{5}-of-\d{5})?"
-    form = re.compile(rf"{stem}(\.fp16)?{shard}(\.fp16)?\.safetensors(\.index(\.fp16)?\.json)?")
-    return sorted(name for name in names if form.fullmatch(name))
-
-
-def check_folder(folder: Path, name: str, *, half: tuple[bool, ...] | None = None) -> None:
-    """Raise the first problem of a model folder.
-
-    Args:
-        folder: the model folder.
-        name: name of the model in messages.
-        half: acceptable weights, as in `find_problems`.
+def check_folder(folder: Path, name: str, layout: Layout, *, half: tuple[bool, ...] | None = None) -> None:
+    """Raise the first problem that `find_problems` finds.
 
     Raises:
         InputError: the model cannot be used.
     """
-    for problem in find_problems(folder, name, half=half):
+    for problem in find_problems(folder, name, layout, half=half):
         raise problem.error()
 
 
-def find_problems(folder: Path, name: str, *, half: tuple[bool, ...] | None = None) -> Iterator[Problem]:
+def find_problems(
+    folder: Path, name: str, layout: Layout, *, half: tuple[bool, ...] | None = None
+) -> Iterator[Problem]:
     """Yield all problems of a model folder.
 
     Args:
         folder: the model folder.
         name: name of the model in messages.
+        layout: of the family.
         half: acceptable weights: half precision (True), full (False), or both; None checks all weights in the folder.
     """
     try:
-        check_index(folder, name)
-        check_configs(folder, name)
+        _check_index(folder, name, layout)
+        layout.check_configs(folder, name)
     except InputError as error:
         yield Problem(text=str(error).rstrip("."))
         return
-    for component in WEIGHTS:
+    for component in layout.key_weights:
         try:
-            yield from _Weights(folder, component, name).problems(half)
+            yield from _Weights(folder, component, name, layout).problems(half)
         except InputError as error:
             yield Problem(text=str(error).rstrip("."))
 
 
-def variants(folder: Path, component: str) -> set[bool]:
-    """Return whether a component has weights in half precision (True) and full ones (False)."""
-    return {is_half(file) for file in weight_files(component, _names(folder / component))}
+def _check_index(folder: Path, name: str, layout: Layout) -> None:
+    """Check that the index names the pipeline and all its components by the right classes, and that they exist.
 
-
-def stored(folder: Path, component: str, *, half: bool) -> dict[str, StoredTensor]:
-    """Return the headers of a component's weights, in half precision or full; broken files are left out.
-
-    If both exist, only the weights that are loaded count.
+    Raises:
+        InputError: it does not, or a component is missing.
     """
-    headers = [
-        read_header(folder / component / file)
-        for file in weight_files(component, _names(folder / component))
-        if is_half(file) == half and not file.endswith(".json")
-    ]
-    return {name: tensor for header in headers if isinstance(header, dict) for name, tensor in header.items()}
+    if (found := pipeline_of(folder, name)) != layout.pipeline:
+        raise InputError(f"The model {name} is a {found}; svdq needs a {layout.pipeline} such as {layout.example}.")
+    index = read_json(folder, "model_index.json", name)
+    for component, accepted in layout.components.items():
+        entry = index.get(component)  # [library, class], or null for an optional component
+        kind = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+        if not isinstance(kind, str) or not (folder / component).is_dir():
+            raise InputError(f"The model {name} has no {component}; it must be a whole {layout.pipeline}.")
+        if kind not in accepted:
+            raise InputError(f"The {component} of the model {name} is a {kind}; svdq works with {accepted[0]} only.")
 
 
 def another_model(component: str, model: str, weight: str, found: list[int], expected: list[int]) -> str:
@@ -126,103 +118,83 @@ def another_model(component: str, model: str, weight: str, found: list[int], exp
 class _Weights:
     """The weights of one component."""
 
-    def __init__(self, folder: Path, component: str, name: str) -> None:
-        self._place = folder / component
+    def __init__(self, folder: Path, component: str, name: str, layout: Layout) -> None:
+        self._folder = folder
         self._component = component
         self._name = name
+        self._layout = layout
+        self._of = f"The {component} of the model {name}"
         # A folder may have the form of a hub id.
         self._pull = f"svdq model pull {name}" if is_from_cache(folder, name) else ""
         self._again = f"fetch it again with `{self._pull}`" if self._pull else "get it again"
 
     def problems(self, half: tuple[bool, ...] | None) -> Iterator[Problem]:
-        found = weight_files(self._component, _names(self._place))
-        there = {is_half(file) for file in found}
+        names = names_in(self._folder / self._component)
+        files = weight_files(names)
+        there = {is_half(file) for file in files}
         if not there:
-            yield self._nothing()
-            return
-        if half is not None and not there & set(half):
+            if any(name.endswith(".bin") for name in names):
+                advice = "svdq reads safetensors only; get the model in that format"
+                yield Problem(text=f"{self._of} has weights as pickles only (.bin)", advice=advice)
+            else:
+                yield Problem(text=f"{self._of} has no weights (.safetensors)", advice=self._again)
+        elif half is not None and not there & set(half):
+            how = f" with `{self._pull} --variant full`" if self._pull else ""
             yield Problem(
-                text=f"The {self._component} of the model {self._name} has half precision weights only, which do for "
-                "GPUs",
-                advice=f"to render on a CPU, fetch the full ones, too{self._how_to_get('full')}",
+                text=f"{self._of} has half precision weights only, which do for GPUs",
+                advice=f"to render on a CPU, fetch the full ones, too{how}",
             )
-            return
-        wanted = there if half is None else {next(kind for kind in half if kind in there)}
-        for kind in sorted(wanted):
-            yield from self._problems_of_files([file for file in found if is_half(file) == kind])
+        else:
+            wanted = there if half is None else {next(kind for kind in half if kind in there)}
+            for kind in sorted(wanted):
+                yield from self._problems_of([file for file in files if is_half(file) == kind])
 
-    def _problems_of_files(self, names: list[str]) -> Iterator[Problem]:
-        indexes = [name for name in names if name.endswith(".json")]
+    def _problems_of(self, names: list[str]) -> Iterator[Problem]:
+        """Yield the problems of the files and indexes of one variant."""
         files = {name for name in names if not name.endswith(".json")}
-        if not indexes and all("-of-" in name for name in files):
-            yield self._problem(min(files), "is one of several files, and the index of them is missing")
-            return
         expected: dict[str, str] = {}
-        for index in indexes:
-            shards = read_json(self._place / index, self._name).get("weight_map")
-            if (
-                not isinstance(shards, dict)
-                or not shards
-                or not all(isinstance(shard, str) for shard in shards.values())
-            ):
+        for index in sorted(set(names) - files):
+            weight_map = read_json(self._folder, f"{self._component}/{index}", self._name).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map or {*map(type, weight_map.values())} != {str}:
                 yield self._problem(index, "lists no weights")
                 return
-            expected |= shards
-        headers: dict[str, dict[str, StoredTensor]] = {}
+            expected |= weight_map
+        if not expected and all("-of-" in name for name in files):
+            yield self._problem(min(files), "is one of several files, and the index of them is missing")
+            return
+        shapes: dict[str, Shapes] = {}
         for file in sorted(files | set(expected.values())):
-            header = read_header(self._place / file)
-            if isinstance(header, str):
-                advice = "run `git lfs pull` in the model's folder" if "Git LFS" in header else ""
-                yield self._problem(file, header, advice)
+            found = read_shapes(self._folder / self._component / file)
+            if isinstance(found, str):
+                yield self._problem(file, found)
             else:
-                headers[file] = header
-        if len(headers) < len(files | set(expected.values())):
+                shapes[file] = found
+        if len(shapes) < len(files | set(expected.values())):
             return
-        for tensor, file in expected.items():
-            if tensor not in headers[file]:
-                yield self._problem(file, f"holds no {tensor}, which the index says is in it")
+        for weight, file in expected.items():
+            if weight not in shapes[file]:
+                yield self._problem(file, f"holds no {weight}, which the index says is in it")
                 return
-        yield from self._another({key: value for header in headers.values() for key, value in header.items()})
-
-    def _another(self, tensors: dict[str, StoredTensor]) -> Iterator[Problem]:
-        """Compare one weight with the config: weights of another model have another shape, or lack it."""
-        name, defaults, shape = _TELLING[self._component]
-        if name not in tensors:
-            text = f"The {self._component} of the model {self._name} lacks some of its weights, such as {name}"
+        if text := self._another({name: shape for each in shapes.values() for name, shape in each.items()}):
             yield Problem(text=text, advice=self._again)
-            return
+
+    def _another(self, shapes: Shapes) -> str:
+        """Describe how one weight differs from the config, as those of another model do; "" if it does not."""
+        config = read_json(self._folder, f"{self._component}/config.json", self._name)
         try:
-            expected = shape(defaults | read_json(self._place / "config.json", self._name))
+            weight, expected = self._layout.key_weights[self._component](config)
         except (TypeError, KeyError):
-            text = f"The {self._component} of the model {self._name} has a config.json that makes no sense"
-            yield Problem(text=text, advice=self._again)
-            return
-        if tensors[name].shape != expected:
-            text = another_model(self._component, self._name, name, tensors[name].shape, expected)
-            yield Problem(text=text, advice=self._again)
+            return f"{self._of} has a config.json that makes no sense"
+        if weight not in shapes:
+            return f"{self._of} lacks some of its weights, such as {weight}"
+        if shapes[weight] != expected:
+            return another_model(self._component, self._name, weight, shapes[weight], expected)
+        return ""
 
-    def _nothing(self) -> Problem:
-        if any(name.endswith(".bin") for name in _names(self._place)):
-            return Problem(
-                text=f"The {self._component} of the model {self._name} has weights as pickles only (.bin)",
-                advice="svdq reads safetensors only; get the model in that format",
-            )
-        return Problem(
-            text=f"The {self._component} of the model {self._name} has no weights (.safetensors)", advice=self._again
-        )
-
-    def _problem(self, file: str, what: str, advice: str = "") -> Problem:
-        if what.startswith("holds weights as"):
+    def _problem(self, file: str, what: str) -> Problem:
+        advice = self._again
+        if "Git LFS" in what:
+            advice = "run `git lfs pull` in the model's folder"
+        elif what.startswith("holds weights as"):
             advice = "get the model in F16, BF16 or F32"
-        return Problem(text=f"{self._place / file} of the model {self._name} {what}", advice=advice or self._again)
-
-    def _how_to_get(self, variant: str) -> str:
-        return f" with `{self._pull} --variant {variant}`" if self._pull else ""
-
-
-def _names(place: Path) -> list[str]:
-    try:
-        # A dangling link is listed, so that it is reported as missing.
-        return [path.name for path in place.iterdir()]
-    except OSError:
-        return []
+        return Problem(text=f"{self._folder / self._component / file} of the model {self._name} {what}", advice=advice)

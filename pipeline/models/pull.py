@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.models.folder_check import WEIGHTS, is_half, weight_files
-from svdq.pipeline.models.hub import cached
-from svdq.pipeline.models.hub_errors import explained, hub_client
+from svdq.pipeline.models.files import is_half, read_shapes, weight_files
+from svdq.pipeline.models.hub import cached, explained, hub_client
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.names import split_id
-from svdq.pipeline.models.safetensors_header import file_problem
-from svdq.pipeline.models.svd.layout import COMPONENTS
+from svdq.pipeline.models.svd.layout import LAYOUT
 
 #: fp16 suits GPUs; CPUs need full.
 Variant = Literal["fp16", "full"]
@@ -85,8 +83,8 @@ def make_plan(name: str, variant: Variant) -> Plan:
     sizes = {sibling.rfilename: int(sibling.size or 0) for sibling in found.siblings or []}
     if INDEX not in sizes:
         raise InputError(
-            f"The model {name} has no {INDEX} on the hub; svdq needs a StableVideoDiffusionPipeline in diffusers' "
-            "layout, such as stabilityai/stable-video-diffusion-img2vid-xt."
+            f"The model {name} has no {INDEX} on the hub; svdq needs a {LAYOUT.pipeline} in diffusers' layout, such as "
+            f"{LAYOUT.example}."
         )
     chosen, variant = _choose(list(sizes), variant)
     files = sorted((RemoteFile(path=path, size=sizes[path]) for path in chosen), key=lambda file: file.size)
@@ -143,9 +141,9 @@ def _choose(names: list[str], variant: Variant) -> tuple[list[str], Variant]:
     """Select the files that svdq reads, and return which weights they contain."""
     chosen = [name for name in names if "/" not in name and (name == INDEX or name.upper().startswith("LICENSE"))]
     any_half = False
-    for component in COMPONENTS:
+    for component in LAYOUT.components:
         inside = [name.partition("/")[2] for name in names if name.startswith(f"{component}/")]
-        weights = weight_files(component, inside) if component in WEIGHTS else []
+        weights = weight_files(inside) if component in LAYOUT.key_weights else []
         half = [name for name in weights if is_half(name)]
         full = [name for name in weights if not is_half(name)]
         wanted = half if variant == "fp16" and half else full
@@ -166,4 +164,4 @@ def _is_whole(file: Path, size: int) -> bool:
             return False
     except OSError:
         return False
-    return file.suffix != ".safetensors" or file_problem(file) is None
+    return file.suffix != ".safetensors" or not isinstance(read_shapes(file), str)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Part
-from svdq.pipeline.models.folder_check import another_model, check_folder, stored, variants
+from svdq.pipeline.models.files import Shapes, read_json, stored_shapes, variants
+from svdq.pipeline.models.folder_check import another_model, check_folder
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.options import DTYPES, WEIGHTS, stored_parts
-from svdq.pipeline.models.safetensors_header import StoredTensor
-from svdq.pipeline.models.svd.layout import COMPONENTS, read_json
+from svdq.pipeline.models.svd.layout import LAYOUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class SvdFolder:
             InputError: the model does not exist here, or is not a complete StableVideoDiffusionPipeline.
         """
         path = find_folder(name)
-        check_folder(path, name, half=acceptable(dtype))
+        check_folder(path, name, LAYOUT, half=acceptable(dtype))
         return cls(path=path, name=name)
 
     def config(self, component: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class SvdFolder:
         Raises:
             InputError: the configuration cannot be read.
         """
-        return read_json(self.path / component / "config.json", self.name)
+        return read_json(self.path, f"{component}/config.json", self.name)
 
     def load_pipeline(
         self, parts: Part, dtype: torch.dtype, device: torch.device, *, unet_on_host: bool = False
@@ -116,8 +116,8 @@ class SvdFolder:
         found = self._stored(component, dtype)
         for weight, tensor in skeleton.state_dict().items():
             expected = list(tensor.shape)
-            if weight in found and found[weight].shape != expected:
-                return another_model(component, self.name, weight, found[weight].shape, expected)
+            if found.get(weight, expected) != expected:
+                return another_model(component, self.name, weight, found[weight], expected)
         return ""
 
     def _without_weights(self, component: str) -> Any:
@@ -129,11 +129,11 @@ class SvdFolder:
             if component == "image_encoder":
                 config = transformers.CLIPVisionConfig.from_pretrained(self.path / component)
                 return transformers.CLIPVisionModelWithProjection._from_config(config)
-            return getattr(diffusers, COMPONENTS[component]).from_config(self.config(component))
+            return getattr(diffusers, LAYOUT.components[component][0]).from_config(self.config(component))
 
-    def _stored(self, component: str, dtype: torch.dtype) -> dict[str, StoredTensor]:
-        """Read the headers of the weights that are loaded for a dtype."""
-        return stored(self.path, component, half=self._is_half(component, dtype))
+    def _stored(self, component: str, dtype: torch.dtype) -> Shapes:
+        """Read the shapes of the weights that are loaded for a dtype."""
+        return stored_shapes(self.path, component, half=self._is_half(component, dtype))
 
     def _is_half(self, component: str, dtype: torch.dtype) -> bool:
         """Return whether half precision weights of a component are loaded for a dtype."""
@@ -142,7 +142,7 @@ class SvdFolder:
 
     def _bytes(self, component: str, dtype: torch.dtype) -> int:
         """Return the bytes of a component's weights in a dtype."""
-        return dtype.itemsize * sum(math.prod(tensor.shape) for tensor in self._stored(component, dtype).values())
+        return dtype.itemsize * sum(map(math.prod, self._stored(component, dtype).values()))
 
     def _load(self, component: str, dtype: torch.dtype, device: torch.device) -> Any:
         """Load one component that has weights.
@@ -163,7 +163,7 @@ class SvdFolder:
         if library is transformers:
             renamed = int(transformers.__version__.partition(".")[0]) >= 5
         arguments["dtype" if renamed else "torch_dtype"] = dtype
-        model, loading = getattr(library, COMPONENTS[component]).from_pretrained(
+        model, loading = getattr(library, LAYOUT.components[component][0]).from_pretrained(
             self.path / component, output_loading_info=True, **arguments
         )
         if missing := sorted(loading["missing_keys"]):

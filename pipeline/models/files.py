@@ -1,0 +1,109 @@
+"""Reads the files of a model folder without torch: JSON, the names of weights files, and the shapes of weights."""
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.installed import how_to_install
+
+#: Supported types of weights, as named by safetensors.
+_DTYPES = {"F16", "BF16", "F32"}
+#: Names of weights files, whole or in parts, and of the indexes of parts.
+_WEIGHTS_FILE = re.compile(
+    r"(diffusion_pytorch_)?model(\.fp16)?(-\d{5}-of-\d{5})?(\.fp16)?\.safetensors(\.index(\.fp16)?\.json)?"
+)
+#: Advice about a folder without readable configs.
+SAVED = "give a folder that diffusers' save_pretrained has written"
+
+#: The shape of each weight, by name.
+Shapes = dict[str, list[int]]
+
+
+def read_json(folder: Path, file: str, name: str) -> dict[str, Any]:
+    """Read one JSON file of a model folder, such as `unet/config.json`.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    path = folder / file
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(f"{path} is not a regular file")  # reading a pipe would block
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"The model {name} has no readable {file}; {SAVED}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"The {file} of the model {name} is not a JSON object.")
+    return content
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of the files in a folder; none if it cannot be read."""
+    try:
+        # A dangling link is listed, so that it is reported as missing.
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def is_half(file: str) -> bool:
+    """Return whether a weights file, or an index of several, is of the fp16 variant by its name."""
+    return ".fp16" in file.rpartition("/")[2]
+
+
+def weight_files(names: list[str]) -> list[str]:
+    """Return the weights files and their indexes among the names of a component's files."""
+    return sorted(name for name in names if _WEIGHTS_FILE.fullmatch(name))
+
+
+def variants(folder: Path, component: str) -> set[bool]:
+    """Return whether a component has weights in half precision (True) and full ones (False)."""
+    return {is_half(file) for file in weight_files(names_in(folder / component))}
+
+
+def stored_shapes(folder: Path, component: str, *, half: bool) -> Shapes:
+    """Return the shapes of a component's weights, in half precision or full; broken files are left out."""
+    found = [
+        read_shapes(folder / component / file)
+        for file in weight_files(names_in(folder / component))
+        if is_half(file) == half and not file.endswith(".json")
+    ]
+    return {name: shape for shapes in found if isinstance(shapes, dict) for name, shape in shapes.items()}
+
+
+def read_shapes(file: Path) -> Shapes | str:
+    """Read the shapes of the weights in a safetensors file, or return its problem as a predicate, e.g. "is missing".
+
+    Raises:
+        InputError: the package safetensors is not installed.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise InputError(f"To check weights needs the package safetensors; {how_to_install('worker')}.") from error
+    try:
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return "is not a regular file"  # opening a pipe would block
+        with file.open("rb") as opened:
+            if opened.read(8) == b"version ":
+                return "is a Git LFS pointer, not the weights"
+        with safe_open(file, framework="numpy") as weights:
+            tensors = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except SafetensorError as error:
+        if "incomplete" in str(error).lower():
+            return f"is cut off or damaged: its length of {found.st_size:,} bytes is not what its header says"
+        return "is no safetensors file: its header is corrupt"
+    if not tensors:
+        return "holds no weights"
+    dtypes = {tensor.get_dtype() for name, tensor in tensors.items() if not name.endswith("position_ids")}
+    if not dtypes <= _DTYPES:
+        return f"holds weights as {', '.join(sorted(dtypes - _DTYPES))}"
+    return {name: list(tensor.get_shape()) for name, tensor in tensors.items()}
