@@ -1,11 +1,16 @@
-"""Chooses the device of a rank, and checks that it can compute."""
+"""Chooses the device of a rank, and checks on small tensors that it can compute."""
 
 import os
+import warnings
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models import options as compute_options
+from svdq.pipeline.models.options import ComputeOptions, dtype_of
 
 
 def check_device(wanted: str) -> None:
@@ -40,27 +45,68 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def check_computes(device: torch.device, dtype: torch.dtype) -> None:
-    """Run one convolution and one attention on a GPU: one that can only copy would fail every job.
+    """Try the layers of a model on a GPU: one that can only copy would fail every job.
 
     Raises:
         InputError: the GPU cannot compute; has torch's reason.
     """
-    if device.type != "cuda":
-        return
-    try:
-        with torch.inference_mode():
-            features = torch.ones((1, 32, 3, 8, 8), device=device, dtype=dtype)
-            kernel = torch.ones((32, 32, 3, 3, 3), device=device, dtype=dtype)
-            functional.conv3d(features, kernel, padding=1)
-            functional.conv2d(features[:, :, 0], kernel[:, :, 0], padding=1)
-            tokens = torch.ones((1, 2, 16, 64), device=device, dtype=dtype)
-            functional.scaled_dot_product_attention(tokens, tokens, tokens)
-        torch.cuda.synchronize(device)
-    except (RuntimeError, AssertionError) as error:
+    if device.type == "cuda" and (reason := _failure(lambda: _apply_layers(device, dtype))):
         raise InputError(
-            f"The GPU {device} cannot compute: {_first_line(error)}. Check whether this PyTorch ({torch.__version__}) "
+            f"The GPU {device} cannot compute: {reason}. Check whether this PyTorch ({torch.__version__}) "
             "supports it and whether another program holds it, or use --device cpu."
-        ) from error
+        )
+
+
+def check_options(options: ComputeOptions, device: torch.device) -> None:
+    """Try the requested dtype and the compiler.
+
+    Raises:
+        InputError: one of them does not work on this device; has torch's reason.
+    """
+    dtype = dtype_of(options, device)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "this processor"
+    if options.dtype != "auto" and (reason := _failure(lambda: _apply_layers(device, dtype))):
+        raise InputError(f"--dtype {options.dtype} does not work on {where} ({reason}); use --dtype auto.")
+    if options.compiled != "off" and (reason := _failure(lambda: _compile(device, dtype))):
+        raise InputError(
+            f"--compile {options.compiled} does not work on {where} ({reason}); torch.compile needs a C++ "
+            "compiler, and Triton on a GPU. Use --compile off."
+        )
+
+
+def _failure(attempt: Callable[[], None]) -> str:
+    """Return the first line of torch's error if an attempt fails, or ""."""
+    try:
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore")
+            attempt()
+    except Exception as error:  # noqa: BLE001 - torch and its compilers raise many types
+        return _first_line(error)
+    return ""
+
+
+def _apply_layers(device: torch.device, dtype: torch.dtype) -> None:
+    """Apply the kinds of layers that a model has to small features (B, C, F, H, W)."""
+    features = torch.ones((2, 32, 4, 8, 8), device=device, dtype=dtype)
+    kernel = torch.ones((32, 32, 3, 3, 3), device=device, dtype=dtype)
+    functional.conv3d(features, kernel, padding=1)
+    functional.conv2d(features[:, :, 0], kernel[:, :, 0], padding=1)
+    functional.group_norm(features, 8)
+    tokens = features.flatten(2).transpose(1, 2)
+    functional.gelu(functional.linear(functional.layer_norm(tokens, (32,)), kernel[:, :, 0, 0, 0]))
+    functional.scaled_dot_product_attention(tokens, tokens, tokens)
+    functional.silu(features)
+    functional.interpolate(features[:, :, 0], scale_factor=2.0)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _compile(device: torch.device, dtype: torch.dtype) -> None:
+    def small(values: Tensor) -> Tensor:
+        return functional.silu(values) + 1
+
+    compiled = torch.compile(small, fullgraph=True, dynamic=False, backend=compute_options.BACKEND)
+    compiled(torch.ones(64, device=device, dtype=dtype))
 
 
 def _choose_mig_instance(local_rank: int) -> None:
@@ -79,4 +125,6 @@ def _why_no_gpu() -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")[:300]
+    # The first line of a compiler error only names the backend.
+    lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:300]

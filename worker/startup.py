@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from svdq.pipeline.device import check_computes, choose_device
+from svdq.pipeline.device import check_computes, check_options, choose_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Part, VideoModel
-from svdq.pipeline.models.compute_check import check
 from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.options import dtype_of
@@ -94,7 +93,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         torch.set_num_threads(1)
     if config.compile != "off":
         prepare_compiling(settings.home, topology.local_num_ranks)
-    check(compute, device)
+    check_options(compute, device)
     started = time.perf_counter()
     parts = Part.of_rank(topology.rank)
     model = open_model(settings.model, parts, device, dtype, compute)

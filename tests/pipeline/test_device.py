@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from svdq.pipeline.device import check_computes, check_device, choose_device
+from svdq.pipeline.device import check_computes, check_device, check_options, choose_device
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models import options
+from svdq.pipeline.models.options import ComputeOptions
 
 
 class Gpus:
@@ -75,11 +77,11 @@ class OnTheHost:
             monkeypatch.setattr(functional, name, self._operation(name, getattr(functional, name), broken, error))
 
     def _operation(self, name, operation, broken: str, error: Exception):
-        def compute(*arguments: torch.Tensor, **options: int) -> torch.Tensor:
+        def compute(*arguments: torch.Tensor, **named: int) -> torch.Tensor:
             if name == broken:
                 raise error
             self.computed.append(name)
-            return operation(*arguments, **options)
+            return operation(*arguments, **named)
 
         return compute
 
@@ -97,3 +99,31 @@ def test_a_gpu_that_computes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     check_computes(torch.device("cuda", 0), torch.float32)
     assert gpu.computed == ["conv3d", "conv2d", "scaled_dot_product_attention"]
     check_computes(torch.device("cpu"), torch.float32)
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp32", "fp16", "bf16"])
+def test_what_a_processor_can_passes(dtype) -> None:
+    check_options(ComputeOptions(dtype=dtype), CPU)
+
+
+def test_a_dtype_that_does_not_work_is_one_sentence(monkeypatch) -> None:
+    def no_convolution(*arguments, **named):
+        raise RuntimeError("not implemented for 'BFloat16'\nand more")
+
+    monkeypatch.setattr(torch.nn.functional, "conv3d", no_convolution)
+    with pytest.raises(InputError, match=r"^--dtype bf16 does not work on this processor \(not .*; use --dtype auto"):
+        check_options(ComputeOptions(dtype="bf16"), CPU)
+
+
+def test_a_compiler_that_does_not_work_is_one_sentence(monkeypatch) -> None:
+    def broken(graph, example_inputs):
+        raise OSError("no g++")
+
+    monkeypatch.setattr(options, "BACKEND", broken)
+    with pytest.raises(
+        InputError, match=r"^--compile blocks does not work on this processor \(.*no g\+\+.*--compile off"
+    ):
+        check_options(ComputeOptions(compiled="blocks"), CPU)
