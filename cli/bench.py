@@ -13,7 +13,7 @@ from svdq.cli.formatting import echo
 from svdq.cli.option_types import MILLISECONDS, Number, OutputFile
 
 if TYPE_CHECKING:
-    from svdq.pipeline.bench.figures import Run
+    from svdq.pipeline.bench.report import Run
 
 #: Largest number of ranks in a run: as many GPUs as `svdq plan` supports.
 MAX_RANKS = 512
@@ -145,7 +145,7 @@ def _table(runs: "Sequence[Run]") -> list[str]:
 
 def _comparisons(runs: "Sequence[Run]") -> list[str]:
     """Name the number of videos from which each run is faster than one rank and, where measured, than replicas."""
-    from svdq.pipeline.bench.measure import batch_time_s, break_even
+    from svdq.pipeline.bench.report import batch_time_s, break_even
 
     lines = []
     for run in runs:

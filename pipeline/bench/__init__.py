@@ -1,1 +1,1 @@
-"""Measures the pipeline: a run, its figures, and its timeline."""
+"""Measures the pipeline: runs of a group and single parts of a model, their figures and plots."""

@@ -11,7 +11,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Protocol, Self
 
-from svdq.pipeline.bench.measure import batch_time_s
+from svdq.pipeline.bench.report import batch_time_s
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.partition import Costs, fair_shares, fair_time_s
 

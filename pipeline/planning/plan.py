@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from svdq.pipeline.bench.measure import break_even
+from svdq.pipeline.bench.report import break_even
 from svdq.pipeline.planning.capacity import Limit, Model, VideoCosts, Way, largest_useful, limit
 
 #: Numbers of videos in the table of small and large runs.

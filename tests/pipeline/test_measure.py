@@ -2,9 +2,15 @@
 
 import pytest
 
-from svdq.pipeline.bench.bench import RankLog
-from svdq.pipeline.bench.figures import make_run
-from svdq.pipeline.bench.measure import batch_time_s, break_even, busy_share, replicas_state, steady_state
+from svdq.pipeline.bench.report import (
+    RankLog,
+    batch_time_s,
+    break_even,
+    busy_share,
+    make_run,
+    replicas_state,
+    steady_state,
+)
 from svdq.pipeline.partition import Costs
 
 

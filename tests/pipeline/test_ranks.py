@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from svdq.pipeline import compare
-from svdq.pipeline.bench.bench import Workload, run_loop
+from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.models.base import Part

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from svdq.pipeline.bench.bench import RankLog, Workload, run_loop
-from svdq.pipeline.bench.figures import Run, make_run
 from svdq.pipeline.bench.files import write_json, writing
-from svdq.pipeline.bench.timeline import plot_timeline
+from svdq.pipeline.bench.harness import Workload, run_loop
+from svdq.pipeline.bench.plot import plot_timeline
+from svdq.pipeline.bench.report import RankLog, Run, make_run
 from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Part

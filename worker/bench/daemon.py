@@ -11,7 +11,8 @@ from typing import Any
 
 from PIL import Image
 
-from svdq.pipeline.bench.bench import RankLog, Workload
+from svdq.pipeline.bench.harness import Workload
+from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.errors import SvdqError
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.job import Job

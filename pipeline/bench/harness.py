@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 from PIL import Image
 
+from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.base import Frames, Part
@@ -42,28 +42,6 @@ class Workload:
     device: str = "cpu"
     #: Whether all ranks warm up before the first video.
     warm: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankLog:
-    """The measurements of one rank; times in seconds since the epoch."""
-
-    #: (name, job, start, end) of each piece of work.
-    spans: list[tuple[str, str, float, float]]
-    #: Its trace events.
-    events: list[dict[str, Any]]
-    #: When each video was finished, in order; on the last rank only.
-    finished_s: list[float]
-    #: When the first video was taken; on rank 0 only.
-    started_s: float | None
-    #: Why videos failed; on rank 0 only.
-    failures: list[str]
-    #: CPU time of the run in seconds.
-    cpu_s: float
-    #: Resident memory after each hundredth video and at the end, MiB.
-    rss_mb: list[float]
-    #: Peak GPU memory of its tensors, including weights, in MiB; None on a CPU.
-    gpu_mb: float | None = None
 
 
 def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:

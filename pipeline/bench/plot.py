@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from svdq.pipeline.bench.bench import RankLog
+from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.installed import headless_pyplot
 
 #: Length of the plotted steady state, in multiples of the duration of one video.

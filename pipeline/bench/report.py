@@ -1,17 +1,39 @@
-"""Computes the figures of a bench run from the logs of its ranks: rows of the table and the JSON."""
+"""Computes the figures of a bench run from the logs of its ranks: rows of the table and the JSON. Without torch."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
+from typing import Any
 
-from svdq.pipeline.bench.bench import RankLog
-from svdq.pipeline.bench.measure import busy_share, replicas_state, steady_state
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.partition import Costs, fair_time_s
 from svdq.pipeline.trace import num_steps
 
 #: Names of spans in which a rank computes; others (write) run in parallel.
 _COMPUTING = ("encode", "steps ", "decode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLog:
+    """The measurements of one rank; times in seconds since the epoch."""
+
+    #: (name, job, start, end) of each piece of work.
+    spans: list[tuple[str, str, float, float]]
+    #: Its trace events.
+    events: list[dict[str, Any]]
+    #: When each video was finished, in order; on the last rank only.
+    finished_s: list[float]
+    #: When the first video was taken; on rank 0 only.
+    started_s: float | None
+    #: Why videos failed; on rank 0 only.
+    failures: list[str]
+    #: CPU time of the run in seconds.
+    cpu_s: float
+    #: Resident memory after each hundredth video and at the end, MiB.
+    rss_mb: list[float]
+    #: Peak GPU memory of its tensors, including weights, in MiB; None on a CPU.
+    gpu_mb: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,3 +175,80 @@ def _measured(logs: Sequence[RankLog]) -> Costs:
         encode_s=seconds_of("encode"),
         decode_s=seconds_of("decode"),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """The time between finished videos in steady state, in seconds.
+
+    A fractional split of steps rotates over K videos, so single intervals differ by a step by design. What matters to a
+    user is the pace: the mean over K consecutive videos.
+    """
+
+    #: Duration of the steady part divided by its number of videos; throughput and efficiency are computed from it.
+    mean_s: float
+    #: Median and 95th percentile of the pace over K consecutive videos.
+    pace_s: float
+    pace_p95_s: float
+    #: Median and 95th percentile of single intervals.
+    interval_s: float
+    interval_p95_s: float
+
+
+def _percentile_95(values: Sequence[float]) -> float:
+    """Return the 95th percentile; of a single value that value."""
+    return values[0] if len(values) == 1 else quantiles(values, n=20, method="inclusive")[-1]
+
+
+def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int) -> Steady:
+    """Measure the steady part, which follows the first `num_warmup` finished videos.
+
+    Args:
+        finished_s: when each video was finished, ascending.
+        num_ranks: K.
+        num_warmup: videos that fill the pipeline and let the shares settle; at least two videos must remain.
+    """
+    steady = finished_s[num_warmup:]
+    intervals = [later - earlier for earlier, later in itertools.pairwise(steady)]
+    span = min(num_ranks, len(intervals))
+    paces = [(steady[n + span] - steady[n]) / span for n in range(len(steady) - span)]
+    return _steady((steady[-1] - steady[0]) / len(intervals), paces, intervals)
+
+
+def replicas_state(finished_s: Sequence[Sequence[float]]) -> Steady:
+    """Measure replicas, which render whole videos: their common pace is that of one divided by their number."""
+    intervals = [later - earlier for times in finished_s for earlier, later in itertools.pairwise(times)]
+    paces = [interval / len(finished_s) for interval in intervals]
+    return _steady(sum(paces) / len(paces), paces, intervals)
+
+
+def _steady(mean_s: float, paces: Sequence[float], intervals: Sequence[float]) -> Steady:
+    return Steady(
+        mean_s=mean_s,
+        pace_s=median(paces),
+        pace_p95_s=_percentile_95(paces),
+        interval_s=median(intervals),
+        interval_p95_s=_percentile_95(intervals),
+    )
+
+
+def busy_share(spans: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float:
+    """Return the share of start_s..end_s covered by the spans (start, end), which do not overlap."""
+    busy_s = sum(max(0.0, min(end, end_s) - max(start, start_s)) for start, end in spans)
+    return busy_s / (end_s - start_s)
+
+
+def batch_time_s(num_videos: int, first_s: float, per_sample_s: float) -> float:
+    """Return the duration of a run of `num_videos`: the first video's latency, then the steady pace."""
+    return first_s + (num_videos - 1) * per_sample_s
+
+
+def break_even(first_s: float, per_sample_s: float, other_first_s: float, other_per_sample_s: float) -> float | None:
+    """Return the number of videos from which the first way is faster than the other; None if it never is.
+
+    Solves first_s + (n - 1) per_sample_s = other_first_s + (n - 1) other_per_sample_s for n.
+    """
+    gained_s = other_per_sample_s - per_sample_s
+    if gained_s <= 0:
+        return None if first_s >= other_first_s else 1.0
+    return max(1.0, 1 + (first_s - other_first_s) / gained_s)
