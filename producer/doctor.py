@@ -19,10 +19,11 @@ from svdq.pipeline.installed import how_to_install
 from svdq.pipeline.models.files import read_json, stored_shapes, variants
 from svdq.pipeline.models.folder_check import find_problems
 from svdq.pipeline.models.hub import find_folder
-from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, estimate, shape_for, size_text
+from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, shape_for, size_text
 from svdq.pipeline.models.names import has_weights, timings_of
 from svdq.pipeline.models.registry import layout_of
 from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS, is_untrained
+from svdq.pipeline.models.svd.memory import estimate
 from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets

@@ -1,7 +1,4 @@
-"""Memory of videos: estimated from their size, then measured; measurements are kept in a file.
-
-Does not import torch.
-"""
+"""Memory of videos: measurements, kept in a file, correct the estimates of a model family. Does not import torch."""
 
 import contextlib
 import hashlib
@@ -25,18 +22,6 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 RESERVE_BYTES = 500_000_000
 #: Workspace of cuDNN and cuBLAS in bytes, added to estimates on GPUs until something is measured. A guess.
 WORKSPACE_BYTES = 1_000_000_000
-
-# Stable Video Diffusion's constants: elements (of the dtype computed in) alive at the peak, besides the weights. Taken
-# from the published modules with attention as a fused kernel; the table is in docs/internals/performance.md.
-#: A step, for each pixel and frame, without and with guidance.
-STEP_ELEMENTS = {1: 136, 2: 282}
-#: An encode, per pixel.
-ENCODE_ELEMENTS = 655
-#: A decode, per pixel: times the frames decoded at a time, and times all frames.
-DECODE_ELEMENTS, FRAME_ELEMENTS = 1021, 3.2
-#: Bytes of the VAE's weights in float32, to which an encode in float16 converts them.
-VAE_ENCODER_BYTES, VAE_DECODER_BYTES = 137_000_000, 254_000_000
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 #: Largest size ratio at which the measurement of one video corrects the estimate of another.
 ALIKE = 2.0
@@ -67,27 +52,6 @@ def shape_for(activity: Activity, parameters: VideoParameters) -> Shape:
     if activity == "encode":
         return (width, height)
     return (width, height, frames, 1 + parameters.guided if activity == "step" else chunk_of(parameters))
-
-
-def estimate(activity: Activity, shape: Shape, dtype: str, *, has_decoder: bool = False) -> int:
-    """Estimate the peak bytes of an activity of Stable Video Diffusion, besides the weights.
-
-    Args:
-        activity: what is computed.
-        shape: of the video, from `shape_for`.
-        dtype: torch's name of the compute dtype.
-        has_decoder: whether the encoding rank also has the VAE decoder.
-    """
-    pixels = shape[0] * shape[1]
-    if activity == "encode":
-        if dtype != "float16":
-            return pixels * ENCODE_ELEMENTS * ITEM_BYTES[dtype]
-        # The VAE overflows in float16, so all of it on this rank is converted temporarily.
-        return pixels * ENCODE_ELEMENTS * 4 + VAE_ENCODER_BYTES + VAE_DECODER_BYTES * has_decoder
-    frames = shape[2]
-    if activity == "step":
-        return pixels * frames * STEP_ELEMENTS[shape[3]] * ITEM_BYTES[dtype]
-    return int(pixels * (DECODE_ELEMENTS * shape[3] + FRAME_ELEMENTS * frames) * ITEM_BYTES[dtype])
 
 
 class ChunkLimits:
@@ -212,7 +176,7 @@ class MeasuredMemory:
             for (activity, shape), peak in measured.items():
                 if activity not in ACTIVITIES or len(shape) != len(shape_for(activity, example)):
                     raise ValueError(activity)
-                if activity == "step" and shape[3] not in STEP_ELEMENTS:
+                if activity == "step" and shape[3] not in (1, 2):
                     raise ValueError(shape)
                 _check_counts(*shape, peak)
             for of, chunk in limits.items():

@@ -16,11 +16,11 @@ from svdq.pipeline.models.memory import (
     WORKSPACE_BYTES,
     MeasuredMemory,
     chunk_of,
-    estimate,
     shape_for,
     size_text,
 )
 from svdq.pipeline.models.names import has_weights
+from svdq.pipeline.models.svd.memory import estimate
 from svdq.pipeline.parameters import SIZE_MULTIPLE, VideoParameters
 
 logger = logging.getLogger(__name__)

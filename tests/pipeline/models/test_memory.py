@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from svdq.pipeline.models.base import Part
-from svdq.pipeline.models.memory import ChunkLimits, MeasuredMemory, estimate, shape_for
+from svdq.pipeline.models.memory import ChunkLimits, MeasuredMemory, shape_for
 from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.svd.memory import estimate
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
 
