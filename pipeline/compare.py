@@ -1,4 +1,4 @@
-"""Compare this pipeline with diffusers' own: `python -m svdq.pipeline.compare --model DIR --image PHOTO`.
+"""Compare this pipeline with diffusers' own: `python -m svdq.pipeline.compare [--model DIR] [--image PHOTO]`.
 
 Both get the same prepared photo, the same arguments and a CPU generator with the same seed, and run one thread a
 process, since float32 sums on a CPU depend on the number of threads. Prints the largest difference of any pixel, from 0
@@ -21,7 +21,7 @@ from PIL import Image
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
-from svdq.pipeline.media.image import load_photo, prepare_photo
+from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Frames, Part
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
@@ -174,12 +174,23 @@ def call_diffusers(pipeline: Any, image: Image.Image, parameters: VideoParameter
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print and return an exit code: 0 equal, 1 different, 2 wrong input."""
     options = _parse(arguments)
+    if options.model is not None:
+        return _compare(options)
+    from svdq.pipeline.models.svd.tiny import write_tiny_model
+
+    with tempfile.TemporaryDirectory(prefix="svdq-compare-") as folder:
+        options.model = Path(folder)
+        write_tiny_model(options.model)
+        return _compare(options)
+
+
+def _compare(options: argparse.Namespace) -> int:
     device = "cuda" if options.device == "auto" and torch.cuda.is_available() else options.device
     device = "cpu" if device == "auto" else device
     width, _, height = options.size.partition("x")
     try:
-        data = options.image.read_bytes()
-        image = prepare_photo(load_photo(data, 10**9), int(width), int(height), options.fit)
+        photo = options.image.read_bytes() if options.image else Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 90)
+        image = prepare_photo(photo, int(width), int(height), options.fit, max_pixels=10**9)
         videos = [
             VideoParameters(
                 frames=options.frames,
@@ -219,8 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     defaults = VideoParameters(seed=0)
     parser = argparse.ArgumentParser(prog="python -m svdq.pipeline.compare", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="folder of a StableVideoDiffusionPipeline")
-    parser.add_argument("--image", type=Path, required=True, help="a photo")
+    parser.add_argument("--model", type=Path, help="folder of a StableVideoDiffusionPipeline [default: the tiny one]")
+    parser.add_argument("--image", type=Path, help="a photo [default: a fractal]")
     parser.add_argument("--ranks", type=int, default=7)
     parser.add_argument("--alone", action="store_true", help="compare with one rank in place of diffusers")
     parser.add_argument("--videos", type=int, default=2, help="videos in flight at once, with seeds from --seed on")

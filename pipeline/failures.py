@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError, SvdqError
-from svdq.pipeline.models.base import VideoModel, blame
+from svdq.pipeline.models.base import VideoModel, nan_advice
 from svdq.pipeline.models.device_memory import is_host_memory, is_out_of_memory, release_memory
 from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
@@ -59,4 +59,4 @@ def say_where_it_broke(model: VideoModel, sample: Sample, stop: int, monitor: Mo
         if not all_finite(latents):
             where = f"in step {index + 1}"
             break
-    return f"The latents became NaN or infinite {where} of {sample.parameters.steps}{blame(model, latents.dtype)}"
+    return f"The latents became NaN or infinite {where} of {sample.parameters.steps}{nan_advice(model, latents.dtype)}"

@@ -111,7 +111,7 @@ class VideoModel(Protocol):
         ...
 
 
-def blame(model: VideoModel, dtype: torch.dtype) -> str:
+def nan_advice(model: VideoModel, dtype: torch.dtype) -> str:
     """Return the end of a sentence about NaN or infinite numbers: the cause, if it is a weight, and what to do.
 
     Args:

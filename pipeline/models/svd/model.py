@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Part, blame
+from svdq.pipeline.models.base import ModelInfo, Part, nan_advice
 from svdq.pipeline.models.device_memory import MemoryMeter
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.memory import shape_for
@@ -236,7 +236,8 @@ class SvdModel:
         with self._meter.measuring("decode", shape_for("decode", in_chunks)):
             frames = self._pipeline.decode_latents(tensors["latents"], parameters.num_frames, decode_chunk_size)
             if not torch.isfinite(frames).all():
-                raise SampleError(f"The decoded frames are not numbers (NaN or infinity){blame(self, self._dtype)}")
+                advice = nan_advice(self, self._dtype)
+                raise SampleError(f"The decoded frames are not numbers (NaN or infinity){advice}")
             return to_uint8(frames[0])
 
 

@@ -11,6 +11,7 @@ from svdq.pipeline.failures import say_where_it_broke
 from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.svd.layout import LAYOUT
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
@@ -30,7 +31,7 @@ def go_bad(file, at: float) -> None:
 def test_a_weight_that_is_no_number_is_named(tiny_model, tmp_path, component: str, at: float) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     go_bad(next((folder / component).glob("*.safetensors")), at)
-    check_folder(folder, str(folder))  # nothing of it is seen in any header
+    check_folder(folder, str(folder), LAYOUT)  # nothing of it is seen in any header
     model = SvdModel(str(folder), Part.of_rank(0), CPU, torch.float32)
     asked = replace(request(1, steps=1, frames=2), photo=PIL.Image.new("RGB", (64, 64), "gray"))
     alone = Alone(model, [asked])
