@@ -145,6 +145,7 @@ def svd(tiny_model):
     return open_model(str(tiny_model), parts, CPU, torch.float32)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_frames_are_those_of_diffusers_for_any_plan(svd, image, reference, data) -> None:
