@@ -1,5 +1,6 @@
 """Rank 0's side of the stage loop: makes samples of requests, and learns from reports what they cost."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,8 +8,8 @@ from dataclasses import replace
 from svdq.pipeline.costs import CostModel, Shape
 from svdq.pipeline.failures import say_why
 from svdq.pipeline.models.base import VideoModel
-from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.protocols import Monitor, Planner, Report, Request, Source
+from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.protocols import Monitor, Report, Request, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Work
@@ -52,13 +53,22 @@ class Admission:
         self._warm_up = warm_up
         #: Index of the next sample.
         self.next_index = 0
+        #: The stage loop and the thread that receives reports use the planner and the costs.
+        self._lock = threading.Lock()
+        #: Shape and assignment of the samples in flight, by index.
+        self._in_flight: dict[int, tuple[Shape, Assignment]] = {}
 
-    def take_if_wanted(self) -> Request | None:
-        """Return a request that is ready, if a rank could begin it while rank 0 is between two steps."""
-        if not self._planner.wants_more():
-            return None
-        self.source.prefetch_next()
-        return self.source.take_if_ready()
+    def take_if_wanted(self, *, is_last_step: bool) -> Request | None:
+        """Return a request that is ready, if another rank is about to be free; between two steps of rank 0.
+
+        Args:
+            is_last_step: whether rank 0 itself will be free after the next step.
+        """
+        with self._lock:
+            wait_s, step_s = self._planner.wait_for_others_s(time.monotonic()), self._planner.step_s
+        if is_last_step or wait_s <= step_s:
+            self.source.prefetch_next()
+        return self.source.take_if_ready() if wait_s <= 0 else None
 
     def admit(self, request: Request) -> Sample:
         """Plan a sample, and encode its photo; a resumed one goes on with its tensors."""
@@ -67,11 +77,20 @@ class Admission:
         parameters, resume = request.parameters, request.resume
         first_step = resume.step if resume is not None else 0
         decoders = range(self._num_ranks) if request.decoders is None else request.decoders
-        costs = self._costs.estimate(Shape.of(parameters))
-        plan = self._planner.assign(index, first_step, parameters.steps, costs, decoders)
-        assert plan.boundaries[0] == first_step, plan
-        assert plan.boundaries[-1] == parameters.steps, plan
-        assert plan.decoder in decoders, plan
+        shape = Shape.of(parameters)
+        with self._lock:
+            plan = self._planner.admit(
+                index,
+                first_step,
+                parameters.steps,
+                self._costs.estimate(shape),
+                decoders,
+                shape=shape,
+                encoded=resume is not None,
+                num_waiting=request.num_waiting,
+                now=time.monotonic(),
+            )
+            self._in_flight[index] = shape, plan
         if resume is not None:
             # What it took before may have been on another kind of GPU.
             sample = replace(
@@ -107,16 +126,21 @@ class Admission:
         return replace(sample, tensors=tensors, seconds={"encode": seconds})
 
     def on_work(self, work: Sequence[Work]) -> None:
-        """Handle finished work of any rank."""
-        for each in work:
-            self._planner.on_work(each.rank, each.index, each.kind, each.seconds)
+        """Handle finished work of any rank: learn what its shape costs."""
+        with self._lock:
+            for each in work:
+                if (in_flight := self._in_flight.get(each.index)) is None or not 0 <= each.rank < self._num_ranks:
+                    continue
+                shape, plan = in_flight
+                num_steps = plan.boundaries[each.rank + 1] - plan.boundaries[each.rank]
+                self._costs.record(shape, each.rank, each.kind, num_steps, each.seconds)
+                self._planner.finished(each.index, each.rank, each.kind, time.monotonic())
 
     def on_report(self, report: Report) -> None:
-        """Handle the end of a sample: learn what its shape costs."""
-        self._planner.on_ended(report.body["index"])
-        if report.failure is None and not report.canceled:
-            parameters = VideoParameters.model_validate(report.body["parameters"])
-            self._costs.record(Shape.of(parameters), report.body["stages"], report.body["seconds"])
+        """Handle the end of a sample."""
+        with self._lock:
+            self._planner.ended(report.body["index"])
+            self._in_flight.pop(report.body["index"], None)
         self.source.ended(report)
 
     def handle(self, arrival: Arrival) -> None:

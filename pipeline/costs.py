@@ -42,19 +42,21 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class CostPrior:
-    """What to assume of a shape before anything is measured, in units of one step."""
+    """What to assume of a shape before anything is measured."""
 
     #: Encoding a photo, in steps.
     encode_steps: float
     #: Decoding the frames, in steps.
     decode_steps: float
+    #: Seconds of a step.
+    step_s: float = 1.0
 
 
 @dataclass
 class _Measured:
     step_s: dict[int, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=WINDOW)))
     encode_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    decode_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    decode_s: dict[int, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=WINDOW)))
 
 
 class CostModel:
@@ -71,27 +73,23 @@ class CostModel:
         self._prior = prior
         self._measured: dict[Shape, _Measured] = defaultdict(_Measured)
 
-    def record(
-        self,
-        shape: Shape,
-        stages: Sequence[tuple[int, int, float]],
-        seconds: Mapping[str, float],
-    ) -> None:
-        """Add the measurements of one finished sample.
+    def record(self, shape: Shape, rank: int, kind: str, num_steps: int, seconds: float) -> None:
+        """Add the measurement of finished work.
 
         Args:
             shape: shape of the sample.
-            stages: (rank, number of steps, seconds of denoising) of each rank that did steps.
-            seconds: seconds of `encode` and `decode`, if measured.
+            rank: which one did it.
+            kind: `encode`, `steps` or `decode`.
+            num_steps: the number of steps that `seconds` are of, if it is `steps`.
+            seconds: how long it took.
         """
         measured = self._measured[shape]
-        for rank, num_steps, denoise_s in stages:
-            if num_steps and 0 <= rank < self._num_ranks:
-                measured.step_s[rank].append(denoise_s / num_steps)
-        if "encode" in seconds:
-            measured.encode_s.append(seconds["encode"])
-        if "decode" in seconds:
-            measured.decode_s.append(seconds["decode"])
+        if kind == "encode":
+            measured.encode_s.append(seconds)
+        elif kind == "decode":
+            measured.decode_s[rank].append(seconds)
+        elif num_steps:
+            measured.step_s[rank].append(seconds / num_steps)
 
     @property
     def shapes(self) -> list[Shape]:
@@ -99,19 +97,22 @@ class CostModel:
         return list(self._measured)
 
     def estimate(self, shape: Shape) -> Costs:
-        """Estimate the costs of a sample, in units of one step while nothing of its shape is measured."""
+        """Estimate the costs of a sample; what is not measured follows from the other ranks, or else from the prior."""
         measured = self._measured[shape] if shape in self._measured else _Measured()
-        known = {rank: _undisturbed(times) for rank, times in measured.step_s.items()}
-        # A rank without measured steps of this shape (it only decodes, say) is assumed to be as fast as the others.
-        typical = max(median(known.values()), 1e-9) if known else 1.0
-        known = {
-            rank: typical if abs(step_s / typical - 1) < EQUAL_WITHIN else step_s for rank, step_s in known.items()
-        }
-        return Costs(
-            # A measured zero would make a rank infinitely fast.
-            step_s=tuple(max(known.get(rank, typical), 1e-9) for rank in range(self._num_ranks)),
-            encode_s=_undisturbed(measured.encode_s) if measured.encode_s else self._prior.encode_steps * typical,
-            decode_s=_undisturbed(measured.decode_s) if measured.decode_s else self._prior.decode_steps * typical,
+        step_s = self._each(measured.step_s, self._prior.step_s)
+        typical_s = median(step_s)
+        decode_s = self._each(measured.decode_s, self._prior.decode_steps * typical_s)
+        encode_s = _undisturbed(measured.encode_s) if measured.encode_s else self._prior.encode_steps * typical_s
+        return Costs(step_s=step_s, encode_s=encode_s, decode_s=median(decode_s), decode_each_s=decode_s)
+
+    def _each(self, measured: Mapping[int, Sequence[float]], guess_s: float) -> tuple[float, ...]:
+        """Estimate a time on each rank; one that is not measured is assumed to be as fast as the others."""
+        known = {rank: _undisturbed(times) for rank, times in measured.items()}
+        # A measured zero would make a rank infinitely fast.
+        typical_s = max(median(known.values()) if known else guess_s, 1e-9)
+        return tuple(
+            max(1e-9, known[rank]) if rank in known and abs(known[rank] / typical_s - 1) >= EQUAL_WITHIN else typical_s
+            for rank in range(self._num_ranks)
         )
 
 

@@ -10,7 +10,7 @@ from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
 
 #: Samples that may wait, and bytes of their tensors; one sample may wait whatever its size.
-MAX_SAMPLES: Final = 2
+MAX_SAMPLES: Final = 8
 MAX_BYTES: Final = 256 * 2**20
 
 

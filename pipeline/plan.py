@@ -8,11 +8,12 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
 from svdq.pipeline.layout import Remainder, lay_out
 from svdq.pipeline.partition import Costs
 
+#: Seconds for which the reports of other ranks may be on their way: so long, work counts as finished when expected.
+REPORT_LAG_S = 0.15
 #: How much further ahead each rank is than the one before, in fair shares: one is the rank's part of a sample, the rest
 #: covers decodes that exceed a share, whole steps and disturbances.
 STAIR_SHARES = 1.8
@@ -26,6 +27,12 @@ class Assignment:
     boundaries: tuple[int, ...]
     #: The rank that decodes, not before the last rank with steps.
     decoder: int
+
+    def __post_init__(self) -> None:
+        # Samples go down the chain only.
+        assert list(self.boundaries) == sorted(self.boundaries), self
+        assert 0 <= self.decoder < len(self.boundaries) - 1, self
+        assert self.boundaries[self.decoder + 1] == self.boundaries[-1], self
 
     @property
     def first_rank(self) -> int:
@@ -42,6 +49,8 @@ class _Work:
     num_steps: int
     encodes: bool
     decodes: bool
+    #: When it should be finished, as of the last forecast.
+    expected_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -58,15 +67,11 @@ class _InFlight:
 class Planner:
     """Assigns samples to ranks as they are admitted."""
 
-    def __init__(self, num_ranks: int, can_decode: Sequence[bool]) -> None:
-        """Begin with idle ranks.
-
-        Args:
-            num_ranks: K.
-            can_decode: which ranks can decode; at least one.
-        """
+    def __init__(self, num_ranks: int) -> None:
+        """Begin with idle ranks; `num_ranks` is K."""
         self._num_ranks = num_ranks
-        self._decoders = [rank for rank, can in enumerate(can_decode) if can]
+        #: Ranks up to the last that can decode the latest sample.
+        self._num_used = num_ranks
         #: In the order of their admission.
         self._in_flight: dict[int, _InFlight] = {}
         self._max_in_flight = 3 * num_ranks + 4
@@ -76,23 +81,28 @@ class Planner:
         #: When each rank last finished something.
         self._finished_s = [0.0] * num_ranks
 
-    def wait_s(self, now: float) -> float:
-        """Return the seconds until the next sample may be admitted; infinite if only after a report.
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step on rank 0, as far as known."""
+        return self._latest_costs.step_s[0] if self._latest_costs is not None else 0.0
 
-        A sample is admitted when a rank is free. If that is not rank 0, its photo must be encoded by then, between two
-        steps of rank 0.
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until the next sample should be admitted; infinite if a sample must end first."""
+        free_s = self._forecast(now)[0] if len(self._in_flight) < self._max_in_flight else [math.inf]
+        return min(free_s[0] - now, self.wait_for_others_s(now))
+
+    def wait_for_others_s(self, now: float) -> float:
+        """Return the seconds until a sample should be admitted for another rank than 0.
+
+        Its photo must be encoded when that rank is free, after the present step of rank 0.
         """
         costs = self._latest_costs
         if costs is None:
             return 0.0
-        if len(self._in_flight) >= self._max_in_flight:
+        if len(self._in_flight) >= self._max_in_flight or self._num_used == 1:
             return math.inf
         free_s, encoded_s = self._forecast(now)
-        wait_s = free_s[0] - now
-        encoding_s = encoded_s - now + costs.encode_s + costs.step_s[0]
-        for rank in range(1, self._decoders[-1] + 1):
-            wait_s = min(wait_s, free_s[rank] - now - encoding_s)
-        return max(0.0, wait_s)
+        return max(0.0, min(free_s[1 : self._num_used]) - encoded_s - costs.encode_s - costs.step_s[0])
 
     def admit(
         self,
@@ -100,6 +110,7 @@ class Planner:
         first_step: int,
         num_steps: int,
         costs: Costs,
+        decoders: Sequence[int],
         *,
         shape: Hashable,
         encoded: bool,
@@ -113,13 +124,15 @@ class Planner:
             first_step: 0, or the step from which it resumes.
             num_steps: T.
             costs: estimated costs of its shape.
+            decoders: the ranks that can decode it, ascending; at least one.
             shape: whatever identifies samples of the same costs.
             encoded: whether its photo is encoded already.
             num_waiting: jobs that wait after this one.
             now: the present time in seconds.
         """
         self._costs[shape] = self._latest_costs = costs
-        sample = Remainder(num_steps=num_steps - first_step, costs=costs, decoders=self._decoders)
+        sample = Remainder(num_steps=num_steps - first_step, costs=costs, decoders=decoders)
+        self._num_used = len(sample.ranks)
         step_s = costs.step_s
         free_s, encoded_s = self._forecast(now)
         if not encoded:
@@ -148,19 +161,25 @@ class Planner:
         self._in_flight[index] = _InFlight(shape, share_s, now, not encoded and not own_encode, works)
         return assignment
 
-    def finished(self, index: int, rank: int, what: Literal["encode", "steps", "decode"], now: float) -> None:
-        """Learn that a rank has finished a part of a sample; unknown ones are ignored."""
+    def finished(self, index: int, rank: int, what: str, now: float) -> None:
+        """Learn that a rank has finished the `encode`, the `steps` or the `decode` of a sample.
+
+        Of a sample that is not known, nothing is learned.
+        """
         sample = self._in_flight.get(index)
         if sample is None:
             return
-        sample.ready_s = now
         if sample.to_encode:
             sample.to_encode = False
             if what == "encode":
+                sample.ready_s = now
                 return
-        self._finished_s[rank] = now
         # What ranks before have not reported yet is done, too.
         sample.works = [work for work in sample.works if work.rank >= rank]
+        ended_s = now
+        if sample.works and rank:
+            ended_s = min(now, max(now - REPORT_LAG_S, sample.works[0].expected_s))
+        self._finished_s[rank] = sample.ready_s = ended_s
         for work in sample.works[:1]:
             work.encodes = False
             if what != "encode":
@@ -189,13 +208,13 @@ class Planner:
                 at_s = encoded_s
             for work in sample.works:
                 rank = work.rank
-                # What should be finished by now takes longer than estimated.
                 at_s = max(at_s, free_s[rank]) + work.num_steps * step_s[rank]
                 if work.encodes:
                     at_s += costs.encode_s
                 if work.decodes:
                     at_s += costs.decode_on(rank)
-                free_s[rank] = at_s = max(at_s, now)
+                # What is not finished when expected takes longer, or its report is on its way.
+                free_s[rank] = work.expected_s = at_s = max(at_s, now - REPORT_LAG_S if rank else now)
         free_s = [max(rank_s, now) for rank_s in free_s]
         free_s[0] += encodes_s
         return free_s, encoded_s

@@ -1,10 +1,10 @@
 """Protocols that connect a stage to its surroundings, and the types that pass through them.
 
-Rank 0 has a source of videos and a planner, the last rank a sink of frames, every rank a monitor of its progress, which
+Rank 0 has a source of videos, the last rank a sink of frames, every rank a monitor of its progress, which
 also knows what is canceled, and a checkpointer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +12,6 @@ from PIL.Image import Image
 
 from svdq.pipeline.models.base import Frames
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.partition import Costs
 from svdq.pipeline.sample import Sample
 
 
@@ -36,45 +35,6 @@ class Request:
     decoders: tuple[int, ...] | None = None
     #: Videos that waited behind it when it was taken.
     num_waiting: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """What each rank does with a sample."""
-
-    #: `Sample.boundaries`.
-    boundaries: tuple[int, ...]
-    #: `Sample.decoder`.
-    decoder: int
-
-    def __post_init__(self) -> None:
-        # Samples go down the chain only.
-        assert list(self.boundaries) == sorted(self.boundaries), self
-        assert 0 <= self.decoder < len(self.boundaries) - 1, self
-        assert self.boundaries[self.decoder + 1] == self.boundaries[-1], self
-
-
-class Planner(Protocol):
-    """Decides on rank 0 what each rank does with a sample.
-
-    `assign` and `wants_more` are called by the stage loop, the others also by the thread that receives reports.
-    """
-
-    def assign(self, index: int, first_step: int, num_steps: int, costs: Costs, decoders: Sequence[int]) -> Assignment:
-        """Decide who does the steps first_step..num_steps of sample `index`, and which of `decoders` decodes it."""
-        ...
-
-    def wants_more(self) -> bool:
-        """Whether a rank could begin another sample now, while rank 0 is between two steps; must be cheap."""
-        ...
-
-    def on_work(self, rank: int, index: int, kind: str, seconds: float) -> None:
-        """Handle the end of `encode`, `steps` or `decode` of sample `index` on a rank."""
-        ...
-
-    def on_ended(self, index: int) -> None:
-        """Handle the end of a sample: no rank has work of it any more."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

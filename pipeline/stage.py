@@ -19,8 +19,8 @@ from svdq.pipeline.denoising import KEEP_EVERY_S, StepLoop
 from svdq.pipeline.inbox import Inbox
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.planner import FairShares
-from svdq.pipeline.protocols import Checkpointer, Monitor, NoCheckpointer, Planner, Report, Request, Sink, Source
+from svdq.pipeline.plan import Planner
+from svdq.pipeline.protocols import Checkpointer, Monitor, NoCheckpointer, Report, Request, Sink, Source
 from svdq.pipeline.receiving import Router, report_of
 from svdq.pipeline.sample import Sample, Tensors
 from svdq.pipeline.trace import Tracer
@@ -77,7 +77,7 @@ class Stage:
         if source is not None:
             self._admission = Admission(
                 source=source,
-                planner=planner or FairShares(num_ranks),
+                planner=planner or Planner(num_ranks),
                 costs=self.costs,
                 num_ranks=num_ranks,
                 model=model,
@@ -190,11 +190,10 @@ class Stage:
         if self._admission is None:
             return 0.0
         started = time.perf_counter()
-        while not self.stopped and (request := self._admission.take_if_wanted()) is not None:
+        is_free_soon = is_last and not self._inbox
+        while not self.stopped and (request := self._admission.take_if_wanted(is_last_step=is_free_soon)) is not None:
             self._monitor.idle()  # the steps of the present sample are paused
             self._admit(request)
-        if is_last:
-            self._admission.source.prefetch_next()
         return time.perf_counter() - started
 
     # Passing on: samples and frames to the next rank, frames from the last rank to the sink.

@@ -11,7 +11,8 @@ from typing import Self
 import torch
 
 from svdq.pipeline.models.base import VideoModel
-from svdq.pipeline.protocols import Checkpointer, Monitor, Planner, Sink, Source
+from svdq.pipeline.plan import Planner
+from svdq.pipeline.protocols import Checkpointer, Monitor, Sink, Source
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.address_book import AddressBook, FolderBook, address_among_hosts

@@ -41,8 +41,16 @@ class SimulatedModel:
         self._timings = timings
         self._device = device
         self._parts = parts
+        step_ms = max(timings.step_ms, 0.01)
         self.info = ModelInfo(
-            name=name, notice=NOTICE, default_frames=14, prior=CostPrior(encode_steps=0.0, decode_steps=0.0)
+            name=name,
+            notice=NOTICE,
+            default_frames=14,
+            prior=CostPrior(
+                encode_steps=timings.encode_ms / step_ms,
+                decode_steps=timings.decode_ms / step_ms,
+                step_s=step_ms / 1000,
+            ),
         )
         self._plain: dict[tuple[int, ...], Tensor] = {}
         self._clock_s = 0.0

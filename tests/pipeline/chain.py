@@ -49,6 +49,7 @@ class Chain:
         self,
         planner: Planner,
         num_ranks: int,
+        decoders: Sequence[int] | None = None,
         *,
         estimate: Callable[[Video], Costs] = lambda video: video.costs,
         noise: Callable[[], float] = lambda: 1.0,
@@ -58,12 +59,14 @@ class Chain:
         Args:
             planner: of that many ranks.
             num_ranks: K.
+            decoders: the ranks that can decode; None: all.
             estimate: what the planner takes a video's costs to be.
             noise: by what factor the next piece of work takes longer.
         """
         self.most_in_flight = 0
         self.ranks = [_Rank() for _ in range(num_ranks)]
         self._planner = planner
+        self._decoders = decoders or range(num_ranks)
         self._estimate = estimate
         self._noise = noise
         self._now = 0.0
@@ -106,6 +109,7 @@ class Chain:
                 video.resumes_at or 0,
                 video.num_steps,
                 self._estimate(video),
+                self._decoders,
                 shape=id(video.costs),
                 encoded=video.resumes_at is not None,
                 num_waiting=len(self._waiting),

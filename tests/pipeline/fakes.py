@@ -1,17 +1,19 @@
 """Small real classes that stand in for the surroundings of a stage."""
 
+import math
 import queue
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.models.base import Frames, ModelInfo, VideoModel
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.partition import Costs
-from svdq.pipeline.protocols import Assignment, Report, Request, Sink
+from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.protocols import Report, Request, Sink
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
@@ -184,28 +186,29 @@ class Alone:
         )
 
 
-class ListPlanner:
+class ListPlanner(Planner):
     """Follows a list of assignments, and records the work that is reported."""
 
-    def __init__(self, assignments: Sequence[Assignment]) -> None:
+    def __init__(self, num_ranks: int, assignments: Sequence[Assignment]) -> None:
+        super().__init__(num_ranks)
         self._assignments = assignments
         #: (rank, index, kind) of finished work, and indices of ended samples.
         self.work: list[tuple[int, int, str]] = []
-        self.ended: list[int] = []
+        self.ended_samples: list[int] = []
         #: Whether videos are admitted between two steps of rank 0.
         self.always_wants_more = False
 
-    def assign(self, index: int, first_step: int, num_steps: int, costs: Costs, decoders: Sequence[int]) -> Assignment:
+    def admit(self, index: int, *args: Any, **kwargs: Any) -> Assignment:
         return self._assignments[index]
 
-    def wants_more(self) -> bool:
-        return self.always_wants_more
+    def wait_for_others_s(self, now: float) -> float:
+        return 0.0 if self.always_wants_more else math.inf
 
-    def on_work(self, rank: int, index: int, kind: str, seconds: float) -> None:
-        self.work.append((rank, index, kind))
+    def finished(self, index: int, rank: int, what: str, now: float) -> None:
+        self.work.append((rank, index, what))
 
-    def on_ended(self, index: int) -> None:
-        self.ended.append(index)
+    def ended(self, index: int) -> None:
+        self.ended_samples.append(index)
 
 
 class Chain:
@@ -221,7 +224,7 @@ class Chain:
         self.num_ranks = len(models)
         self.source = ListSource(requests)
         self.sink = sink or ListSink()
-        self.planner = ListPlanner(assignments)
+        self.planner = ListPlanner(len(models), assignments)
         self.monitors = [ListMonitor() for _ in models]
         self.checkpointers = [ListCheckpointer() for _ in models]
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()

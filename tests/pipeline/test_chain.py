@@ -15,7 +15,8 @@ from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.protocols import Assignment, Request
+from svdq.pipeline.plan import Assignment
+from svdq.pipeline.protocols import Request
 from svdq.pipeline.sample import Sample
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
 
@@ -117,7 +118,7 @@ def test_any_plan_is_followed_and_all_its_work_is_reported(drawn, always_wants_m
         )
         expected[plan.decoder, index, "decode"] += 1
     assert Counter(chain.planner.work) == expected
-    assert sorted(chain.planner.ended) == list(range(len(steps)))
+    assert sorted(chain.planner.ended_samples) == list(range(len(steps)))
     decodes = Counter(plan.decoder for plan in assignments)
     assert [len(model.chunk_sizes) for model in models] == [decodes[rank] for rank in range(num_ranks)]
 

@@ -10,6 +10,14 @@ def cost_model() -> CostModel:
     return CostModel(3, CostPrior(encode_steps=0.2, decode_steps=4.4))
 
 
+def record(model: CostModel, stages: list[tuple[int, int, float]], **seconds: float) -> None:
+    """Record steps on ranks, an encode, and a decode on the last rank."""
+    for rank, num_steps, steps_s in stages:
+        model.record(SHAPE, rank, "steps", num_steps, steps_s)
+    for kind, its_s in seconds.items():
+        model.record(SHAPE, 0 if kind == "encode" else 2, kind, 0, its_s)
+
+
 def test_before_anything_is_measured_the_guess_counts_in_steps() -> None:
     costs = cost_model().estimate(SHAPE)
     assert costs.step_s == (1.0, 1.0, 1.0)
@@ -19,7 +27,7 @@ def test_before_anything_is_measured_the_guess_counts_in_steps() -> None:
 
 def test_measurements_replace_the_guess_for_their_shape_only() -> None:
     model = cost_model()
-    model.record(SHAPE, [(0, 4, 0.4), (1, 4, 0.8), (2, 2, 0.2)], {"encode": 0.05, "decode": 0.3})
+    record(model, [(0, 4, 0.4), (1, 4, 0.8), (2, 2, 0.2)], encode=0.05, decode=0.3)
     costs = model.estimate(SHAPE)
     assert costs.step_s == (0.1, 0.2, 0.1)
     assert (costs.encode_s, costs.decode_s) == (0.05, 0.3)
@@ -28,7 +36,7 @@ def test_measurements_replace_the_guess_for_their_shape_only() -> None:
 
 def test_a_rank_without_measurements_is_taken_to_be_typical() -> None:
     model = cost_model()
-    model.record(SHAPE, [(0, 4, 0.4), (1, 4, 0.4)], {})
+    record(model, [(0, 4, 0.4), (1, 4, 0.4)])
     assert model.estimate(SHAPE).step_s == (0.1, 0.1, 0.1)
 
 
@@ -36,7 +44,7 @@ def test_disturbed_measurements_move_nothing() -> None:
     model = cost_model()
     for number in range(15):
         disturbed = 5.0 if number % 3 == 0 else 0.4
-        model.record(SHAPE, [(0, 4, disturbed), (1, 4, 0.4), (2, 4, 0.4)], {"decode": disturbed})
+        record(model, [(0, 4, disturbed), (1, 4, 0.4), (2, 4, 0.4)], decode=disturbed)
     costs = model.estimate(SHAPE)
     assert costs.step_s == (0.1, 0.1, 0.1)
     assert costs.decode_s == 0.4
@@ -44,7 +52,7 @@ def test_disturbed_measurements_move_nothing() -> None:
 
 def test_nearly_equal_ranks_count_as_equal_and_slower_ones_do_not() -> None:
     model = cost_model()
-    model.record(SHAPE, [(0, 1, 0.100), (1, 1, 0.104), (2, 1, 0.150)], {})
+    record(model, [(0, 1, 0.100), (1, 1, 0.104), (2, 1, 0.150)])
     step_s = model.estimate(SHAPE).step_s
     assert step_s[0] == 0.104 or step_s[0] == step_s[1]
     assert step_s[2] == 0.150
@@ -53,5 +61,18 @@ def test_nearly_equal_ranks_count_as_equal_and_slower_ones_do_not() -> None:
 def test_estimates_follow_a_lasting_change() -> None:
     model = cost_model()
     for step_s in [0.1] * 20 + [0.2] * 20:
-        model.record(SHAPE, [(rank, 1, step_s) for rank in range(3)], {})
+        record(model, [(rank, 1, step_s) for rank in range(3)])
     assert model.estimate(SHAPE).step_s == (0.2, 0.2, 0.2)
+
+
+def test_ranks_may_differ_in_their_decodes() -> None:
+    model = cost_model()
+    record(model, [(0, 1, 0.1)], decode=0.6)
+    model.record(SHAPE, 1, "decode", 0, 0.4)
+    model.record(SHAPE, 0, "decode", 0, 0.4)
+    assert model.estimate(SHAPE).decode_each_s == (0.4, 0.4, 0.6)
+
+
+def test_the_prior_may_know_how_long_a_step_takes() -> None:
+    costs = CostModel(2, CostPrior(encode_steps=0.5, decode_steps=3.0, step_s=0.2)).estimate(SHAPE)
+    assert (costs.step_s, costs.encode_s, costs.decode_s) == ((0.2, 0.2), 0.1, 0.2 * 3.0)

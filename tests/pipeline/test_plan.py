@@ -28,12 +28,10 @@ def costs_of(step_s: float, encode_s: float, decode_s: float, speeds: Sequence[f
     )
 
 
-def run(
-    num_videos: int, costs: Costs, num_steps: int = 25, can_decode: Sequence[bool] | None = None
-) -> tuple[float, list[Video], Chain]:
+def run(num_videos: int, costs: Costs, num_steps: int = 25) -> tuple[float, list[Video], Chain]:
     """Make videos that all wait from the start; return the wall time and what became of them."""
     num_ranks = len(costs.step_s)
-    chain = Chain(Planner(num_ranks, can_decode or [True] * num_ranks), num_ranks)
+    chain = Chain(Planner(num_ranks), num_ranks)
     videos = [Video(costs=costs, num_steps=num_steps) for _ in range(num_videos)]
     return chain.run(videos), videos, chain
 
@@ -127,7 +125,7 @@ def test_with_unequal_speeds_also_within_what_a_video_takes_longer_on_the_slowes
 @settings(max_examples=40, deadline=None)
 def test_every_step_is_done_once_down_the_chain_and_every_video_is_finished(data: st.DataObject) -> None:
     num_ranks = data.draw(st.integers(1, 8))
-    can_decode = data.draw(st.lists(st.booleans(), min_size=num_ranks, max_size=num_ranks).filter(any))
+    decoders = sorted(data.draw(st.sets(st.integers(0, num_ranks - 1), min_size=1)))
     equal = [1.0] * num_ranks
     shapes = [costs_of(1, 0.2, 4.4, equal), costs_of(0.1, 0.02, 0, equal), costs_of(3, 0.6, 27, equal)]
     noise = random.Random(data.draw(st.integers(0, 1000)))
@@ -137,13 +135,13 @@ def test_every_step_is_done_once_down_the_chain_and_every_video_is_finished(data
         resumes_at = data.draw(st.none() | st.integers(0, num_steps))
         costs = data.draw(st.sampled_from(shapes))
         videos.append(Video(costs=costs, num_steps=num_steps, resumes_at=resumes_at, queued_s=queued_s))
-    chain = Chain(Planner(num_ranks, can_decode), num_ranks, noise=lambda: noise.lognormvariate(0, 0.2))
+    chain = Chain(Planner(num_ranks), num_ranks, decoders, noise=lambda: noise.lognormvariate(0, 0.2))
     chain.run(videos)
     assert chain.most_in_flight <= 3 * num_ranks + 4
     for video in videos:
         assignment = video.assignment
         assert assignment is not None
-        assert can_decode[assignment.decoder]
+        assert assignment.decoder in decoders
         assert len(assignment.boundaries) == num_ranks + 1
         assert assignment.boundaries[0] == (video.resumes_at or 0)
         assert assignment.boundaries[-1] == video.num_steps
@@ -176,7 +174,7 @@ def test_a_video_that_comes_alone_starts_at_once_and_never_waits() -> None:
     costs = costs_of(50, 9, 220)
     one_ms = 25 * 50 + 9 + 220
     videos = [Video(costs=costs, num_steps=25, queued_s=number * 0.4 * one_ms) for number in range(20)]
-    Chain(Planner(RANKS, [True] * RANKS), RANKS).run(videos)
+    Chain(Planner(RANKS), RANKS).run(videos)
     for video in videos:
         # A step of rank 0 may have to end before it encodes.
         assert video.finished_s - video.queued_s <= one_ms + 50 + 1e-6
@@ -190,7 +188,7 @@ def test_videos_that_trickle_in_or_differ_take_about_as_long_as_with_a_replica_o
         num_steps = rng.choice([10, 25, 25, 50])
         resumes_at = rng.choice([None, None, None, num_steps // 2, num_steps])
         videos.append(Video(costs=costs_of(1, 0.2, 4.4), num_steps=num_steps, resumes_at=resumes_at, queued_s=queued_s))
-    wall_s = Chain(Planner(RANKS, [True] * RANKS), RANKS).run(videos)
+    wall_s = Chain(Planner(RANKS), RANKS).run(videos)
     replicas_s = [0.0] * RANKS
     for video in videos:
         rank = replicas_s.index(min(replicas_s))
@@ -207,18 +205,18 @@ def test_a_job_is_taken_only_when_a_rank_can_start_it_within_a_step() -> None:
 
 
 def test_a_finished_denoising_is_decoded_by_a_free_rank_that_can() -> None:
-    planner = Planner(3, [True, True, False])
+    planner = Planner(3)
     costs = costs_of(1, 0.2, 4.4, [1.0] * 3)
-    whole = planner.admit(0, 0, 25, costs, shape=1, encoded=False, num_waiting=1, now=0.0)
+    whole = planner.admit(0, 0, 25, costs, [0, 1], shape=1, encoded=False, num_waiting=1, now=0.0)
     assert whole == Assignment(boundaries=(0, 0, 25, 25), decoder=1)
-    resumed = planner.admit(1, 25, 25, costs, shape=1, encoded=True, num_waiting=0, now=0.0)
+    resumed = planner.admit(1, 25, 25, costs, [0, 1], shape=1, encoded=True, num_waiting=0, now=0.0)
     assert resumed == Assignment(boundaries=(25, 25, 25, 25), decoder=0)
 
 
 def test_what_failed_or_was_canceled_no_longer_counts() -> None:
-    planner = Planner(1, [True])
+    planner = Planner(1)
     costs = costs_of(1, 0.2, 4.4, [1.0])
-    planner.admit(0, 0, 25, costs, shape=1, encoded=False, num_waiting=0, now=0.0)
+    planner.admit(0, 0, 25, costs, [0], shape=1, encoded=False, num_waiting=0, now=0.0)
     assert planner.wait_s(10.0) == pytest.approx(19.6)
     planner.ended(0)
     assert planner.wait_s(10.0) == 0.0
@@ -226,8 +224,8 @@ def test_what_failed_or_was_canceled_no_longer_counts() -> None:
 
 
 def test_ranks_that_take_longer_than_estimated_are_not_given_more_meanwhile() -> None:
-    planner = Planner(1, [True])
-    planner.admit(0, 0, 25, costs_of(1, 0, 4.4, [1.0]), shape=1, encoded=False, num_waiting=1, now=0.0)
+    planner = Planner(1)
+    planner.admit(0, 0, 25, costs_of(1, 0, 4.4, [1.0]), [0], shape=1, encoded=False, num_waiting=1, now=0.0)
     planner.finished(0, 0, "steps", 50.0)
     assert planner.wait_s(50.0) == pytest.approx(4.4)
 
@@ -237,7 +235,7 @@ def test_a_guess_of_the_costs_is_good_enough_until_the_first_video_is_done(guess
     true, guessed = costs_of(1, 0.18, 4.4), costs_of(guess, 0.18 * guess, 4.4 * guess)
     videos = [Video(costs=true, num_steps=25) for _ in range(50)]
     chain = Chain(
-        Planner(RANKS, [True] * RANKS),
+        Planner(RANKS),
         RANKS,
         estimate=lambda _: true if min(video.finished_s for video in videos) < 1000 else guessed,
     )
@@ -246,10 +244,12 @@ def test_a_guess_of_the_costs_is_good_enough_until_the_first_video_is_done(guess
 
 def test_a_decision_takes_microseconds() -> None:
     costs = costs_of(50, 9, 220)
-    planner = Planner(RANKS, [True] * RANKS)
+    planner = Planner(RANKS)
     seconds = []
     for index in range(25):
         started = time.thread_time()
-        planner.admit(index, 0, 25, costs, shape=1, encoded=False, num_waiting=50 - index, now=index * 211.0)
+        planner.admit(
+            index, 0, 25, costs, range(RANKS), shape=1, encoded=False, num_waiting=50 - index, now=index * 211.0
+        )
         seconds.append(time.thread_time() - started)
     assert median(seconds) < 1e-3

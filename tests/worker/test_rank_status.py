@@ -82,7 +82,9 @@ def test_a_record_says_what_is_computed_and_what_is_waited_for() -> None:
 def test_costs_are_told_by_shape() -> None:
     cost_model = CostModel(2, CostPrior(encode_steps=1, decode_steps=1))
     assert costs_in(cost_model) == ()
-    cost_model.record(Shape.of(PARAMETERS), [(0, 3, 1.5), (1, 5, 5.0)], {"encode": 0.25, "decode": 4.0})
+    for rank, kind, num_steps, seconds in [(0, "encode", 0, 0.25), (0, "steps", 3, 1.5), (1, "steps", 5, 5.0)]:
+        cost_model.record(Shape.of(PARAMETERS), rank, kind, num_steps, seconds)
+    cost_model.record(Shape.of(PARAMETERS), 1, "decode", 0, 4.0)
     (costs,) = costs_in(cost_model)
     assert (costs.frames, costs.width, costs.height, costs.guided) == (2, 64, 64, True)
     assert (costs.step_s, costs.encode_s, costs.decode_s) == ((0.5, 1.0), 0.25, 4.0)
