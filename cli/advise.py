@@ -1,4 +1,4 @@
-"""`svdq advise`: show where the time of a run goes, which ranks idle and why, and what would help most."""
+"""`svdq advise`: show where the time of a run goes, and what would help most."""
 
 import json
 from dataclasses import asdict
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import echo
+from svdq.cli.formatting import echo, table
 from svdq.cli.main import redis_options
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.advice import Remedy
-    from svdq.pipeline.planning.occupancy import RankTime
-    from svdq.pipeline.planning.recordings import Profile
-    from svdq.producer.status.ranks import GroupStatus, RankStatus
+    from svdq.pipeline.planning.recordings import Profile, RankTime
+    from svdq.producer.status.ranks import GroupStatus
 
 EXAMPLES = """\b
 Examples:
@@ -29,7 +28,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each group.")
 @redis_options
 def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None:
-    """Show where the time goes, which ranks idle and why, and the one change that would help most.
+    """Show where the time goes, which resource limits the run, and the one change that would help most.
 
     RECORDING is the trace of a worker or a bench, or the JSON of a bench. Without it, the running groups are analyzed,
     by their figures of the last ten seconds.
@@ -45,7 +44,7 @@ def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None
             echo(json.dumps({"source": profile.source, "ranks": ranks, **asdict(advice)}))
             continue
         echo(f"{profile.source}:")
-        for line in (*_table(profile), advice.time, *advice.idle):
+        for line in (*_table(profile.ranks), advice.time):
             echo(line)
         echo(f"This would help most: {_remedy(advice.best)}")
         for other in advice.others:
@@ -56,15 +55,10 @@ def _remedy(remedy: "Remedy") -> str:
     return f"{remedy.text} Expected: {remedy.factor:.2f} times as many videos."
 
 
-def _table(profile: "Profile") -> list[str]:
-    from svdq.cli.formatting import table
-    from svdq.pipeline.planning.occupancy import Cause
-
-    causes = [cause for cause in Cause if any(rank.waited(cause) >= 0.0005 for rank in profile.ranks)]
-    waiting = ["idle" if cause is Cause.UNKNOWN else str(cause) for cause in causes]
-    rows: list[list[object]] = [["rank", "encode", "steps", "decode", *waiting]]
-    for number, rank in enumerate(profile.ranks):
-        shares = [rank.encode, rank.steps, rank.decode, *(rank.waited(cause) for cause in causes)]
+def _table(ranks: "tuple[RankTime, ...]") -> list[str]:
+    rows: list[list[object]] = [["rank", "encode", "steps", "decode", "idle"]]
+    for number, rank in enumerate(ranks):
+        shares = (rank.encode, rank.steps, rank.decode, 1 - rank.busy)
         rows.append([number, *(f"{share:.1%}" for share in shares)])
     return table(rows)
 
@@ -78,7 +72,7 @@ def _live(redis_url: str | None) -> "list[Profile]":
 
     with session(Settings.load(redis_url=redis_url)) as connection:
         groups = read_groups(connection)
-    profiles = [profile for group in groups if (profile := profile_of(group)) is not None]
+    profiles = [profile for group in groups if (profile := _profile(group)) is not None]
     if not profiles:
         raise InputError(
             "No running group has finished a video; name a recording, or try again after svdq worker has finished one."
@@ -86,38 +80,24 @@ def _live(redis_url: str | None) -> "list[Profile]":
     return profiles
 
 
-def profile_of(group: "GroupStatus") -> "Profile | None":
+def _profile(group: "GroupStatus") -> "Profile | None":
     """Build the current profile of a group; None before its first video and while a rank is missing."""
-    from svdq.cli.costs import costs_of, shape_name
-    from svdq.pipeline.planning.recordings import Profile
+    from svdq.cli.plan import costs_of, shape_name
+    from svdq.pipeline.planning.recordings import Profile, RankTime
 
     intake = group.intake
     if intake is None or not intake.costs or len(group.ranks) != group.ranks[0].num_ranks:
         return None
     costs = intake.costs[-1]
     steps = next((rank.steps for rank in group.ranks if rank.steps), 25)
-    video = costs_of(costs, steps)
+    # What ranks do within their busy time is not reported; steps are most of it.
+    ranks = tuple(RankTime(steps=min(1.0, rank.busy_share)) for rank in group.ranks)
+    idle = 1 - sum(rank.busy for rank in ranks) / len(ranks)
+    is_writing = any(condition.job_ids for condition in group.conditions)
     return Profile(
         source=f"Group {group.name}, {shape_name(costs)}, {steps} steps, the last ten seconds",
-        video=video,
-        pace_s=intake.pace_s,
-        ranks=tuple(_rank_time(group, rank, video.way(len(group.ranks)).pace_s) for rank in group.ranks),
+        video=costs_of(costs, steps),
+        ranks=ranks,
+        no_jobs=idle if not is_writing and len(intake.in_flight) < len(ranks) else 0.0,
+        writing=idle if is_writing else 0.0,
     )
-
-
-def _rank_time(group: "GroupStatus", rank: "RankStatus", pace_s: float) -> "RankTime":
-    """Split a rank's busy share in proportion to a video's costs, and name what the rank waits for, where known."""
-    from svdq.pipeline.planning.occupancy import Cause, RankTime
-
-    assert group.intake is not None
-    costs = group.intake.costs[-1]
-    busy = min(1.0, rank.busy_share)
-    encode = min(busy, costs.encode_s / pace_s * busy) if rank.rank == 0 else 0.0
-    decode = min(busy - encode, costs.decode_s / pace_s * busy) if rank.rank == rank.num_ranks - 1 else 0.0
-    if any(condition.job_ids for condition in group.conditions):
-        cause = Cause.WRITING
-    elif len(group.intake.in_flight) < rank.num_ranks:
-        cause = Cause.JOBS
-    else:
-        cause = Cause.UNKNOWN
-    return RankTime(encode=encode, steps=busy - encode - decode, decode=decode, waits={cause: 1 - busy})

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,62 +15,63 @@ from svdq.cli.option_types import MILLISECONDS, Number
 from svdq.producer.timeparse import duration
 
 if TYPE_CHECKING:
-    from svdq.pipeline.planning.plan import Plan, Row
+    from svdq.pipeline.planning.capacity import Plan, Row, VideoCosts
+    from svdq.producer.status.ranks import ShapeCosts
 
 EXAMPLES = """\b
 Examples:
   svdq plan --videos 500 --deadline 8h --from bench.json
   svdq plan --videos 500 --deadline 07:00 --from live
   svdq plan --videos 500 --steps 25 --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpus 7
-  svdq plan --videos 50 --one-gpu-s 31.96 --fill-s 35.30 --pace-s 4.39 --gpus 7
-  svdq plan --videos 500 --deadline 8h --from bench.json --gpu-hour-price 2.5 --watts 700 --plot plan.png
+  svdq plan --videos 500 --deadline 8h --from bench.json --gpu-hour-price 2.5 --watts 700
 """
-
-_SECONDS = Number(0, 1e9, min_open=True)
 
 
 @click.command(epilog=EXAMPLES)
 @click.option("--videos", type=click.IntRange(1, 10**9), required=True, metavar="N", help="Number of videos to render.")
 @click.option("--deadline", metavar="TIME", help="Time available, such as 8h, or the time of day, such as 07:00.")
-@click.option("--gpus", type=click.IntRange(1, 512), help="GPUs [default: what the deadline needs, or as measured].")
+@click.option("--gpus", type=click.IntRange(1, 512), help="GPUs [default: as measured, else what the deadline needs].")
 @click.option("--from", "source", metavar="FILE|live", help="A file of svdq bench or --trace, or a live group.")
 @click.option("--shape", metavar="WxHxF", help="With --from live: shape of the videos [default: the latest].")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: as recorded, else 25].")
-@click.option("--step-ms", type=_SECONDS, help="Milliseconds of a step; replaces --from.")
+@click.option("--step-ms", type=Number(0, 1e9, min_open=True), help="Milliseconds of a step; replaces --from.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of an encode.")
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of a decode.")
-@click.option("--transfer-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of a hand-over.")
-@click.option("--one-gpu-s", type=_SECONDS, help="Seconds of a video on one GPU; with the next two, replaces --from.")
-@click.option("--fill-s", type=_SECONDS, help="Seconds until the first video of --gpus GPUs.")
-@click.option("--pace-s", type=_SECONDS, help="Seconds between two videos of --gpus GPUs after it.")
 @click.option("--gpu-hour-price", type=Number(0), metavar="PRICE", help="Price of a GPU per hour.")
 @click.option("--watts", type=Number(0), help="Power of a busy GPU, with its share of the machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a chart as PNG.")
 @redis_options
 def plan(
     videos: int,
     deadline: str | None,
     gpus: int | None,
+    source: str | None,
+    shape: str | None,
+    steps: int | None,
+    step_ms: float | None,
+    encode_ms: float,
+    decode_ms: float,
     gpu_hour_price: float | None,
     watts: float | None,
     as_json: bool,
-    plot_path: Path | None,
-    **costs: Any,
+    redis_url: str | None,
 ) -> None:
     """Estimate how many GPUs a number of videos needs, the time and the cost, and what else would help.
 
-    The costs of a video come from a recording, from a running group (--from live), or from options (--step-ms, or
-    --one-gpu-s, --fill-s and --pace-s). The plan compares one GPU, one pipeline over all GPUs, a replica on each GPU,
-    and several groups that share the queue.
+    The costs of a video come from a recording, from a running group (--from live), or from --step-ms, --encode-ms and
+    --decode-ms. The plan compares one GPU, one pipeline over all GPUs, and a replica on each GPU.
     """
-    from datetime import datetime
-
-    from svdq.cli.costs import CostOptions, model_of
-    from svdq.pipeline.planning.plan import Question, make_plan
+    from svdq.pipeline.errors import InputError
+    from svdq.pipeline.planning.capacity import Question, make_plan
 
     now = datetime.now().astimezone()
-    model, source = model_of(CostOptions(gpus=gpus, **costs))
+    if (source is None) == (step_ms is None):
+        raise InputError("Give the costs of a video in one way: --from FILE, --from live, or --step-ms.")
+    if source is not None:
+        video, origin = live_costs(redis_url, shape, steps) if source == "live" else _recorded(source, steps)
+    else:
+        assert step_ms is not None
+        video, origin = _video(steps or 25, (step_ms / 1000,), encode_ms / 1000, decode_ms / 1000), "As given"
     question = Question(
         videos=videos,
         deadline_s=_deadline_s(deadline, now) if deadline is not None else None,
@@ -77,59 +79,96 @@ def plan(
         gpu_hour_price=gpu_hour_price,
         watts=watts,
     )
-    found = make_plan(model, question)
+    found = make_plan(video, question)
+    origin = f"{origin}: {_describe(video)}."
     if as_json:
-        echo(json.dumps({"source": source, **asdict(found)}))
+        echo(json.dumps({"source": origin, **asdict(found)}))
     else:
-        echo(source)
-        for line in (*table(_rows(found)), "", *table(_runs(found)), ""):
+        lines = (origin, *table(_rows(found)), "", *table(_runs(found)), "", *_sentences(found, now.timestamp()))
+        for line in lines:
             echo(line)
-        for line in _sentences(found, now.timestamp()):
-            echo(line)
-    if plot_path is not None:
-        from svdq.pipeline.planning.chart import draw_plan
-
-        draw_plan(model, found, plot_path)
 
 
-def _deadline_s(text: str, now: Any) -> float:
+def _video(steps: int, step_s: tuple[float, ...], encode_s: float, decode_s: float) -> "VideoCosts":
+    from svdq.pipeline.partition import Costs
+    from svdq.pipeline.planning.capacity import VideoCosts
+
+    return VideoCosts(steps=steps, costs=Costs(step_s=step_s, encode_s=encode_s, decode_s=decode_s))
+
+
+def _recorded(source: str, steps: int | None) -> "tuple[VideoCosts, str]":
+    from dataclasses import replace
+
+    from svdq.pipeline.planning.recordings import read_profile
+
+    video = read_profile(Path(source)).video
+    return replace(video, steps=steps or video.steps), f"From {source}"
+
+
+def live_costs(redis_url: str | None, shape: str | None, steps: int | None) -> "tuple[VideoCosts, str]":
+    """Return the costs that a live group has measured for a shape, and name the group.
+
+    Raises:
+        InputError: no live group has measured the shape.
+    """
+    from svdq.pipeline.errors import InputError
+    from svdq.producer.queue import session
+    from svdq.producer.settings import Settings
+    from svdq.producer.status.ranks import read_groups
+
+    with session(Settings.load(redis_url=redis_url)) as connection:
+        groups = read_groups(connection)
+    known = [(group, costs) for group in groups for costs in (group.intake.costs if group.intake else ())]
+    wanted = [one for one in known if shape in (None, shape_name(one[1]))]
+    if not wanted:
+        have = ", ".join(sorted({shape_name(costs) for _, costs in known}))
+        raise InputError(
+            f"No live group has measured {'any video' if shape is None else shape}; "
+            + (f"there is {have}." if have else "render a few videos with svdq worker first, or use svdq bench --json.")
+        )
+    group, costs = wanted[-1]
+    return costs_of(costs, steps or 25), f"From group {group.name}, {shape_name(costs)}"
+
+
+def costs_of(costs: "ShapeCosts", steps: int) -> "VideoCosts":
+    """Convert a group's measured costs of a shape to those of a video with `steps` steps."""
+    return _video(steps, costs.step_s, costs.encode_s, costs.decode_s)
+
+
+def shape_name(costs: "ShapeCosts") -> str:
+    """Format a shape as options do: 1024x576x25."""
+    return f"{costs.width}x{costs.height}x{costs.frames}"
+
+
+def _describe(video: "VideoCosts") -> str:
+    step_s = video.step_s(len(video.costs.step_s))
+    words = f"{video.steps} steps of {seconds(step_s)}"
+    for name, value in (("encode", video.costs.encode_s), ("decode", video.costs.decode_s)):
+        if value:
+            words += f", {name} {seconds(value)}"
+    return words
+
+
+def _deadline_s(text: str, now: datetime) -> float:
     """Parse a duration such as 8h, or a future time; return seconds."""
-    import re
-
     from svdq.producer.timeparse import parse_duration, parse_future
 
-    if re.fullmatch(r"\d+[a-z]", text.strip()):
+    if text.strip()[-1:].isalpha():
         return parse_duration(text, "--deadline").total_seconds()
-    return float((parse_future(text, "--deadline", now) - now).total_seconds())
+    return (parse_future(text, "--deadline", now) - now).total_seconds()
 
 
 def _rows(found: "Plan") -> list[list[str]]:
     question = found.question
-    head = ["way", "GPUs", "first video", "a video", "videos/h", f"{question.videos} videos"]
-    head += ["in time"] * (question.deadline_s is not None) + ["cost", "cost a video"] * (
-        question.gpu_hour_price is not None
-    )
+    head = ["layout", "GPUs", "a video", "videos/h", f"{question.videos:,} videos"]
+    head += ["in time"] * (question.deadline_s is not None)
+    head += ["cost", "cost a video"] * (question.gpu_hour_price is not None)
     head += ["kWh a video"] * (question.watts is not None)
     return [head, *(_row(row) for row in found.rows)]
 
 
-def _runs(found: "Plan") -> list[list[str]]:
-    head = ["videos", "one GPU (s)", f"{found.way} (s)", "times as fast"]
-    return [
-        head,
-        *([str(size), f"{one_s:.2f}", f"{many_s:.2f}", f"{one_s / many_s:.2f}"] for size, one_s, many_s in found.runs),
-    ]
-
-
 def _row(row: "Row") -> list[str]:
-    cells = [
-        row.way,
-        str(row.gpus),
-        seconds(row.first_s),
-        seconds(row.pace_s / row.groups),
-        rate(row.videos_an_hour),
-    ]
-    cells.append(seconds(row.time_s))
+    cells = [row.layout, str(row.gpus), seconds(row.pace_s), rate(row.videos_an_hour), seconds(row.time_s)]
     if row.in_time is not None:
         cells.append("yes" if row.in_time else "no")
     if row.cost is not None:
@@ -139,9 +178,12 @@ def _row(row: "Row") -> list[str]:
     return cells
 
 
-def count(gpus: int) -> str:
-    """Format a number of GPUs."""
-    return "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+def _runs(found: "Plan") -> list[list[str]]:
+    head = ["videos", "one GPU", f"pipeline of {found.gpus}", f"{found.gpus} replicas", "times as fast"]
+    rows = [
+        [f"{size:,}", *(seconds(value) for value in times), f"{times[0] / times[1]:.2f}"] for size, *times in found.runs
+    ]
+    return [head, *rows] if found.gpus > 1 else [head[:2], *(row[:2] for row in rows)]
 
 
 def rate(value: float) -> str:
@@ -159,58 +201,17 @@ def seconds(value: float) -> str:
 def _sentences(found: "Plan", now_s: float) -> Iterator[str]:
     question = found.question
     if question.deadline_s is not None:
-        yield from _deadline_sentences(found, now_s)
-    if found.gpus == 1:
-        pass
-    elif found.break_even is None:
-        yield f"It is never faster than one GPU ({found.way})."
-    else:
-        yield f"Break-even with one GPU is at {found.break_even:.2f} videos ({found.way})."
-    if found.limit is not None and found.gpus > 1:
-        yield _limit_sentence(found)
-    if found.lost_to_slower is not None and found.lost_to_slower > 0.01:
-        yield f"If all GPUs were as fast as the fastest, a video would take {found.lost_to_slower:.0%} less time."
+        available = duration(question.deadline_s)
+        if found.fewest is None:
+            yield f"No number of GPUs renders {question.videos:,} videos in {available}."
+        else:
+            enough = "1 GPU is" if found.fewest == 1 else f"{found.fewest} GPUs are"
+            # Every plan has the row of the fewest GPUs: as one GPU, or as a pipeline.
+            time_s = next(row.time_s for row in found.rows if row.gpus == found.fewest)
+            end = clock(now_s + time_s)
+            yield f"{enough} enough for {question.videos:,} videos in {available}: started now, they are done at {end}."
+    if found.gpus > found.largest_useful:
+        yield f"A group is useful with up to {found.largest_useful} ranks: beyond it rank 0 only encodes; use --groups."
     for change in found.changes:
-        as_gpus = f", as much as {change.as_gpus} GPUs" if change.as_gpus and change.as_gpus > found.gpus + 1 else ""
-        yield (
-            f"{change.what}: {change.factor:.2f} times as many videos{as_gpus}; "
-            f"{question.videos} in {seconds(change.time_s)}."
-        )
-
-
-def _deadline_sentences(found: "Plan", now_s: float) -> Iterator[str]:
-    fewest, question = found.fewest, found.question
-    assert question.deadline_s is not None
-    if fewest is None:
-        yield (
-            f"No number of GPUs renders {question.videos} videos in {duration(question.deadline_s)}: one video alone "
-            f"takes {seconds(found.rows[0].first_s)}."
-        )
-        return
-    enough = f"{count(fewest.gpus)} {'is' if fewest.gpus == 1 else 'are'} enough"
-    yield (
-        f"{enough} for {question.videos} videos in {duration(question.deadline_s)} ({fewest.way}): started now, "
-        f"they are done at {clock(now_s + fewest.time_s)}."
-    )
-    if fewest.gpus > 1:
-        one = f"One pipeline of {found.fewest_one_group}" if found.fewest_one_group else "No one pipeline"
-        yield f"{one} is enough; replicas need {found.fewest_replicas}."
-
-
-def _limit_sentence(found: "Plan") -> str:
-    from svdq.pipeline.planning.capacity import Limit
-
-    assert found.limit is not None
-    now = {
-        Limit.STEPS: "the denoising steps: all ranks are equally busy",
-        Limit.DECODE: "the decode: the last rank does nothing else",
-        Limit.ENCODE: "the encode: rank 0 does nothing else",
-        Limit.TRANSFER: "the link: hand-overs take longer than a rank's share",
-    }[found.limit]
-    then = {
-        Limit.STEPS: "beyond it ranks have no step in some videos",
-        Limit.DECODE: "beyond it the last rank only decodes",
-        Limit.ENCODE: "beyond it rank 0 only encodes",
-        Limit.TRANSFER: "beyond it the link is the bottleneck",
-    }[found.largest_useful_because or Limit.STEPS]
-    return f"The limit ({found.way}) is {now}. A group is useful with up to {found.largest_useful} ranks: {then}."
+        time = seconds(change.time_s)
+        yield f"{change.what}: {change.factor:.2f} times as many videos; {question.videos:,} in {time}."

@@ -1,11 +1,10 @@
-"""Predictions of the capacity model against `svdq bench`: prints the rows of the table in docs/internals/capacity.md.
+"""Predictions of the capacity law against `svdq bench`: prints the rows of the table in docs/internals/capacity.md.
 
     python -m tests.predictions            all rows, about 12 minutes, on a machine that does nothing else
     python -m tests.predictions --quick    a few rows, about 2 minutes
 
-Nothing is fitted: predictions take the configured T, t, E, D and K with H = X = 0. Two things are compared: the pace in
-steady state, and the time of the whole run of N videos (first admission to last video), filling included, and the first
-K videos with shares by the simulated ranks' guess E = D = 0: K (s - pace) more, s the longest stage by equal shares.
+Nothing is fitted: predictions take the configured T, t, E, D and K. Two things are compared: the pace in steady
+state, and the time of the whole run of N videos, from the first admission to the last file.
 """
 
 import sys
@@ -24,10 +23,10 @@ STEPS = (7, 25, 50)
 def row(ranks: int, steps: int, encode_ms: float, decode_ms: float) -> tuple[float, float]:
     costs = Costs(step_s=(STEP_MS / 1000,), encode_s=encode_ms / 1000, decode_s=decode_ms / 1000)
     video = VideoCosts(steps=steps, costs=costs)
-    way = video.way(ranks)
+    pace_s = video.pace_s(ranks)
     warmup = 2 * ranks if ranks > 1 else 1
     # At least four rounds of the ranks in the steady part, whole rounds (shares take turns over K), and 6 s of it.
-    rounds = max(4, round(6 / way.pace_s / ranks)) if ranks > 1 else 6
+    rounds = max(4, round(6 / pace_s / ranks)) if ranks > 1 else 6
     samples = warmup + rounds * ranks + 1
     report = run_bench(
         BenchOptions(
@@ -39,14 +38,11 @@ def row(ranks: int, steps: int, encode_ms: float, decode_ms: float) -> tuple[flo
     run = report.runs[0]
     started_s = min(log.started_s for log in report.logs if log.started_s is not None)
     whole_s = max(time_s for log in report.logs for time_s in log.finished_s) - started_s
-    own = video.on(ranks)
-    longest_s = max(fixed_s + steps / ranks * STEP_MS / 1000 for fixed_s in own.fixed_s)
-    predicted_s = way.time_s(samples) + ranks * (longest_s - way.pace_s)
-    pace_off, run_off = way.pace_s / run.per_sample_mean_s - 1, predicted_s / whole_s - 1
+    predicted_s = video.time_s(ranks, samples)
+    pace_off, run_off = pace_s / run.per_sample_mean_s - 1, predicted_s / whole_s - 1
     print(
         f"| {ranks} | {steps} | {encode_ms:g} | {decode_ms:g} | {samples} "
-        f"| {way.pace_s * 1000:.1f} | {run.per_sample_mean_s * 1000:.1f} | {pace_off:+.1%} "
-        f"| {way.first_s:.2f} | {run.first_sample_s:.2f} "
+        f"| {pace_s * 1000:.1f} | {run.per_sample_mean_s * 1000:.1f} | {pace_off:+.1%} "
         f"| {predicted_s:.2f} | {whole_s:.2f} | {run_off:+.1%} |",
         flush=True,
     )
@@ -57,9 +53,9 @@ def main() -> None:
     quick = "--quick" in sys.argv
     print(
         "| K | T | E (ms) | D (ms) | videos | pace: prediction (ms) | measured (ms) | difference "
-        "| first video: prediction (s) | measured (s) | run: prediction (s) | measured (s) | difference |"
+        "| run: prediction (s) | measured (s) | difference |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     off = [
         row(ranks, steps, encode_ms, decode_ms)
         for steps in STEPS

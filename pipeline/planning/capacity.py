@@ -1,92 +1,20 @@
-"""The capacity model: what a number of GPUs achieves, given the costs of a video. Pure code.
+"""The capacity law: how long a number of GPUs takes for a number of videos. Pure code.
 
-Symbols are those of docs/internals/capacity.md: T steps of t seconds, E to encode, D to decode, X until a hand-over has
-arrived, H that each rank spends a video on handing over; K ranks a group, G groups.
+Symbols are those of docs/internals/capacity.md: T steps of t seconds, E to encode, D to decode, W = T·t + E + D, and K
+ranks.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from statistics import median
-from typing import Protocol, Self
+from statistics import harmonic_mean, median
+from typing import Self
 
-from svdq.pipeline.bench.report import batch_time_s
-from svdq.pipeline.errors import InputError
-from svdq.pipeline.partition import Costs, fair_shares, fair_time_s
+from svdq.pipeline.partition import Costs
 
-#: Paces this close to each other count as equal.
-_SAME = 1e-6
-
-
-class Limit(StrEnum):
-    """The limit of a group's pace."""
-
-    #: All ranks are equally busy: the steps are shared out, and another GPU takes its share.
-    STEPS = "steps"
-    #: Rank 0 encodes all the time.
-    ENCODE = "encode"
-    #: The last rank decodes all the time.
-    DECODE = "decode"
-    #: A link is always sending.
-    TRANSFER = "transfer"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """A way to use GPUs: a number of groups of equal size that share one queue."""
-
-    #: Its name.
-    name: str
-    #: G and K: one group of K ranks is the pipeline, G groups of one rank are replicas.
-    groups: int
-    ranks: int
-    #: Seconds from the start of a group to its first video (the fill), and between two later videos.
-    first_s: float
-    pace_s: float
-
-    @property
-    def gpus(self) -> int:
-        """Number of GPUs of all groups."""
-        return self.groups * self.ranks
-
-    @property
-    def videos_an_hour(self) -> float:
-        """Videos per hour once all groups are filled."""
-        return 3600 * self.groups / self.pace_s
-
-    def time_s(self, num_videos: int) -> float:
-        """Return the seconds until the last of `num_videos` videos is done."""
-        return batch_time_s(math.ceil(num_videos / self.groups), self.first_s, self.pace_s)
-
-    def finished(self, after_s: float) -> int:
-        """Return the number of videos that are done after `after_s` seconds."""
-        if after_s < self.first_s:
-            return 0
-        return self.groups * (1 + math.floor((after_s - self.first_s) / self.pace_s + _SAME))
-
-    def groups_needed(self, num_videos: int, deadline_s: float) -> int | None:
-        """Return the number of such groups that finish the videos in time; None if no number does."""
-        each = replace(self, groups=1).finished(deadline_s)
-        return math.ceil(num_videos / each) if each else None
-
-
-class Model(Protocol):
-    """A model of what groups of GPUs can do."""
-
-    @property
-    def group_sizes(self) -> Sequence[int]:
-        """The useful group sizes, ascending; the first is 1."""
-        ...
-
-    @property
-    def measured_ranks(self) -> int | None:
-        """Number of ranks of the measured group; None if no group was measured."""
-        ...
-
-    def way(self, ranks: int, groups: int = 1) -> Way:
-        """Return the performance of `groups` groups of `ranks` ranks."""
-        ...
+#: Largest number of GPUs that a plan considers.
+MOST_GPUS = 512
+#: Numbers of videos in the table of small and large runs.
+RUN_SIZES = (1, 2, 5, 10, 50)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,128 +26,184 @@ class VideoCosts:
     #: t, E and D. A step's time for each measured GPU: a larger group has further GPUs like the median one, a smaller
     #: group goes without the slowest.
     costs: Costs
-    #: X: seconds until a hand-over has reached the next rank. In parallel with computing, one at a time on a link.
-    transfer_s: float = 0.0
-    #: H: seconds per video that a rank spends on receiving, checking and sending.
-    overhead_s: float = 0.0
 
-    @property
-    def group_sizes(self) -> range:
-        """From 1 to the largest useful number of ranks."""
-        return range(1, largest_useful(self)[0] + 1)
-
-    @property
-    def measured_ranks(self) -> int | None:
-        """Number of measured step times, unless it is one."""
-        return len(self.costs.step_s) if len(self.costs.step_s) > 1 else None
-
-    def on(self, ranks: int) -> Costs:
-        """Return the costs on a group of `ranks` ranks."""
-        step_s = list(self.costs.step_s)
-        while len(step_s) > ranks:
-            step_s.remove(max(step_s))
+    def step_s(self, ranks: int) -> float:
+        """Return the time of a step on `ranks` GPUs that share the steps by their speeds: the harmonic mean."""
+        step_s = sorted(self.costs.step_s)[:ranks]
         step_s += [median(self.costs.step_s)] * (ranks - len(step_s))
-        return replace(self.costs, step_s=tuple(step_s))
+        return harmonic_mean(step_s)
 
-    def way(self, ranks: int, groups: int = 1) -> Way:
-        """Return the performance of `groups` groups of `ranks` ranks, each with the GPUs of `on`."""
-        costs = self.on(ranks)
-        overhead_s = self.overhead_s if ranks > 1 else 0.0
-        shares = fair_shares(self.steps, costs)
-        steps_s = sum(share * step_s for share, step_s in zip(shares, costs.step_s, strict=True))
-        first_s = steps_s + costs.encode_s + costs.decode_s + ranks * overhead_s + (ranks - 1) * self.transfer_s
-        pace_s = fair_time_s(self.steps, costs) + overhead_s
-        if ranks > 1:
-            pace_s = max(pace_s, self.transfer_s)
-        return Way(name=name_of(ranks, groups), groups=groups, ranks=ranks, first_s=first_s, pace_s=pace_s)
+    def video_s(self, ranks: int = 1) -> float:
+        """Return W, the time of one video on a typical GPU of `ranks`."""
+        return self.steps * self.step_s(ranks) + self.costs.encode_s + self.costs.decode_s
 
-    def scaled(self, *, step: float = 1.0, encode: float = 1.0, decode: float = 1.0, transfer: float = 1.0) -> Self:
+    def pace_s(self, ranks: int) -> float:
+        """Return the seconds between two videos of a pipeline: W/K, but at least the encode, which is on rank 0."""
+        return max(self.video_s(ranks) / ranks, self.costs.encode_s)
+
+    def time_s(self, ranks: int, num_videos: int) -> float:
+        """Return the seconds until a pipeline has made `num_videos`: max(W, N·pace)."""
+        return max(self.video_s(ranks), num_videos * self.pace_s(ranks))
+
+    def replicas_time_s(self, ranks: int, num_videos: int) -> float:
+        """Return the seconds until `ranks` replicas, of whole videos each, have made `num_videos`."""
+        return math.ceil(num_videos / ranks) * self.video_s(ranks)
+
+    @property
+    def largest_useful(self) -> int:
+        """The largest number of ranks that makes a pipeline faster: beyond it, rank 0 does nothing but encode."""
+        if not self.costs.encode_s:
+            return MOST_GPUS
+        return next((k for k in range(1, MOST_GPUS) if self.pace_s(k) <= self.costs.encode_s), MOST_GPUS)
+
+    def scaled(self, *, step: float = 1.0, encode: float = 1.0, decode: float = 1.0) -> Self:
         """Return the costs with each part multiplied by a factor."""
         costs = Costs(
             step_s=tuple(step_s * step for step_s in self.costs.step_s),
             encode_s=self.costs.encode_s * encode,
             decode_s=self.costs.decode_s * decode,
         )
-        return replace(self, costs=costs, transfer_s=self.transfer_s * transfer)
+        return replace(self, costs=costs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenPace:
-    """A group known only by its fill and its pace, and the time of one GPU."""
+class Question:
+    """The work to be done, and the available resources."""
 
-    #: K of the group.
-    ranks: int
-    #: Seconds of a video on one GPU.
-    one_gpu_s: float
-    #: Seconds to the group's first video, and between two later videos.
-    fill_s: float
+    #: Number of videos N.
+    videos: int
+    #: Seconds available; None without a deadline.
+    deadline_s: float | None = None
+    #: Number of GPUs; None: as many as were measured together, else as the deadline needs, else 1.
+    gpus: int | None = None
+    #: Price of a GPU hour in any currency.
+    gpu_hour_price: float | None = None
+    #: Power of a busy GPU, with its share of the machine.
+    watts: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The result of one layout; names of fields are those of the JSON."""
+
+    #: "one GPU", "pipeline of 7" or "7 replicas".
+    layout: str
+    gpus: int
+    #: Seconds between two videos, and until all are done.
     pace_s: float
-
-    @property
-    def group_sizes(self) -> tuple[int, ...]:
-        """One, and the size of the group."""
-        return (1, self.ranks) if self.ranks > 1 else (1,)
-
-    @property
-    def measured_ranks(self) -> int | None:
-        """Number of ranks of the group."""
-        return self.ranks
-
-    def way(self, ranks: int, groups: int = 1) -> Way:
-        """Return the performance of `groups` groups.
-
-        Raises:
-            InputError: groups of this size were not measured.
-        """
-        if ranks not in self.group_sizes:
-            raise InputError(
-                f"A group of {ranks} GPUs cannot be derived from the fill and pace of one of {self.ranks}; give "
-                "--steps, --step-ms, --encode-ms and --decode-ms instead."
-            )
-        first_s, pace_s = (self.one_gpu_s,) * 2 if ranks == 1 else (self.fill_s, self.pace_s)
-        return Way(name=name_of(ranks, groups), groups=groups, ranks=ranks, first_s=first_s, pace_s=pace_s)
+    time_s: float
+    videos_an_hour: float
+    #: Whether it is done in time; None without a deadline.
+    in_time: bool | None
+    #: Total cost, cost per video and kWh per video; None without a price or power.
+    cost: float | None
+    cost_a_video: float | None
+    kwh_a_video: float | None
 
 
-def name_of(ranks: int, groups: int) -> str:
-    """Return the name of a way to use GPUs."""
-    if ranks == 1:
-        return "one GPU" if groups == 1 else f"{groups} replicas"
-    return f"pipeline of {ranks}" if groups == 1 else f"{groups} groups of {ranks}"
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A possible change instead of, or besides, buying GPUs."""
+
+    #: The change, as the start of a sentence.
+    what: str
+    #: Factor by which the number of videos per hour grows.
+    factor: float
+    #: Seconds until all are done with it.
+    time_s: float
 
 
-def limit(video: VideoCosts, ranks: int) -> Limit:
-    """Return what limits the pace of a group of `ranks` ranks."""
-    pace_s = video.way(ranks).pace_s
-    overhead_s = video.overhead_s if ranks > 1 else 0.0
-    if ranks == 1:
-        return Limit.STEPS
-    for reason, floor_s in (
-        (Limit.TRANSFER, video.transfer_s),
-        (Limit.DECODE, video.costs.decode_s + overhead_s),
-        (Limit.ENCODE, video.costs.encode_s + overhead_s),
-    ):
-        if floor_s > 0 and pace_s <= floor_s * (1 + _SAME):
-            return reason
-    return Limit.STEPS
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The answer."""
+
+    question: Question
+    #: Number of GPUs of the pipeline.
+    gpus: int
+    #: One GPU, the pipeline, replicas, and what the deadline needs, without duplicates.
+    rows: tuple[Row, ...]
+    #: (N, seconds on one GPU, of the pipeline, of replicas) for runs of different sizes.
+    runs: tuple[tuple[int, float, float, float], ...]
+    #: Fewest GPUs of a pipeline that meets the deadline; None without a deadline, or if no number does.
+    fewest: int | None
+    #: Number of ranks beyond which rank 0 only encodes.
+    largest_useful: int
+    #: What else would help, from `changes`.
+    changes: tuple[Change, ...]
 
 
-def largest_useful(video: VideoCosts) -> tuple[int, Limit]:
-    """Return the largest useful number of ranks in a group, and what makes more of them useless.
+def make_plan(video: VideoCosts, question: Question) -> Plan:
+    """Answer a planning question.
 
-    Up to it each further GPU makes the group faster. The limit is where a link, the decode or the encode alone takes as
-    long as everything else's share, or T ranks. A group of more ranks than steps works, too: the ranks take turns at
-    having a step. But two groups of half the size are as fast with half the hand-overs.
+    Args:
+        video: the costs of a video.
+        question: the work to be done.
     """
-    # A larger group is never slower, so bisection finds the first one at a limit.
-    low, high = 1, video.steps + 1
-    while low < high:
-        middle = (low + high) // 2
-        if limit(video, middle) is Limit.STEPS:
-            low = middle + 1
-        else:
-            high = middle
-    if low > video.steps:
-        return video.steps, Limit.STEPS
-    # One rank fewer is as good if the pace is the same.
-    is_faster = video.way(low).pace_s < video.way(low - 1).pace_s * (1 - _SAME)
-    return (low if is_faster else low - 1), limit(video, low)
+    num_videos = question.videos
+    fewest = _fewest(video, question)
+    measured = len(video.costs.step_s) if len(video.costs.step_s) > 1 else None
+    gpus = question.gpus or measured or fewest or 1
+    layouts = {"one GPU": (1, video.video_s(), video.time_s(1, num_videos))}
+    if gpus > 1:
+        layouts |= {
+            f"pipeline of {gpus}": (gpus, video.pace_s(gpus), video.time_s(gpus, num_videos)),
+            f"{gpus} replicas": (gpus, video.video_s(gpus) / gpus, video.replicas_time_s(gpus, num_videos)),
+        }
+    if fewest is not None and fewest > 1:
+        layouts[f"pipeline of {fewest}"] = (fewest, video.pace_s(fewest), video.time_s(fewest, num_videos))
+    return Plan(
+        question=question,
+        gpus=gpus,
+        rows=tuple(_row(name, *layout, question) for name, layout in layouts.items()),
+        runs=tuple(
+            (size, video.time_s(1, size), video.time_s(gpus, size), video.replicas_time_s(gpus, size))
+            for size in sorted({*RUN_SIZES, num_videos})
+        ),
+        fewest=fewest,
+        largest_useful=video.largest_useful,
+        changes=changes(video, gpus, num_videos),
+    )
+
+
+def changes(video: VideoCosts, gpus: int, num_videos: int) -> tuple[Change, ...]:
+    """Compare another GPU with cheaper steps and a faster decode, best first, and then with a smaller size.
+
+    Half the pixels come last, since they make a different video. They are assumed to halve all costs; the gain is at
+    least that, since attention grows faster than the number of pixels.
+    """
+    options = [
+        ("One more GPU", video, gpus + 1),
+        ("Halving the time of a step (lower precision, a compiled model)", video.scaled(step=0.5), gpus),
+    ]
+    if video.costs.decode_s:
+        options.append(("Halving the time of the decode", video.scaled(decode=0.5), gpus))
+    options.sort(key=lambda option: option[1].pace_s(option[2]))
+    options.append(("Half the pixels", video.scaled(step=0.5, encode=0.5, decode=0.5), gpus))
+    return tuple(
+        Change(what=what, factor=video.pace_s(gpus) / other.pace_s(ranks), time_s=other.time_s(ranks, num_videos))
+        for what, other, ranks in options
+    )
+
+
+def _row(layout: str, gpus: int, pace_s: float, time_s: float, question: Question) -> Row:
+    gpu_hours = gpus * time_s / 3600
+    price, watts = question.gpu_hour_price, question.watts
+    return Row(
+        layout=layout,
+        gpus=gpus,
+        pace_s=pace_s,
+        time_s=time_s,
+        videos_an_hour=3600 / pace_s,
+        in_time=None if question.deadline_s is None else time_s <= question.deadline_s,
+        cost=None if price is None else gpu_hours * price,
+        cost_a_video=None if price is None else gpu_hours * price / question.videos,
+        kwh_a_video=None if watts is None else gpu_hours * watts / 1000 / question.videos,
+    )
+
+
+def _fewest(video: VideoCosts, question: Question) -> int | None:
+    deadline_s = question.deadline_s
+    if deadline_s is None:
+        return None
+    most = range(1, video.largest_useful + 1)
+    return next((ranks for ranks in most if video.time_s(ranks, question.videos) <= deadline_s), None)

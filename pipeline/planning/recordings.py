@@ -1,9 +1,9 @@
-"""Reads files of `svdq bench --json` and `--trace`: the costs of a video, and what each rank did."""
+"""Reads files of `svdq bench --json` and `--trace`: the costs of a video, and how busy each rank was."""
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -11,22 +11,52 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.partition import Costs, fair_time_s
+from svdq.pipeline.partition import Costs
 from svdq.pipeline.planning.capacity import VideoCosts
-from svdq.pipeline.planning.occupancy import Cause, RankTime, handing_over, occupancy
 from svdq.pipeline.trace import Span, num_steps
-
-#: Ideal times this close count as equal: values in a JSON file went through divisions.
-_EVEN_WITHIN = 0.01
-#: Ranks whose step times differ by less count as equal: a mean over a run includes its settling shares.
-_LIKE_THE_OTHERS = 0.1
-
 
 #: Ranks of one group at most: what is above is a mistake.
 _MAX_RANKS = 4096
+#: Videos that wait to be written, and the one being written, at which ranks have to wait.
+_WRITER_IS_FULL = 3
 #: Any unit of time: some thousand years in microseconds.
 _Time = Annotated[float, Field(ge=0, le=1e17)]
 _Positive = Annotated[float, Field(ge=1e-9, le=1e17)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTime:
+    """Shares of the time of one rank."""
+
+    encode: float = 0.0
+    steps: float = 0.0
+    decode: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """Share of the time in which it computed for videos."""
+        return self.encode + self.steps + self.decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A measured group: the costs of its videos, and what its ranks did."""
+
+    #: Description of the source, for display.
+    source: str
+    #: The costs of a video, with a step time for each of the K ranks.
+    video: VideoCosts
+    #: By rank.
+    ranks: tuple[RankTime, ...]
+    #: Share of the time of all ranks in which they were idle while fewer videos were in flight than there are ranks.
+    no_jobs: float = 0.0
+    #: The same while finished videos waited to be written.
+    writing: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """Mean busy share of the ranks."""
+        return sum(rank.busy for rank in self.ranks) / len(self.ranks)
 
 
 class _Record(BaseModel):
@@ -58,24 +88,7 @@ class _Run(_Record):
     encode_ms: _Time
     decode_ms: _Time
     per_sample_mean_s: _Positive
-    efficiency: _Positive
-    steps_per_rank: list[_Time]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """A measured group: the costs of its videos, its pace, and what each rank did."""
-
-    #: Description of the source, for display.
-    source: str
-    #: The costs of a video, with a step time for each of the K ranks.
-    video: VideoCosts
-    #: Seconds between two finished videos; None with fewer than two.
-    pace_s: float | None
-    #: By rank.
-    ranks: tuple[RankTime, ...]
-    #: Number of videos of the run; None if it is still running or was a measurement.
-    videos: int | None = None
+    busy_share: list[Annotated[float, Field(ge=0, le=1.01)]] = Field(min_length=1, max_length=_MAX_RANKS)
 
 
 def read_profile(path: Path) -> Profile:
@@ -112,14 +125,29 @@ def _not_ours(path: Path, reason: str) -> InputError:
     return InputError(f"{path} is not a recording of this version of svdq ({reason}); record it again.")
 
 
+def _from_runs(runs: Sequence[_Run], source: str) -> Profile:
+    """Take the largest group of a bench."""
+    pipelines = [run for run in runs if run.through != "replicas"]
+    if not pipelines:
+        raise InputError(f"{source} has no run through a pipeline in it; run svdq bench with --json.")
+    run = max(pipelines, key=lambda run: run.ranks)
+    costs = Costs(
+        step_s=(run.step_ms / 1000,) * run.ranks, encode_s=run.encode_ms / 1000, decode_s=run.decode_ms / 1000
+    )
+    return Profile(
+        source=f"{source}, {run.ranks} ranks",
+        video=VideoCosts(steps=run.steps, costs=costs),
+        ranks=tuple(RankTime(steps=min(1.0, share)) for share in run.busy_share),
+    )
+
+
 def from_spans(spans: Sequence[Sequence[Span]], source: str) -> Profile:
     """Build the profile of a run from the spans of its ranks.
 
     Raises:
         InputError: no video was finished in the run.
     """
-    finished_s = sorted(span.end_s for span in spans[-1] if span.name == "decode") if spans else []
-    if not finished_s:
+    if not any(span.name == "decode" for of in spans for span in of):
         raise InputError(f"{source} has no video that was decoded in it; record a run of a few videos.")
     step_s = [
         [(span.end_s - span.start_s) / num_steps(span.name) for span in of if num_steps(span.name)] for of in spans
@@ -130,7 +158,10 @@ def from_spans(spans: Sequence[Sequence[Span]], source: str) -> Profile:
     steps: dict[str, int] = defaultdict(int)
     for span in (span for of in spans for span in of):
         steps[span.job_id] += num_steps(span.name)
-    transfer_s, overhead_s = handing_over(spans)
+    work = [[span for span in of if _kind(span)] for of in spans]
+    start_s = min(span.start_s for of in work for span in of)
+    end_s = max(span.end_s for of in spans for span in of)
+    no_jobs, writing = _causes(spans, work, start_s, end_s)
     return Profile(
         source=source,
         video=VideoCosts(
@@ -140,12 +171,10 @@ def from_spans(spans: Sequence[Sequence[Span]], source: str) -> Profile:
                 encode_s=_median_of(spans, "encode"),
                 decode_s=_median_of(spans, "decode"),
             ),
-            transfer_s=transfer_s,
-            overhead_s=overhead_s,
         ),
-        pace_s=(finished_s[-1] - finished_s[0]) / (len(finished_s) - 1) if len(finished_s) > 1 else None,
-        ranks=occupancy(spans),
-        videos=len(finished_s),
+        ranks=tuple(_rank_time(of, end_s - start_s) for of in work),
+        no_jobs=no_jobs,
+        writing=writing,
     )
 
 
@@ -155,67 +184,62 @@ def _spans(events: Sequence[dict[str, Any]]) -> list[list[Span]]:
     spans: list[list[Span]] = [[] for _ in range(max((event.pid for event in work), default=-1) + 1)]
     for event in work:
         start_s = event.ts / 1e6
-        spans[event.pid].append(
-            Span(
-                name=event.name,
-                job_id=event.args.job,
-                start_s=start_s,
-                # The wall clock may have been set back meanwhile.
-                end_s=start_s + max(0.0, event.dur) / 1e6,
-                thread=str(event.tid),
-            )
-        )
+        # The wall clock may have been set back meanwhile.
+        end_s = start_s + max(0.0, event.dur) / 1e6
+        span = Span(name=event.name, job_id=event.args.job, start_s=start_s, end_s=end_s, thread=str(event.tid))
+        spans[event.pid].append(span)
     return spans
 
 
-def _from_runs(runs: Sequence[_Run], source: str) -> Profile:
-    """Take the largest group of a bench; what hand-overs cost comes from all its groups."""
-    pipelines = [run for run in runs if run.through != "replicas"]
-    if not pipelines:
-        raise InputError(f"{source} has no run through a pipeline in it; run svdq bench with --json.")
-    run = max(pipelines, key=lambda run: run.ranks)
-    pace_s = run.per_sample_mean_s
-    costs = _costs_of(run)
-    overheads_s = [one.per_sample_mean_s * (1 - one.efficiency) for one in pipelines if one.ranks > 1]
-    return Profile(
-        source=f"{source}, {run.ranks} ranks",
-        video=VideoCosts(steps=run.steps, costs=costs, overhead_s=max(0.0, median(overheads_s or [0.0]))),
-        pace_s=pace_s,
-        # From the costs of a video on each rank. The busy share also includes that a finite run ends earlier for it.
-        ranks=tuple(
-            _rank_of_run(
-                steps * step_s / pace_s,
-                costs.encode_s / pace_s if rank == 0 else 0.0,
-                costs.decode_s / pace_s if rank == run.ranks - 1 else 0.0,
-            )
-            for rank, (steps, step_s) in enumerate(zip(run.steps_per_rank, costs.step_s, strict=True))
-        ),
-    )
+def _kind(span: Span) -> str:
+    """Return encode, steps or decode; "" for anything besides a video's work, such as a warm-up or a write."""
+    kind = span.name.partition(" ")[0]
+    return kind if kind in {"encode", "steps", "decode"} else ""
 
 
-def _rank_of_run(steps: float, encode: float, decode: float) -> RankTime:
-    encode, decode = min(encode, 1.0), min(decode, 1.0)
-    # The mean over a run that began with other shares may slightly exceed the available time.
-    steps = max(0.0, min(steps, 1 - encode - decode))
-    idle = max(0.0, 1 - steps - encode - decode)
-    return RankTime(encode=encode, steps=steps, decode=decode, waits={Cause.UNKNOWN: idle})
+def _rank_time(work: Sequence[Span], whole_s: float) -> RankTime:
+    seconds = dict.fromkeys(("encode", "steps", "decode"), 0.0)
+    for span in work:
+        seconds[_kind(span)] += span.end_s - span.start_s
+    return RankTime(**{kind: time_s / max(whole_s, 1e-9) for kind, time_s in seconds.items()})
 
 
-def _costs_of(run: _Run) -> Costs:
-    """Give the costs of a run, of which the median step is known, and of unequal ranks how many steps each took."""
-    typical_s = run.step_ms / 1000
-    even = Costs(step_s=(typical_s,) * run.ranks, encode_s=run.encode_ms / 1000, decode_s=run.decode_ms / 1000)
-    fair_s = run.efficiency * run.per_sample_mean_s
-    if abs(fair_time_s(run.steps, even) / fair_s - 1) < _EVEN_WITHIN:
-        return even
-    # Fair shares make all ranks equally busy, so a rank with fewer steps is proportionally slower.
-    step_s = [
-        (fair_s - fixed_s) / steps if steps >= 1 and fair_s > fixed_s else typical_s
-        for fixed_s, steps in zip(even.fixed_s, run.steps_per_rank, strict=True)
-    ]
-    return replace(
-        even, step_s=tuple(typical_s if abs(one_s / typical_s - 1) < _LIKE_THE_OTHERS else one_s for one_s in step_s)
-    )
+def _causes(
+    spans: Sequence[Sequence[Span]], work: Sequence[Sequence[Span]], start_s: float, end_s: float
+) -> tuple[float, float]:
+    """Return the shares of the ranks' time that were idle for want of jobs, and for want of a faster storage."""
+    num_ranks = len(work)
+    begun: dict[str, float] = {}
+    decoded: dict[str, float] = {}
+    for span in sorted((span for of in work for span in of), key=lambda span: span.end_s):
+        begun[span.job_id] = min(begun.get(span.job_id, span.start_s), span.start_s)
+        decoded[span.job_id] = span.end_s
+    written = {span.job_id: span.end_s for of in spans for span in of if span.name == "write"}
+    # Changes over time of: busy ranks, videos in flight, videos that are decoded and not written.
+    changes: list[tuple[float, int, int, int]] = []
+    for span in (span for of in work for span in of):
+        changes += [(span.start_s, 1, 0, 0), (span.end_s, -1, 0, 0)]
+    for job_id, begun_s in begun.items():
+        changes += [(begun_s, 0, 1, 0), (decoded[job_id], 0, -1, 0)]
+        if job_id in written:
+            changes += [(decoded[job_id], 0, 0, 1), (max(written[job_id], decoded[job_id]), 0, 0, -1)]
+    no_jobs_s = writing_s = 0.0
+    for lasted_s, busy, in_flight, unwritten in _periods(sorted(changes), end_s):
+        idle_s = max(0, num_ranks - busy) * lasted_s
+        if unwritten >= _WRITER_IS_FULL:
+            writing_s += idle_s
+        elif in_flight < num_ranks:
+            no_jobs_s += idle_s
+    whole_s = max((end_s - start_s) * num_ranks, 1e-9)
+    return no_jobs_s / whole_s, writing_s / whole_s
+
+
+def _periods(changes: Sequence[tuple[float, int, int, int]], end_s: float) -> Iterator[tuple[float, int, int, int]]:
+    """Yield the length of each period between two changes with the counts during it."""
+    counts = (0, 0, 0)
+    for (at_s, *change), following in zip(changes, [*changes[1:], (end_s, 0, 0, 0)], strict=True):
+        counts = (counts[0] + change[0], counts[1] + change[1], counts[2] + change[2])
+        yield following[0] - at_s, *counts
 
 
 def _median_of(spans: Sequence[Sequence[Span]], name: str) -> float:
