@@ -1,6 +1,5 @@
 """`svdq bench`: options and output of the measurements of pipeline and worker."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from svdq.cli.formatting import echo
 from svdq.cli.option_types import MILLISECONDS, Number, OutputFile
 
 if TYPE_CHECKING:
+    from svdq.pipeline.bench.bursts import Burst
     from svdq.pipeline.bench.report import Run
 
 #: Largest number of ranks in a run: as many GPUs as `svdq plan` supports.
@@ -22,14 +22,14 @@ MAX_RANKS = 512
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
     if value is None:
         return None
-    kind = int if parameter.name == "ranks" else float
+    kind = float if parameter.name == "rank_speed" else int
     try:
         numbers = tuple(kind(item) for item in value.split(","))
     except ValueError:
         numbers = ()
     if not numbers or not all(0 < number < math.inf for number in numbers):
         raise click.BadParameter(f"{value!r} is not a list of positive numbers such as 1,2,4,7")
-    if kind is int and max(numbers) > MAX_RANKS:
+    if parameter.name == "ranks" and max(numbers) > MAX_RANKS:
         raise click.BadParameter(f"{value!r} has more than {MAX_RANKS} ranks")
     return numbers
 
@@ -56,7 +56,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     show_default=True,
     help="The bare loop, or the whole worker with Redis and files.",
 )
-@click.option("--compare", type=click.Choice(["replicas"]), help="Also run K ranks that each render whole videos.")
+@click.option("--burst", callback=_numbers, help="Measure how long so many videos take on an idle group: 1,7,8,50.")
 @click.option("--json", "json_path", type=OutputFile(), help="Write the figures to this file.")
 @click.option("--plot", "plot_path", type=OutputFile(".png"), help="Write a timeline to this PNG file.")
 @click.option("--trace", "trace_path", type=OutputFile(), help="Write a Chrome trace to this file.")
@@ -69,7 +69,6 @@ def bench(
     json_path: Path | None,
     plot_path: Path | None,
     trace_path: Path | None,
-    compare: str | None,
     **options: Any,
 ) -> None:
     """Measure the pipeline: pace, efficiency, busy shares and memory.
@@ -77,12 +76,16 @@ def bench(
     Efficiency is the ideal time per video, (steps x step + encode + decode) / ranks for equal ranks, divided by the
     measured time between finished videos in steady state.
 
+    With --burst, the same ranks get each number N of videos at once. The table compares the time until the last one
+    ends with the lower bound of any schedule, the larger of one video's time W and N x W / ranks, and with replicas:
+    as many groups of one rank. The first row is a burst before any costs are measured.
+
     \b
     Examples:
       svdq bench                                  seven simulated ranks, 25 steps of 50 ms
       svdq bench --ranks 1,2,4,7 --json out.json
       svdq bench --through daemon                 with real Redis and real files
-      svdq bench --compare replicas               compare with ranks that render whole videos
+      svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time, and replicas
       svdq bench model --size 1024x576            step, encode and decode of the real model
     """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
     if context.invoked_subcommand is not None:
@@ -96,10 +99,8 @@ def bench(
 
     if plot_path is not None:
         headless_pyplot()  # so that a missing matplotlib is reported before the run
-    report = run_bench(BenchOptions(model=model, ranks=ranks, compare_replicas=compare == "replicas", **options))
-    for line in _table(report.runs):
-        echo(line)
-    for line in _comparisons(report.runs):
+    report = run_bench(BenchOptions(model=model, ranks=ranks, **options))
+    for line in _burst_table(report.bursts) if report.bursts else _table(report.runs):
         echo(line)
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
 
@@ -143,34 +144,24 @@ def _table(runs: "Sequence[Run]") -> list[str]:
     return table(rows)
 
 
-def _comparisons(runs: "Sequence[Run]") -> list[str]:
-    """Name the number of videos from which each run is faster than one rank and, where measured, than replicas."""
-    from svdq.pipeline.bench.report import batch_time_s, break_even
+def _burst_table(bursts: "Sequence[Burst]") -> list[str]:
+    from svdq.cli.formatting import table
 
-    lines = []
-    for run in runs:
-        one_rank_s = (run.steps * run.step_ms + run.encode_ms + run.decode_ms) / 1000
-        if run.ranks > 1 and run.through != "replicas":
-            from_n = break_even(run.first_sample_s, run.per_sample_mean_s, one_rank_s, one_rank_s)
-            lines.append(f"{run.ranks} ranks are faster than one from {_videos(from_n)} on.")
-    for pipeline, replicas in itertools.pairwise(runs):
-        if replicas.through != "replicas":
-            continue
-        for num_videos in (7, 50, 500):
-            # Each replica renders whole videos, so the last ones to start decide when the run ends.
-            rounds = -(-num_videos // replicas.ranks)
-            replicas_s = rounds * replicas.per_sample_mean_s * replicas.ranks
-            pipeline_s = batch_time_s(num_videos, pipeline.first_sample_s, pipeline.per_sample_mean_s)
-            lines.append(
-                f"{num_videos} videos on {pipeline.ranks} ranks, fill and drain included: "
-                f"pipeline {pipeline_s:.2f} s, replicas {replicas_s:.2f} s ({replicas_s / pipeline_s:.3f})."
-            )
-        from_n = break_even(
-            pipeline.first_sample_s, pipeline.per_sample_mean_s, replicas.first_sample_s, replicas.per_sample_mean_s
+    head: list[object] = ["through", "ranks", "videos", "wall (s)", "bound (s)", "ratio"]
+    head += ["replicas (s)", "their ratio", "pipeline/replicas"]
+    rows: list[list[object]] = [head]
+    for burst in bursts:
+        rows.append(
+            [
+                burst.through,
+                burst.ranks,
+                f"{burst.videos} (first)" if burst.is_first else burst.videos,
+                f"{burst.wall_s:.3f}",
+                f"{burst.bound_s:.3f}",
+                f"{burst.ratio:.3f}",
+                f"{burst.replicas_wall_s:.3f}",
+                f"{burst.replicas_ratio:.3f}",
+                f"{burst.pipeline_over_replicas:.3f}",
+            ]
         )
-        lines.append(f"The pipeline is faster than {replicas.ranks} replicas from {_videos(from_n)} on.")
-    return lines
-
-
-def _videos(number: float | None) -> str:
-    return "no number of videos" if number is None else f"{number:.2f} videos"
+    return table(rows)

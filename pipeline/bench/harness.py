@@ -1,18 +1,17 @@
-"""Runs and measures a group of ranks on this machine, fed from memory, without Redis or files.
-
-Efficiency is the ideal time between finished videos, (T*t + E + D) / K for equal ranks, divided by the measured one in
-steady state: after the first videos have filled the pipeline and the shares have settled.
-"""
+"""Runs and measures a group of ranks on this machine, fed from memory, without Redis or files."""
 
 import json
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import psutil
 import torch
+import torch.multiprocessing
 from PIL import Image
 
 from svdq.pipeline.bench.report import RankLog
@@ -27,6 +26,9 @@ from svdq.pipeline.topology import Links, Topology, build_stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
 
+#: Seconds in which a group is idle between two bursts.
+IDLE_S = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -36,8 +38,8 @@ class Workload:
     models: tuple[str, ...]
     #: Parameters of every video; only the seed differs, counting up.
     parameters: VideoParameters
-    #: Number of videos.
-    num_samples: int
+    #: Numbers of videos that are supplied at once, each after all videos before it have ended; most runs have one.
+    bursts: tuple[int, ...]
     #: cpu, cuda or auto.
     device: str = "cpu"
     #: Whether all ranks warm up before the first video.
@@ -49,31 +51,27 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
 
     Args:
         workload: the work.
-        replicas: each rank renders every K-th video as a whole, instead of a range of steps of each video.
+        replicas: each rank renders every K-th video of a burst as a whole; they begin each burst together.
     """
+    num_ranks = len(workload.models)
+    barrier = torch.multiprocessing.get_context("forkserver").Barrier(num_ranks) if replicas else None
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
-        spawn_ranks(
-            len(workload.models),
-            _rank_main,
-            workload,
-            folder,
-            device=workload.device,
-            replicas=replicas,
-        )
+        spawn_ranks(num_ranks, _rank_main, workload, folder, barrier, device=workload.device, replicas=replicas)
         return [
             RankLog(**json.loads(Path(folder, f"rank{rank}.json").read_text(encoding="utf-8")))
-            for rank in range(len(workload.models))
+            for rank in range(num_ranks)
         ]
 
 
-def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str) -> None:
+def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str, barrier: Barrier | None) -> None:
     device = choose_device(workload.device, topology.local_rank)
     parts = Part.of_rank(topology.rank)
     number = topology.local_rank
     model = open_model(workload.models[number], parts, device, dtype_for(device))
-    replicas = topology.num_ranks < len(workload.models)
-    numbers = range(number, workload.num_samples, len(workload.models)) if replicas else range(workload.num_samples)
-    feed = _Feed(workload, numbers) if topology.first else None
+    bursts = [list(range(size)) for size in workload.bursts]
+    if barrier is not None:
+        bursts = [burst[number :: len(workload.models)] for burst in bursts]
+    feed = _Feed(workload, bursts, barrier) if topology.first else None
     drain = _Drain() if topology.last else None
     monitor = _MemoryMonitor()
     tracer = Tracer(topology.rank, on=True)
@@ -108,31 +106,50 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
 
 
 class _Feed:
-    """A source with an endless supply of videos."""
+    """A source that supplies bursts of videos."""
 
-    def __init__(self, workload: Workload, numbers: range) -> None:
+    def __init__(self, workload: Workload, bursts: list[list[int]], barrier: Barrier | None) -> None:
         self._workload = workload
-        self._numbers = list(reversed(numbers))
+        self._bursts = bursts[::-1]
+        #: Seeds of the present burst that are left.
+        self._seeds: list[int] = []
+        #: Videos that were taken and have not ended; reports come from another thread.
+        self._num_in_flight = 0
+        self._changed = threading.Condition()
+        #: Where replicas wait for each other before a burst.
+        self._barrier = barrier
         self._photo = Image.effect_noise((workload.parameters.width, workload.parameters.height), 64).convert("RGB")
         self.started_s: float | None = None
         self.failures: list[str] = []
 
     def take(self) -> Request | None:
-        if self.started_s is None:
-            self.started_s = time.time()
-        if not self._numbers:
-            return None
-        number = self._numbers.pop()
-        parameters = self._workload.parameters.model_copy(update={"seed": number})
-        return Request(
-            job_id=f"sample-{number}",
-            parameters=parameters,
-            photo=self._photo,
-            num_waiting=len(self._numbers),
-        )
+        while not self._seeds and self._bursts:
+            self._wait_for_next()
+        return self.take_if_ready()
 
     def take_if_ready(self) -> Request | None:
-        return self.take()
+        if not self._seeds:
+            return None
+        if self.started_s is None:
+            self.started_s = time.time()
+        seed = self._seeds.pop()
+        with self._changed:
+            self._num_in_flight += 1
+        return Request(
+            job_id=f"sample-{seed}-{len(self._bursts)}",
+            parameters=self._workload.parameters.model_copy(update={"seed": seed}),
+            photo=self._photo,
+            num_waiting=len(self._seeds),
+        )
+
+    def _wait_for_next(self) -> None:
+        """Wait until the present burst has ended, and begin the next one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_in_flight == 0)
+        if self._barrier is not None:
+            self._barrier.wait()
+        time.sleep(IDLE_S)
+        self._seeds = self._bursts.pop()[::-1]
 
     def prefetch_next(self) -> None:
         pass
@@ -140,6 +157,9 @@ class _Feed:
     def ended(self, report: Report) -> None:
         if report.failure is not None:
             self.failures.append(report.failure)
+        with self._changed:
+            self._num_in_flight -= 1
+            self._changed.notify()
 
 
 class _Drain:

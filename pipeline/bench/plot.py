@@ -1,46 +1,67 @@
-"""Plots the timeline of a bench run: a row per rank and a bar per sample, which shows idle time."""
+"""Plots the timeline of a bench run: a row for each rank, a color for each video, and how long each rank is idle."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from svdq.pipeline.bench.report import RankLog
+from svdq.pipeline.bench.report import COMPUTING, RankLog, busy_share
 from svdq.pipeline.installed import headless_pyplot
 
-#: Length of the plotted steady state, in multiples of the duration of one video.
-_NUM_PASSES = 3
+#: How a bar of each kind of work looks, besides the color of its video.
+_LOOKS: dict[str, dict[str, Any]] = {
+    "encode": {"hatch": "////", "alpha": 1.0},
+    "steps": {"alpha": 0.6},
+    "decode": {"hatch": "....", "alpha": 1.0},
+}
 
 
-def plot_timeline(logs: Sequence[RankLog], path: Path, title: str) -> None:
-    """Write the timeline of the first few videos as PNG.
+def plot_timeline(logs: Sequence[RankLog], path: Path, title: str, *, start_s: float, end_s: float) -> None:
+    """Write the timeline of a part of a run as PNG.
+
+    Args:
+        logs: logs of its ranks, in order.
+        path: of the file.
+        title: above it.
+        start_s: where it begins, in seconds since the epoch.
+        end_s: where it ends.
 
     Raises:
         InputError: matplotlib is not installed.
     """
     pyplot = headless_pyplot()
-    start_s = min(start for log in logs for _, _, start, _ in log.spans)
-    first_s = min(time_s for log in logs for time_s in log.finished_s) - start_s
-    until_s = _NUM_PASSES * first_s
-    colours = pyplot.get_cmap("tab20").colors
-    figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(logs) + 1.6))
-    jobs: dict[str, int] = {}
-    for rank, log in enumerate(logs):
-        for name, job, begin, end in log.spans:
-            if name == "write" or begin - start_s > until_s:
-                continue
-            colour = colours[jobs.setdefault(job, len(jobs)) % len(colours)]
-            hatch = {"encode": "//", "decode": "\\\\"}.get(name, "")
+    colors = pyplot.get_cmap("tab20").colors
+    figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(logs) + 1.8))
+    spans = [
+        [span for span in log.spans if span[0].startswith(COMPUTING) and start_s <= span[2] < end_s] for log in logs
+    ]
+    by_start = sorted((span for row in spans for span in row), key=lambda span: span[2])
+    numbers = {job: number for number, job in enumerate(dict.fromkeys(job for _, job, _, _ in by_start))}
+    for rank, row in enumerate(spans):
+        for name, job, begin_s, until_s in row:
             axes.broken_barh(
-                [(begin - start_s, end - begin)], (rank - 0.4, 0.8), facecolors=colour, edgecolor="white", hatch=hatch
+                [(begin_s - start_s, until_s - begin_s)],
+                (rank - 0.4, 0.8),
+                facecolors=colors[numbers[job] % len(colors)],
+                edgecolor="white",
+                linewidth=0.5,
+                **_LOOKS[name.split()[0]],
             )
+        computed = [(begin_s, until_s) for name, _, begin_s, until_s in logs[rank].spans if name.startswith(COMPUTING)]
+        idle = 1 - busy_share(computed, start_s, end_s)
+        axes.text(1.005, rank, f"{idle:.1%} idle", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.set(
-        xlim=(0, until_s),
+        xlim=(0, end_s - start_s),
         ylim=(len(logs) - 0.5, -0.5),
         xlabel="seconds",
         ylabel="rank",
-        title=title,
         yticks=range(len(logs)),
     )
-    figure.text(0.99, 0.01, "one color per video; // encode, \\\\ decode", ha="right", fontsize=8)
+    axes.set_title(title, fontsize=10)
+    handles = [
+        pyplot.Rectangle((0, 0), 1, 1, facecolor="gray", edgecolor="white", label=name, **look)
+        for name, look in _LOOKS.items()
+    ]
+    figure.legend(handles=handles, loc="lower right", ncols=len(handles), fontsize=8, frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot.close(figure)

@@ -3,15 +3,15 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import harmonic_mean, median, quantiles
 from typing import Any
 
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.partition import Costs, fair_time_s
+from svdq.pipeline.partition import Costs
 from svdq.pipeline.trace import num_steps
 
 #: Names of spans in which a rank computes; others (write) run in parallel.
-_COMPUTING = ("encode", "steps ", "decode")
+COMPUTING = ("encode", "steps ", "decode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Run:
     #: Milliseconds of an encode and of a decode, configured or measured.
     encode_ms: float
     decode_ms: float
-    #: `loop`, `daemon` or `replicas`.
+    #: `loop` or `daemon`.
     through: str
     #: Number of videos.
     samples: int
@@ -59,7 +59,7 @@ class Run:
     warmup_samples: int
     #: Seconds from taking the first video to its end.
     first_sample_s: float
-    #: first_sample_s divided by T*t + E + D.
+    #: first_sample_s divided by W = T*t + E + D.
     first_sample_over_ideal: float
     #: Seconds per video in steady state: median over windows of K consecutive videos, over which the split rotates.
     per_sample_s: float
@@ -70,9 +70,9 @@ class Run:
     #: Median and 95th percentile of single intervals between finished videos.
     interval_s: float
     interval_p95_s: float
-    #: The ideal time per video, (T*t + E + D) / K for equal ranks, divided by `per_sample_mean_s`.
+    #: W/K divided by `per_sample_mean_s`, where t is the harmonic mean of the ranks' step times.
     efficiency: float
-    #: Videos per second relative to one rank, which takes T*t + E + D per video.
+    #: Videos per second relative to one rank, which takes W per video: K times `efficiency`.
     speedup: float
     #: Share of the steady part in which each rank computed.
     busy_share: list[float]
@@ -101,7 +101,7 @@ def make_run(
     Args:
         logs: logs of its ranks, in order.
         model: name of the model for the figures.
-        through: loop, daemon or replicas.
+        through: loop or daemon.
         steps: T.
         warmup_samples: number of finished videos to leave out; more than K must remain.
         costs: the configured costs of a video (simulated models); None measures them from the logs.
@@ -109,21 +109,15 @@ def make_run(
     Raises:
         SvdqError: a video failed.
     """
-    failures = [failure for log in logs for failure in log.failures]
-    if failures:
-        raise SvdqError(f"{len(failures)} videos of the run failed; the first one: {failures[0]}")
+    check_failures(logs)
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
     ranks = len(logs)
-    costs = costs or _measured(logs)
-    if through == "replicas":
-        steady = replicas_state([log.finished_s for log in logs])
-    else:
-        steady = steady_state(finished_s, num_ranks=ranks, num_warmup=warmup_samples)
+    costs = costs or measured_costs(logs)
+    steady = steady_state(finished_s, num_ranks=ranks, num_warmup=warmup_samples)
     start_s, end_s = finished_s[warmup_samples], finished_s[-1]
-    one_rank_s = steps * median(costs.step_s) + costs.encode_s + costs.decode_s
+    one_rank_s = video_s(steps, costs)
     started_s = min(log.started_s for log in logs if log.started_s is not None)
     first_sample_s = finished_s[0] - started_s
-    ideal_s = one_rank_s / ranks if through == "replicas" else fair_time_s(steps, costs)
     return Run(
         model=model,
         ranks=ranks,
@@ -141,18 +135,13 @@ def make_run(
         per_sample_mean_s=steady.mean_s,
         interval_s=steady.interval_s,
         interval_p95_s=steady.interval_p95_s,
-        efficiency=ideal_s / steady.mean_s,
+        efficiency=one_rank_s / ranks / steady.mean_s,
         speedup=one_rank_s / steady.mean_s,
         busy_share=[
-            busy_share([(a, b) for name, _, a, b in log.spans if name.startswith(_COMPUTING)], start_s, end_s)
+            busy_share([(a, b) for name, _, a, b in log.spans if name.startswith(COMPUTING)], start_s, end_s)
             for log in logs
         ],
-        steps_per_rank=[
-            sum(num_steps(name) for name, _, a, _ in log.spans)
-            / len(finished_s)
-            * (ranks if through == "replicas" else 1)
-            for log in logs
-        ],
+        steps_per_rank=[sum(num_steps(name) for name, *_ in log.spans) / len(finished_s) for log in logs],
         rss_mb=[log.rss_mb[-1] for log in logs],
         rss_after_100_mb=[log.rss_mb[0] for log in logs if len(log.rss_mb) > 1],
         gpu_mb=[log.gpu_mb for log in logs if log.gpu_mb is not None],
@@ -160,7 +149,23 @@ def make_run(
     )
 
 
-def _measured(logs: Sequence[RankLog]) -> Costs:
+def check_failures(logs: Sequence[RankLog]) -> None:
+    """Raise an error if a video of the run failed.
+
+    Raises:
+        SvdqError: one did.
+    """
+    failures = [failure for log in logs for failure in log.failures]
+    if failures:
+        raise SvdqError(f"{len(failures)} videos of the run failed; the first one: {failures[0]}")
+
+
+def video_s(steps: int, costs: Costs) -> float:
+    """Return W = T*t + E + D, where t is the harmonic mean of the ranks' step times."""
+    return steps * harmonic_mean(costs.step_s) + costs.encode_s + costs.decode_s
+
+
+def measured_costs(logs: Sequence[RankLog]) -> Costs:
     """Measure the costs of a video from the spans of a run: medians over each rank's spans, for real models."""
     step_s = [
         median([(b - a) / num_steps(name) for name, _, a, b in log.spans if num_steps(name)] or [0.0]) for log in logs
@@ -212,19 +217,8 @@ def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int
     intervals = [later - earlier for earlier, later in itertools.pairwise(steady)]
     span = min(num_ranks, len(intervals))
     paces = [(steady[n + span] - steady[n]) / span for n in range(len(steady) - span)]
-    return _steady((steady[-1] - steady[0]) / len(intervals), paces, intervals)
-
-
-def replicas_state(finished_s: Sequence[Sequence[float]]) -> Steady:
-    """Measure replicas, which render whole videos: their common pace is that of one divided by their number."""
-    intervals = [later - earlier for times in finished_s for earlier, later in itertools.pairwise(times)]
-    paces = [interval / len(finished_s) for interval in intervals]
-    return _steady(sum(paces) / len(paces), paces, intervals)
-
-
-def _steady(mean_s: float, paces: Sequence[float], intervals: Sequence[float]) -> Steady:
     return Steady(
-        mean_s=mean_s,
+        mean_s=(steady[-1] - steady[0]) / len(intervals),
         pace_s=median(paces),
         pace_p95_s=_percentile_95(paces),
         interval_s=median(intervals),

@@ -2,15 +2,17 @@
 
 import pytest
 
+from svdq.pipeline.bench.bursts import burst_times, make_bursts
 from svdq.pipeline.bench.report import (
     RankLog,
     batch_time_s,
     break_even,
     busy_share,
     make_run,
-    replicas_state,
     steady_state,
+    video_s,
 )
+from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.partition import Costs
 
 
@@ -29,11 +31,6 @@ def test_steady_state_leaves_the_warm_up_out_and_sees_through_turns() -> None:
     assert steady.mean_s == pytest.approx(3.5)
     assert steady.pace_s == steady.pace_p95_s == pytest.approx(3.5)
     assert (steady.interval_s, steady.interval_p95_s) == (3.5, 4.0)
-
-
-def test_replicas_share_a_pace() -> None:
-    state = replicas_state([[10.0, 20.0, 30.0], [12.0, 22.0]])
-    assert state.mean_s == pytest.approx(5.0)
 
 
 def test_busy_share_counts_what_lies_in_the_window() -> None:
@@ -55,7 +52,7 @@ def test_break_even() -> None:
     assert break_even(1.0, 4.0, 2.0, 4.0) == 1.0
 
 
-def test_efficiency_is_the_fair_time_over_the_measured_one() -> None:
+def test_efficiency_is_the_ideal_time_over_the_measured_one() -> None:
     finished_s = [10.0 + 4.0 * number for number in range(12)]
     logs = [
         log(spans=[("encode", "a", 10.0, 12.0), ("steps 0-6", "a", 12.0, 34.0)]),
@@ -69,3 +66,39 @@ def test_efficiency_is_the_fair_time_over_the_measured_one() -> None:
     assert run.first_sample_s == 10.0
     assert run.busy_share == pytest.approx([24 / 44, 22 / 44])
     assert run.steps_per_rank == pytest.approx([7 / 12, 7 / 12])
+
+
+def test_a_step_costs_the_harmonic_mean_of_the_ranks() -> None:
+    # In 6 s, the ranks do 6 + 3 + 2 steps: 11 steps take as long as on three ranks of 18/11 s.
+    assert video_s(11, Costs(step_s=(1.0, 2.0, 3.0), encode_s=0.5, decode_s=2.5)) == pytest.approx(18 + 3)
+
+
+def encodes(*starts_s: float) -> list[tuple[str, str, float, float]]:
+    return [("encode", "", start_s, start_s + 0.1) for start_s in starts_s]
+
+
+def test_a_burst_lasts_from_its_first_encode_to_its_last_end() -> None:
+    logs = [log(spans=encodes(1.0, 1.5, 7.0)), log(finished_s=[5.0, 6.0, 9.0])]
+    assert burst_times(logs, [2, 1]) == [(1.0, 6.0), (7.0, 9.0)]
+
+
+def test_bursts_are_compared_with_the_shortest_possible_time() -> None:
+    logs = [log(spans=encodes(1.0, 1.5, 7.0)), log(finished_s=[5.0, 6.0, 9.0])]
+    replicas = [
+        log(finished_s=[14.0, 20.0], spans=encodes(10.0, 18.0)),
+        log(finished_s=[13.0], spans=encodes(10.0)),
+    ]
+    costs = Costs(step_s=(0.5, 0.5), encode_s=0.1, decode_s=0.4)
+    first, second = make_bursts(logs, replicas, through="loop", steps=3, videos=[2, 1], costs=costs)
+    assert (first.videos, first.is_first, first.wall_s, first.replicas_wall_s) == (2, True, 5.0, 4.0)
+    assert first.bound_s == second.bound_s == pytest.approx(2.0)
+    assert (first.ratio, first.replicas_ratio) == pytest.approx((2.5, 2.0))
+    assert (second.ratio, second.is_first, second.pipeline_over_replicas) == (1.0, False, 1.0)
+    (large,) = make_bursts(logs, replicas, through="loop", steps=3, videos=[3], costs=costs)
+    assert large.bound_s == pytest.approx(3.0)
+
+
+def test_a_failed_video_is_an_error() -> None:
+    failed = RankLog(**{**vars(log()), "failures": ["it is bad"]})
+    with pytest.raises(SvdqError, match="1 videos of the run failed; the first one: it is bad"):
+        make_bursts([log()], [failed], through="loop", steps=1, videos=[1], costs=Costs(step_s=(1.0,)))

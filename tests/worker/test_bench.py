@@ -18,16 +18,13 @@ QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "
 def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "png", "trace")}
     result = svdq(
-        "bench", "--ranks", "1,3", *QUICK, "--compare", "replicas",
+        "bench", "--ranks", "1,3", *QUICK,
         "--json", paths["json"], "--plot", paths["png"], "--trace", paths["trace"],
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "efficiency" in result.stdout
-    assert "replicas" in result.stdout
     runs = json.loads(paths["json"].read_text())["runs"]
-    assert [(run["ranks"], run["through"]) for run in runs] == [
-        (1, "loop"), (1, "replicas"), (3, "loop"), (3, "replicas"),
-    ]  # fmt: skip
+    assert [(run["ranks"], run["through"]) for run in runs] == [(1, "loop"), (3, "loop")]
     for run in runs:
         assert run["samples"] == 30
         assert 0 < run["efficiency"] < 1.2
@@ -37,6 +34,32 @@ def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
     events = json.loads(paths["trace"].read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1, 2}
     assert any(event["name"].startswith("steps") for event in events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
+def test_bursts_are_compared_with_their_bound_and_with_replicas(svdq, tmp_path, through) -> None:
+    paths = {name: tmp_path / f"out.{name}" for name in ("json", "png")}
+    result = svdq(
+        "bench", "--through", through, "--ranks", "2", "--burst", "1,3", "--warmup-samples", "2",
+        "--steps", "6", "--step-ms", "10", "--encode-ms", "5", "--decode-ms", "20", "--frames", "2", "--size", "64x64",
+        "--json", paths["json"], "--plot", paths["png"],
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "pipeline/replicas" in result.stdout
+    document = json.loads(paths["json"].read_text())
+    assert document["runs"] == []
+    bursts = document["bursts"]
+    assert [(burst["videos"], burst["is_first"]) for burst in bursts] == [(2, True), (1, False), (3, False)]
+    assert [burst["bound_s"] for burst in bursts] == pytest.approx([0.085, 0.085, 0.1275])
+    for burst in bursts:
+        assert (burst["ranks"], burst["through"]) == (2, through)
+        assert burst["wall_s"] >= 0.98 * burst["bound_s"]
+        rounds = -(-burst["videos"] // 2)
+        assert burst["replicas_wall_s"] >= 0.98 * rounds * 0.085
+        assert burst["ratio"] == pytest.approx(burst["wall_s"] / burst["bound_s"])
+        assert burst["pipeline_over_replicas"] == pytest.approx(burst["wall_s"] / burst["replicas_wall_s"])
+    assert paths["png"].read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +96,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["--step-ms", "0"], "--step-ms"),
         (["--ranks", "nan"], "list of positive numbers"),
         (["--ranks", "9999"], "more than 512 ranks"),
+        (["--burst", "1,x"], "list of positive numbers"),
         (["--rank-speed", "inf"], "list of positive numbers"),
         (["--steps", "5", "model"], "--steps before model has no effect"),
     ],
@@ -121,4 +145,4 @@ def test_a_plot_is_a_png(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 def test_a_file_that_cannot_be_written_after_all_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "x.json"
     with pytest.raises(InputError, match=r"x\.json' cannot be written \(No such file or directory\)"):
-        write_results(BenchReport(runs=[], logs=[]), json_path=path, plot_path=None, trace_path=None)
+        write_results(BenchReport(runs=[], bursts=[], logs=[]), json_path=path, plot_path=None, trace_path=None)

@@ -1,13 +1,13 @@
 """`svdq bench`: does runs through loop or daemon, and computes their figures."""
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
 
+from svdq.pipeline.bench.bursts import Burst, burst_times, make_bursts
 from svdq.pipeline.bench.files import write_json, writing
 from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.bench.plot import plot_timeline
@@ -44,7 +44,8 @@ class BenchOptions:
     device: str
     #: loop or daemon.
     through: str
-    compare_replicas: bool
+    #: Numbers of videos of bursts, or None for a run of `samples`.
+    burst: tuple[int, ...] | None = None
 
     @property
     def simulated(self) -> bool:
@@ -52,15 +53,22 @@ class BenchOptions:
         return self.model == "simulated"
 
     def num_warmup(self, ranks: int) -> int:
-        """Count the videos that are left out of the steady figures."""
+        """Count the videos that are left out of the steady figures, or that are the first burst."""
         return 2 * ranks if self.warmup_samples is None else self.warmup_samples
+
+    def bursts(self, ranks: int) -> tuple[int, ...]:
+        """Return the numbers of videos that are queued at once, each for an idle group."""
+        if self.burst is None:
+            return (self.samples,)
+        return (max(1, self.num_warmup(ranks)), *self.burst)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """All runs of one call, in order, and the logs of the last run without replicas."""
+    """All runs or bursts of one call, in order, and the logs of the last run."""
 
     runs: list[Run]
+    bursts: list[Burst]
     logs: list[RankLog]
 
 
@@ -80,7 +88,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
         )
     if options.rank_speed is not None and options.through == "daemon":
         raise InputError("--rank-speed goes through the loop only; leave out --through daemon.")
-    for ranks in options.ranks:
+    for ranks in options.ranks if options.burst is None else ():
         needed = options.num_warmup(ranks) + ranks + 2
         if options.samples < needed:
             raise InputError(
@@ -97,14 +105,33 @@ def run_bench(options: BenchOptions) -> BenchReport:
             model = str(Path(folder, "tiny"))
             write_tiny_model(Path(model))
         runs: list[Run] = []
+        bursts: list[Burst] = []
         logs: list[RankLog] = []
         for ranks in options.ranks:
             workload = _workload(options, model, ranks)
-            logs = run_daemon(workload) if options.through == "daemon" else run_loop(workload)
-            runs.append(_figures(options, ranks, logs, options.through))
-            if options.compare_replicas:
-                runs.append(_figures(options, ranks, run_loop(workload, replicas=True), "replicas"))
-        return BenchReport(runs=runs, logs=logs)
+            run = run_daemon if options.through == "daemon" else run_loop
+            logs = run(workload)
+            if options.burst is None:
+                runs.append(
+                    make_run(
+                        logs,
+                        model=options.model,
+                        through=options.through,
+                        steps=options.steps,
+                        warmup_samples=options.num_warmup(ranks),
+                        costs=_costs(options, ranks),
+                    )
+                )
+                continue
+            bursts += make_bursts(
+                logs,
+                run(workload, replicas=True),
+                through=options.through,
+                steps=options.steps,
+                videos=workload.bursts,
+                costs=_costs(options, ranks),
+            )
+        return BenchReport(runs=runs, bursts=bursts, logs=logs)
 
 
 def _check_model(options: BenchOptions) -> None:
@@ -137,26 +164,19 @@ def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
             f"simulated:{timings},slowdown={speed}" if options.simulated else model for speed in speeds[:ranks]
         ),
         parameters=parameters,
-        num_samples=options.samples,
+        bursts=options.bursts(ranks),
         device=options.device,
     )
 
 
-def _figures(options: BenchOptions, ranks: int, logs: Sequence[RankLog], through: str) -> Run:
-    costs = None
-    if options.simulated:
-        costs = Costs(
-            step_s=tuple(options.step_ms / 1000 * speed for speed in options.rank_speed or (1.0,) * ranks),
-            encode_s=options.encode_ms / 1000,
-            decode_s=options.decode_ms / 1000,
-        )
-    return make_run(
-        logs,
-        model=options.model,
-        through=through,
-        steps=options.steps,
-        warmup_samples=options.num_warmup(ranks),
-        costs=costs,
+def _costs(options: BenchOptions, ranks: int) -> Costs | None:
+    """Return the configured costs of a video; None for a model whose costs are measured."""
+    if not options.simulated:
+        return None
+    return Costs(
+        step_s=tuple(options.step_ms / 1000 * speed for speed in options.rank_speed or (1.0,) * ranks),
+        encode_s=options.encode_ms / 1000,
+        decode_s=options.decode_ms / 1000,
     )
 
 
@@ -169,15 +189,29 @@ def write_results(
         InputError: one cannot be written.
     """
     if json_path is not None:
-        write_json(json_path, {"runs": [asdict(run) for run in report.runs]})
+        document = {"runs": [asdict(run) for run in report.runs], "bursts": [asdict(burst) for burst in report.bursts]}
+        write_json(json_path, document)
     if plot_path is not None:
-        run = next(run for run in reversed(report.runs) if run.through != "replicas")
+        with writing(plot_path):
+            _plot(report, plot_path)
+    if trace_path is not None:
+        with writing(trace_path):
+            write_trace(trace_path, [event for log in report.logs for event in log.events])
+
+
+def _plot(report: BenchReport, path: Path) -> None:
+    """Plot the last burst, or three times the first video's time of the last run."""
+    if report.bursts:
+        burst = report.bursts[-1]
+        num_earlier = sum(len(log.finished_s) for log in report.logs) - burst.videos
+        start_s, end_s = burst_times(report.logs, [num_earlier, burst.videos])[-1]
+        title = f"{burst.videos} videos, {burst.ranks} ranks: {burst.ratio:.3f} of the shortest possible time"
+    else:
+        run = report.runs[-1]
+        start_s = min(start for log in report.logs for _, _, start, _ in log.spans)
+        end_s = start_s + 3 * run.first_sample_s
         title = (
             f"{run.model}, {run.ranks} ranks, {run.steps} steps of {run.step_ms:.4g} ms, "
             f"encode {run.encode_ms:.4g} ms, decode {run.decode_ms:.4g} ms: efficiency {run.efficiency:.3f}"
         )
-        with writing(plot_path):
-            plot_timeline(report.logs, plot_path, title)
-    if trace_path is not None:
-        with writing(trace_path):
-            write_trace(trace_path, [event for log in report.logs for event in log.events])
+    plot_timeline(report.logs, path, title, start_s=start_s, end_s=end_s)

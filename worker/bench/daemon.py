@@ -1,31 +1,42 @@
 """Bench runs through the whole daemon: real Redis, a real `svdq worker` and real files in a temporary home."""
 
+import contextlib
 import io
 import json
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import redis
 from PIL import Image
 
-from svdq.pipeline.bench.harness import Workload
+from svdq.pipeline.bench.harness import IDLE_S, Workload
 from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.errors import SvdqError
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.job import Job
-from svdq.producer.queue import session
+from svdq.producer.queue import queue_of, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.launcher.torchrun import environment_of
 
+#: Seconds between two checks whether all videos have ended.
+POLL_S = 0.2
 
-def run_daemon(workload: Workload) -> list[RankLog]:
+
+def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
     """Queue the workload's videos, render them with `svdq worker` and return the log of each rank.
+
+    Args:
+        workload: the work.
+        replicas: groups of one rank share the videos.
 
     Raises:
         SvdqError: the worker failed.
@@ -35,22 +46,29 @@ def run_daemon(workload: Workload) -> list[RankLog]:
             home=Path(folder), storage=str(Path(folder, "storage")), model=workload.models[0]
         ).model_copy(update={"redis_url": None})
         try:
-            return _run(workload, settings, Path(folder))
+            return _run(workload, settings, Path(folder), replicas)
         finally:
             stop_server(settings.home)
 
 
-def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankLog]:
+def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -> list[RankLog]:
     with session(settings) as connection:
         key = Storage(settings.storage).put_input(_noise(workload.parameters.width, workload.parameters.height), "png")
         entries = []
-        for seed in range(workload.num_samples):
+        for seed in range(sum(workload.bursts)):
             values = workload.parameters.model_dump() | {"seed": seed, "image": key, "name": f"sample-{seed}"}
             job = Job.model_validate(values)
             entries.append(Entry(job=job, job_id=job.digest(seed_was_drawn=False)))
-        enqueue_many(connection, entries)
         trace_path = folder / "trace.json"
-        _render(workload, settings, folder / "worker.log", trace_path)
+        num_queued = workload.bursts[0]
+        enqueue_many(connection, entries[:num_queued])
+        with _worker(workload, settings, folder / "worker.log", trace_path, replicas) as worker:
+            _wait(connection, num_queued, worker)
+            for size in workload.bursts[1:]:
+                time.sleep(IDLE_S)
+                enqueue_many(connection, entries[num_queued : num_queued + size])
+                num_queued += size
+                _wait(connection, num_queued, worker)
         ended = UntrustedJob.fetch_many([entry.job_id for entry in entries], connection)
     finished_s, failures = [], []
     for rq_job in ended:
@@ -70,18 +88,40 @@ def _run(workload: Workload, settings: Settings, folder: Path) -> list[RankLog]:
     ]
 
 
-def _render(workload: Workload, settings: Settings, log_path: Path, trace_path: Path) -> None:
-    """Run `svdq worker --burst` until the queue is empty."""
-    shape = workload.parameters
-    command = [sys.executable, "-m", "svdq.cli", "worker", "--burst"]
-    command += ["--ranks", str(len(workload.models)), "--device", workload.device]
-    command += ["--trace", str(trace_path)]
+@contextlib.contextmanager
+def _worker(
+    workload: Workload, settings: Settings, log_path: Path, trace_path: Path, replicas: bool
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `svdq worker` within a block.
+
+    Raises:
+        SvdqError: it failed.
+    """
+    shape, num_ranks = workload.parameters, len(workload.models)
+    ranks, groups = (1, num_ranks) if replicas else (num_ranks, 1)
+    command = [sys.executable, "-m", "svdq.cli", "worker", "--device", workload.device]
+    command += ["--ranks", str(ranks), "--groups", str(groups), "--trace", str(trace_path)]
     command += ["--warmup", f"{shape.width}x{shape.height}x{shape.frames}"]
     with log_path.open("wb") as log:
-        code = subprocess.run(command, env=environment_of(settings), stdout=log, stderr=log, check=False).returncode
+        worker = subprocess.Popen(command, env=environment_of(settings), stdout=log, stderr=log)
+        try:
+            yield worker
+            worker.send_signal(signal.SIGINT)
+            code = worker.wait()
+        finally:
+            worker.terminate()
+            worker.wait()
     if code != 0:
         lines = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise SvdqError(f"The worker of the bench ended with exit code {code}: {lines[-1] if lines else 'no output'}")
+
+
+def _wait(connection: redis.Redis, num_videos: int, worker: subprocess.Popen[bytes]) -> None:
+    """Wait until so many videos have ended, or the worker has."""
+    queue = queue_of(connection, "default")
+    registries = (queue.finished_job_registry, queue.failed_job_registry)
+    while sum(connection.zcard(registry.key) for registry in registries) < num_videos and worker.poll() is None:
+        time.sleep(POLL_S)
 
 
 def _log(events: Sequence[dict[str, Any]], *, finished_s: list[float], failures: list[str]) -> RankLog:

@@ -1,0 +1,88 @@
+"""Computes the figures of bursts: how long N videos take that an idle group gets at once. Without torch."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from svdq.pipeline.bench.report import RankLog, check_failures, measured_costs, video_s
+from svdq.pipeline.partition import Costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burst:
+    """N videos that an idle group gets at once, and the same through replicas; field names are those of the JSON."""
+
+    #: Number of ranks K.
+    ranks: int
+    #: `loop` or `daemon`.
+    through: str
+    #: N.
+    videos: int
+    #: Whether it is the first burst of a fresh group, which has measured no costs yet.
+    is_first: bool
+    #: Seconds from the start of the first encode to the end of the last video.
+    wall_s: float
+    #: The lower bound of any schedule, max(W, N*W/K).
+    bound_s: float
+    #: wall_s / bound_s.
+    ratio: float
+    #: The same for K groups of one rank that share the videos.
+    replicas_wall_s: float
+    replicas_ratio: float
+    #: wall_s / replicas_wall_s.
+    pipeline_over_replicas: float
+
+
+def make_bursts(
+    logs: Sequence[RankLog],
+    replicas: Sequence[RankLog],
+    *,
+    through: str,
+    steps: int,
+    videos: Sequence[int],
+    costs: Costs | None,
+) -> list[Burst]:
+    """Compute the figures of bursts.
+
+    Args:
+        logs: logs of the ranks of a pipeline, in order.
+        replicas: logs of the same number of replicas.
+        through: loop or daemon.
+        steps: T.
+        videos: N of each burst, in order; the first one is the first of a fresh group.
+        costs: the configured costs of a video (simulated models); None measures them from the logs.
+
+    Raises:
+        SvdqError: a video failed.
+    """
+    check_failures([*logs, *replicas])
+    one_rank_s, ranks = video_s(steps, costs or measured_costs(logs)), len(logs)
+    bursts = []
+    for position, (number, (start_s, end_s), (replicas_start_s, replicas_end_s)) in enumerate(
+        zip(videos, burst_times(logs, videos), burst_times(replicas, videos), strict=True)
+    ):
+        wall_s, replicas_s = end_s - start_s, replicas_end_s - replicas_start_s
+        bound_s = max(one_rank_s, number * one_rank_s / ranks)
+        bursts.append(
+            Burst(
+                ranks=ranks,
+                through=through,
+                videos=number,
+                is_first=position == 0,
+                wall_s=wall_s,
+                bound_s=bound_s,
+                ratio=wall_s / bound_s,
+                replicas_wall_s=replicas_s,
+                replicas_ratio=replicas_s / bound_s,
+                pipeline_over_replicas=wall_s / replicas_s,
+            )
+        )
+    return bursts
+
+
+def burst_times(logs: Sequence[RankLog], videos: Sequence[int]) -> list[tuple[float, float]]:
+    """Return the start of the first encode and the end of the last video of each burst; bursts do not overlap."""
+    starts_s = sorted(start_s for log in logs for name, _, start_s, _ in log.spans if name == "encode")
+    finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
+    ends = list(itertools.accumulate(videos))
+    return [(starts_s[end - number], finished_s[end - 1]) for end, number in zip(ends, videos, strict=True)]
