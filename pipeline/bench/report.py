@@ -230,19 +230,3 @@ def busy_share(spans: Sequence[tuple[float, float]], start_s: float, end_s: floa
     """Return the share of start_s..end_s covered by the spans (start, end), which do not overlap."""
     busy_s = sum(max(0.0, min(end, end_s) - max(start, start_s)) for start, end in spans)
     return busy_s / (end_s - start_s)
-
-
-def batch_time_s(num_videos: int, first_s: float, per_sample_s: float) -> float:
-    """Return the duration of a run of `num_videos`: the first video's latency, then the steady pace."""
-    return first_s + (num_videos - 1) * per_sample_s
-
-
-def break_even(first_s: float, per_sample_s: float, other_first_s: float, other_per_sample_s: float) -> float | None:
-    """Return the number of videos from which the first way is faster than the other; None if it never is.
-
-    Solves first_s + (n - 1) per_sample_s = other_first_s + (n - 1) other_per_sample_s for n.
-    """
-    gained_s = other_per_sample_s - per_sample_s
-    if gained_s <= 0:
-        return None if first_s >= other_first_s else 1.0
-    return max(1.0, 1 + (first_s - other_first_s) / gained_s)

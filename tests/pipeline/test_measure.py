@@ -5,8 +5,6 @@ import pytest
 from svdq.pipeline.bench.bursts import burst_times, make_bursts
 from svdq.pipeline.bench.report import (
     RankLog,
-    batch_time_s,
-    break_even,
     busy_share,
     make_run,
     steady_state,
@@ -35,21 +33,6 @@ def test_steady_state_leaves_the_warm_up_out_and_sees_through_turns() -> None:
 
 def test_busy_share_counts_what_lies_in_the_window() -> None:
     assert busy_share([(0.0, 2.0), (3.0, 5.0)], 1.0, 4.0) == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize(
-    ("num_videos", "one_gpu_s", "seven_gpus_s"),
-    [(1, 31.96, 35.30), (2, 63.92, 39.69), (5, 159.80, 52.86), (10, 319.60, 74.81), (50, 1598.00, 250.41)],
-)
-def test_the_reference_table_of_seven_gpus(num_videos: int, one_gpu_s: float, seven_gpus_s: float) -> None:
-    assert batch_time_s(num_videos, 31.96, 31.96) == pytest.approx(one_gpu_s)
-    assert batch_time_s(num_videos, 35.30, 4.39) == pytest.approx(seven_gpus_s)
-
-
-def test_break_even() -> None:
-    assert break_even(35.30, 4.39, 31.96, 31.96) == pytest.approx(1.12, abs=0.005)
-    assert break_even(35.30, 4.39, 31.96, 4.0) is None
-    assert break_even(1.0, 4.0, 2.0, 4.0) == 1.0
 
 
 def test_efficiency_is_the_ideal_time_over_the_measured_one() -> None:
