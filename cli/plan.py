@@ -90,7 +90,7 @@ def plan(
 
 
 def _video(steps: int, step_s: tuple[float, ...], encode_s: float, decode_s: float) -> "VideoCosts":
-    from svdq.pipeline.partition import Costs
+    from svdq.pipeline.costs import Costs
     from svdq.pipeline.planning.capacity import VideoCosts
 
     return VideoCosts(steps=steps, costs=Costs(step_s=step_s, encode_s=encode_s, decode_s=decode_s))

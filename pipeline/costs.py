@@ -11,12 +11,29 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.partition import Costs
 
 #: Number of measurements per estimate: enough to ignore outliers, few enough to follow a change.
 WINDOW = 15
 #: Ranks whose step time is within this share of the typical one count as equally fast.
 EQUAL_WITHIN = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The costs of one sample in seconds (or any other unit)."""
+
+    #: A denoising step on each rank; K values above 0.
+    step_s: tuple[float, ...]
+    #: Encoding the photo, on rank 0.
+    encode_s: float = 0.0
+    #: Decoding the frames, on a rank of typical speed.
+    decode_s: float = 0.0
+    #: Decoding them on each rank, if the ranks differ; K values or none.
+    decode_each_s: tuple[float, ...] = ()
+
+    def decode_on(self, rank: int) -> float:
+        """Return the cost of decoding on a rank."""
+        return self.decode_each_s[rank] if self.decode_each_s else self.decode_s
 
 
 @dataclass(frozen=True, kw_only=True)

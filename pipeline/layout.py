@@ -13,7 +13,7 @@ samples this is the wrap-around rule of R. McNaughton, "Scheduling with deadline
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from svdq.pipeline.partition import Costs
+from svdq.pipeline.costs import Costs
 
 #: How much more than the end of the common time weighs than the same time elsewhere, squared.
 _OVERTIME_WEIGHT = 10.0

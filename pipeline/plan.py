@@ -9,8 +9,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.layout import Remainder, lay_out
-from svdq.pipeline.partition import Costs
 
 #: Seconds for which the reports of other ranks may be on their way: so long, work counts as finished when expected.
 REPORT_LAG_S = 0.15

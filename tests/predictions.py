@@ -9,7 +9,7 @@ state, and the time of the whole run of N videos, from the first admission to th
 
 import sys
 
-from svdq.pipeline.partition import Costs
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.worker.bench.bench import BenchOptions, run_bench
 

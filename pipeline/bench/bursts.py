@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from svdq.pipeline.bench.report import RankLog, check_failures, measured_costs, video_s
-from svdq.pipeline.partition import Costs
+from svdq.pipeline.costs import Costs
 
 
 @dataclass(frozen=True, kw_only=True)

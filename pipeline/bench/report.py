@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import harmonic_mean, median, quantiles
 from typing import Any
 
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.partition import Costs
 from svdq.pipeline.trace import num_steps
 
 #: Names of spans in which a rank computes; others (write) run in parallel.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import harmonic_mean, median
 from typing import Self
 
-from svdq.pipeline.partition import Costs
+from svdq.pipeline.costs import Costs
 
 #: Largest number of GPUs that a plan considers.
 MOST_GPUS = 512

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.partition import Costs
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.trace import Span, num_steps
 

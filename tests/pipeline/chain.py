@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from svdq.pipeline.partition import Costs
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.plan import Assignment, Planner
 
 

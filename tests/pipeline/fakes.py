@@ -218,13 +218,16 @@ class Chain:
         self,
         models: Sequence[VideoModel],
         requests: Sequence[Request],
-        assignments: Sequence[Assignment],
+        assignments: Sequence[Assignment] = (),
         sink: Sink | None = None,
+        planner: Planner | None = None,
     ) -> None:
         self.num_ranks = len(models)
         self.source = ListSource(requests)
         self.sink = sink or ListSink()
+        #: Follows the assignments, unless another planner is given, which the stages use.
         self.planner = ListPlanner(len(models), assignments)
+        self._stage_planner = planner or self.planner
         self.monitors = [ListMonitor() for _ in models]
         self.checkpointers = [ListCheckpointer() for _ in models]
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -253,7 +256,7 @@ class Chain:
             returns=outgoing if is_last else None,
             reports=incoming if is_first else None,
             checkpointer=self.checkpointers[rank],
-            planner=self.planner,
+            planner=self._stage_planner,
         )
 
     def start(self) -> None:

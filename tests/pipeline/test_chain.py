@@ -15,7 +15,7 @@ from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.plan import Assignment
+from svdq.pipeline.plan import Assignment, Planner
 from svdq.pipeline.protocols import Request
 from svdq.pipeline.sample import Sample
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request
@@ -121,6 +121,22 @@ def test_any_plan_is_followed_and_all_its_work_is_reported(drawn, always_wants_m
     assert sorted(chain.planner.ended_samples) == list(range(len(steps)))
     decodes = Counter(plan.decoder for plan in assignments)
     assert [len(model.chunk_sizes) for model in models] == [decodes[rank] for rank in range(num_ranks)]
+
+
+@given(st.sampled_from([1, 2, 3, 7]), st.lists(st.integers(1, 9), min_size=1, max_size=20), st.lists(st.integers(0, 6)))
+@settings(max_examples=25, deadline=None)
+def test_any_videos_are_made_as_the_planner_decides(num_ranks: int, steps: list[int], decoders: list[int]) -> None:
+    can_decode = tuple(sorted({num_ranks - 1, *(rank for rank in decoders if rank < num_ranks)}))
+    requests = [
+        replace(request(seed, steps=number), decoders=can_decode, num_waiting=len(steps) - 1 - seed)
+        for seed, number in enumerate(steps)
+    ]
+    models = [CountingModel() for _ in range(num_ranks)]
+    chain = Chain(models, requests, planner=Planner(num_ranks))
+    chain.run()
+    for seed, number in enumerate(steps):
+        assert int(chain.sink.frames[f"job-{seed}"].max()) == number
+        assert chain.source.reports[f"job-{seed}"].body["decoder"] in can_decode
 
 
 VIDEOS = [

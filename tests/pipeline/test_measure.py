@@ -10,8 +10,8 @@ from svdq.pipeline.bench.report import (
     steady_state,
     video_s,
 )
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import SvdqError
-from svdq.pipeline.partition import Costs
 
 
 def log(*, finished_s: list[float] | None = None, spans: list[tuple[str, str, float, float]] | None = None) -> RankLog:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.layout import common_end_s
-from svdq.pipeline.partition import Costs
 from svdq.pipeline.plan import Assignment, Planner
 from tests.pipeline.chain import Chain, Video
 

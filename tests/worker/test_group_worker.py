@@ -110,6 +110,17 @@ def test_a_worker_with_nothing_in_flight_is_idle_again(connection: redis.Redis, 
     assert view_workers(connection)[0].state == "idle"
 
 
+def test_groups_share_what_waits(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b", "c", "d")
+    put(connection, "high", priority="high")
+    assert worker.num_queued() == 5
+    other = GroupWorker(connection, on_stop=lambda _: None, on_shutdown=lambda: None)
+    other.start()
+    assert worker.num_queued() == 2
+    other.end()
+    assert worker.num_queued() == 5
+
+
 def test_jobs_are_taken_by_priority_and_then_by_age(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "low", priority="low")
     put(connection, "first", "second")

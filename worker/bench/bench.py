@@ -12,13 +12,13 @@ from svdq.pipeline.bench.files import write_json, writing
 from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.bench.plot import plot_timeline
 from svdq.pipeline.bench.report import RankLog, Run, make_run
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.partition import Costs
 from svdq.pipeline.trace import write_trace
 from svdq.worker.bench.daemon import run_daemon
 from svdq.worker.launcher.preflight import check_model

@@ -19,7 +19,7 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import as_text, now, utcformat
 from rq.worker import WorkerStatus
-from rq.worker_registration import register
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register
 
 from svdq.producer import keys
 from svdq.producer.queue import RENDER, read_job
@@ -86,11 +86,13 @@ class GroupWorker(CompletionWorker):
         return None
 
     def num_queued(self) -> int:
-        """Count the jobs that wait in the group's queues."""
+        """Count the jobs that wait in the queues; where several groups share them, this group's part."""
         with self.connection.pipeline(transaction=False) as pipeline:
+            pipeline.scard(WORKERS_BY_QUEUE_KEY % self.queues[0].name)
             for queue in self.queues:
                 pipeline.llen(queue.key)
-            return sum(pipeline.execute())
+            num_groups, *num_jobs = pipeline.execute()
+        return int(sum(num_jobs) // max(1, num_groups))
 
     def num_scheduled(self) -> tuple[int, int]:
         """Count the due jobs that are not queued yet, and those that are due later."""

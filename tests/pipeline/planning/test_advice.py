@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.partition import Costs
 from svdq.pipeline.planning.advice import advise
 from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.planning.recordings import Profile, RankTime, from_spans, read_profile

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svdq.pipeline.partition import Costs
+from svdq.pipeline.costs import Costs
 from svdq.pipeline.planning.capacity import MOST_GPUS, Question, VideoCosts, make_plan
 
 #: SVD-XT at 576x1024x25 on an H100: W = 22.623 s.
