@@ -9,7 +9,8 @@ from svdq.pipeline.installed import headless_pyplot
 
 #: How a bar of each kind of work looks, besides the color of its video.
 _LOOKS: dict[str, dict[str, Any]] = {
-    "encode": {"hatch": "////", "alpha": 1.0},
+    # Above the steps between which rank 0 encodes.
+    "encode": {"hatch": "////", "alpha": 1.0, "zorder": 2},
     "steps": {"alpha": 0.6},
     "decode": {"hatch": "....", "alpha": 1.0},
 }
@@ -29,7 +30,8 @@ def plot_timeline(logs: Sequence[RankLog], path: Path, title: str, *, start_s: f
         InputError: matplotlib is not installed.
     """
     pyplot = headless_pyplot()
-    colors = pyplot.get_cmap("tab20").colors
+    tab20 = pyplot.get_cmap("tab20").colors
+    colors = tab20[::2] + tab20[1::2]  # so that videos in a row differ in hue
     figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(logs) + 1.8))
     spans = [
         [span for span in log.spans if span[0].startswith(COMPUTING) and start_s <= span[2] < end_s] for log in logs

@@ -227,6 +227,10 @@ def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int
 
 
 def busy_share(spans: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """Return the share of start_s..end_s covered by the spans (start, end), which do not overlap."""
-    busy_s = sum(max(0.0, min(end, end_s) - max(start, start_s)) for start, end in spans)
+    """Return the share of start_s..end_s covered by the spans (start, end); encodes lie within spans of steps."""
+    busy_s, covered_s = 0.0, start_s
+    for span_start_s, span_end_s in sorted(spans):
+        until_s = min(span_end_s, end_s)
+        busy_s += max(0.0, until_s - max(span_start_s, covered_s))
+        covered_s = max(covered_s, until_s)
     return busy_s / (end_s - start_s)

@@ -35,6 +35,10 @@ def test_busy_share_counts_what_lies_in_the_window() -> None:
     assert busy_share([(0.0, 2.0), (3.0, 5.0)], 1.0, 4.0) == pytest.approx(2 / 3)
 
 
+def test_an_encode_between_steps_counts_once() -> None:
+    assert busy_share([(1.5, 1.6), (1.0, 2.0), (2.5, 3.0)], 0.0, 4.0) == pytest.approx(1.5 / 4)
+
+
 def test_efficiency_is_the_ideal_time_over_the_measured_one() -> None:
     finished_s = [10.0 + 4.0 * number for number in range(12)]
     logs = [
