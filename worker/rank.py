@@ -2,10 +2,14 @@
 
 import contextlib
 import logging
+import math
 import os
 import threading
+from collections.abc import Sequence
 from functools import partial
 
+from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.models.memory import chunk_of
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import build_stage
@@ -96,6 +100,8 @@ def run_rank(process: RankProcess) -> None:
     process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
     if plan is not None:
         _warm_up(stage, plan, config)
+        if advice := decode_advice(plan, info, config.warmup, topology.num_ranks):
+            logger.warning("%s", advice)
     if intake is not None:
         intake.start()
     if process.run_dir is not None and topology.local_rank == 0:
@@ -145,6 +151,42 @@ def _warm_up(stage: Stage, plan: MemoryPlan, config: RankConfig) -> None:
             stage.warm_up_group(plan.admit(VideoParameters.of_shape(shape)))
         except DoesNotFitError as error:
             logger.warning("--warmup %s: %s", shape, error)
+
+
+def decode_advice(plan: MemoryPlan, info: ModelInfo, warmup: Sequence[str], num_ranks: int) -> str | None:
+    """Return what to do if few ranks have the memory to decode, and these cannot keep up with all ranks.
+
+    More groups would not help: each needs a rank that decodes. The costs are those that the model assumes.
+
+    Args:
+        plan: of the group's memory.
+        info: the model.
+        warmup: shapes of --warmup, of which the first is checked; else the default shape is.
+        num_ranks: K.
+    """
+    shape = VideoParameters.of_shape(next(iter(warmup), f"1024x576x{info.default_frames}"))
+    try:
+        planned = plan.admit(shape)
+    except DoesNotFitError:
+        return None
+    decode_steps = info.prior.decode_steps
+    video_steps = planned.steps + info.prior.encode_steps + decode_steps
+    num_decoders = len(plan.decoders(planned))
+    num_wanted = math.ceil(decode_steps / (video_steps / num_ranks))
+    if num_decoders >= num_wanted:
+        return None
+    chunk = chunk_of(planned)
+    while chunk > 1:
+        chunk = (chunk + 1) // 2
+        if len(plan.decoders(planned.model_copy(update={"decode_chunk_size": chunk}))) >= num_wanted:
+            todo = f"`svdq submit --decode-chunk-size {chunk}` lets enough ranks decode"
+            break
+    else:
+        todo = "the others have no room for the decoder"
+    return (
+        f"Ranks with the memory to decode {planned.width}x{planned.height} with {planned.num_frames} frames: "
+        f"{num_decoders} of {num_ranks}, and {num_wanted} are needed to keep all ranks busy; {todo}."
+    )
 
 
 def _stop(stage: Stage, intake: Intake | None) -> None:
