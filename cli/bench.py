@@ -43,7 +43,11 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated decode.")
 @click.option("--rank-speed", callback=_numbers, help="Slowdown of each simulated rank: 1,1,1,1.5,1,1,1.")
 @click.option("--samples", type=click.IntRange(1, 10**6), default=80, show_default=True, help="Videos per run.")
-@click.option("--warmup-samples", type=click.IntRange(0), help="Videos left out of the steady figures [default: 2 K].")
+@click.option(
+    "--warmup-samples",
+    type=click.IntRange(0),
+    help="Videos of the start, left out, or of the first burst [default: 2 K].",
+)
 @click.option("--frames", type=click.IntRange(1, 1024), default=14, show_default=True, help="Frames per video.")
 @click.option("--size", default="576x320", show_default=True, help="WIDTHxHEIGHT.")
 @click.option(
@@ -73,8 +77,8 @@ def bench(
 ) -> None:
     """Measure the pipeline: pace, efficiency, busy shares and memory.
 
-    Efficiency is the ideal time per video, (steps x step + encode + decode) / ranks for equal ranks, divided by the
-    measured time between finished videos in steady state.
+    Efficiency is the ideal time per video, (steps x step + encode + decode) / ranks, divided by the measured time
+    between finished videos in steady state. For ranks of unequal speed, step is the harmonic mean of theirs.
 
     With --burst, the same ranks get each number N of videos at once. The table compares the time until the last one
     ends with the lower bound of any schedule, the larger of one video's time W and N x W / ranks, and with replicas:

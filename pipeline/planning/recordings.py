@@ -118,7 +118,10 @@ def read_profile(path: Path) -> Profile:
         raise _not_ours(path, f"{where}: {first['msg']}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise _not_ours(path, f"{type(error).__name__}: {error}") from error
-    raise InputError(f"{path} is no recording; give a file of svdq bench --json, svdq bench --trace or worker --trace.")
+    raise InputError(
+        f"{path} is no recording; give a file of svdq bench --json (without --burst), of svdq bench --trace or of "
+        "worker --trace."
+    )
 
 
 def _not_ours(path: Path, reason: str) -> InputError:
