@@ -58,15 +58,17 @@ class Admission:
         #: Shape and assignment of the samples in flight, by index.
         self._in_flight: dict[int, tuple[Shape, Assignment]] = {}
 
-    def take_if_wanted(self, *, is_last_step: bool) -> Request | None:
-        """Return a request that is ready, if another rank is about to be free; between two steps of rank 0.
+    def take_if_wanted(self, *, is_last: bool, decodes: bool) -> Request | None:
+        """Return a request that is ready, if another rank is about to be free; between two pieces of rank 0's work.
 
         Args:
-            is_last_step: whether rank 0 itself will be free after the next step.
+            is_last: whether rank 0 itself will be free after the next piece.
+            decodes: whether that is a decode; else it is a step.
         """
         with self._lock:
-            wait_s, step_s = self._planner.wait_for_others_s(time.monotonic()), self._planner.step_s
-        if is_last_step or wait_s <= step_s:
+            wait_s = self._planner.wait_for_others_s(time.monotonic(), decodes=decodes)
+            step_s = self._planner.step_s
+        if is_last or wait_s <= step_s:
             self.source.prefetch_next()
         return self.source.take_if_ready() if wait_s <= 0 else None
 

@@ -74,35 +74,40 @@ class Planner:
         self._num_used = num_ranks
         #: In the order of their admission.
         self._in_flight: dict[int, _InFlight] = {}
-        self._max_in_flight = 3 * num_ranks + 4
         #: The latest costs of each shape of video, and of any.
         self._costs: dict[Hashable, Costs] = {}
         self._latest_costs: Costs | None = None
         #: When each rank last finished something.
         self._finished_s = [0.0] * num_ranks
+        #: When a sample should be admitted for another rank, as last forecast, and when to forecast that again.
+        self._wanted_s = self._look_s = 0.0
 
     @property
     def step_s(self) -> float:
         """Seconds of a step on rank 0, as far as known."""
         return self._latest_costs.step_s[0] if self._latest_costs is not None else 0.0
 
-    def wait_s(self, now: float) -> float:
-        """Return the seconds until the next sample should be admitted; infinite if a sample must end first."""
-        free_s = self._forecast(now)[0] if len(self._in_flight) < self._max_in_flight else [math.inf]
-        return min(free_s[0] - now, self.wait_for_others_s(now))
+    def wait_for_others_s(self, now: float, *, decodes: bool = False) -> float:
+        """Return the seconds until a sample should be admitted for another rank than 0; must be cheap.
 
-    def wait_for_others_s(self, now: float) -> float:
-        """Return the seconds until a sample should be admitted for another rank than 0.
+        Its photo must be encoded when that rank is free, and rank 0 encodes before or after its next piece of work.
 
-        Its photo must be encoded when that rank is free, after the present step of rank 0.
+        Args:
+            now: the present time.
+            decodes: whether the next piece is a decode; else it is a step.
         """
         costs = self._latest_costs
         if costs is None:
             return 0.0
-        if len(self._in_flight) >= self._max_in_flight or self._num_used == 1:
+        if self._num_used == 1:
             return math.inf
-        free_s, encoded_s = self._forecast(now)
-        return max(0.0, min(free_s[1 : self._num_used]) - encoded_s - costs.encode_s - costs.step_s[0])
+        if now >= self._look_s or decodes:
+            free_s, encoded_s = self._forecast(now)
+            next_s = costs.decode_on(0) if decodes else costs.step_s[0]
+            self._wanted_s = min(free_s[1 : self._num_used]) - (encoded_s - now) - costs.encode_s - next_s
+            # Reports change the forecast, but half of the time passes in any case.
+            self._look_s = now if decodes else now + (self._wanted_s - now) / 2
+        return max(0.0, self._wanted_s - now)
 
     def admit(
         self,
@@ -133,6 +138,7 @@ class Planner:
         self._costs[shape] = self._latest_costs = costs
         sample = Remainder(num_steps=num_steps - first_step, costs=costs, decoders=decoders)
         self._num_used = len(sample.ranks)
+        self._look_s = now
         step_s = costs.step_s
         free_s, encoded_s = self._forecast(now)
         if not encoded:
@@ -192,6 +198,7 @@ class Planner:
     def ended(self, index: int) -> None:
         """Forget a sample, which is decoded, has failed or was canceled."""
         self._in_flight.pop(index, None)
+        self._look_s = 0.0
 
     def _forecast(self, now: float) -> tuple[list[float], float]:
         """Return when each rank has done what it was given, and when rank 0 has encoded what starts on other ranks."""

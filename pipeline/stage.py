@@ -185,13 +185,16 @@ class Stage:
     def _on_device(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()}
 
-    def _before_step(self, is_last: bool) -> float:
+    def _before_step(self, is_last: bool, *, decodes: bool = False) -> float:
         """On rank 0, admit videos that other ranks could begin now; return the seconds that this took."""
         if self._admission is None:
             return 0.0
         started = time.perf_counter()
-        is_free_soon = is_last and not self._inbox
-        while not self.stopped and (request := self._admission.take_if_wanted(is_last_step=is_free_soon)) is not None:
+        is_last = is_last and not self._inbox
+        while not self.stopped:
+            request = self._admission.take_if_wanted(is_last=is_last, decodes=decodes)
+            if request is None:
+                break
             self._monitor.idle()  # the steps of the present sample are paused
             self._admit(request)
         return time.perf_counter() - started
@@ -217,6 +220,7 @@ class Stage:
             return replace(sample, canceled=True, tensors={}), None
         if self._outgoing is not None:
             self._outgoing.send_work()
+        self._before_step(is_last=True, decodes=True)
         self._monitor.step(sample, sample.parameters.steps)
         with self._tracer.span("decode", sample.job_id):
             sample, frames = self._decoder.decode(sample)

@@ -4,6 +4,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 from svdq.pipeline.costs import Costs
@@ -29,7 +30,6 @@ class Video:
 class _Work:
     index: int
     video: Video
-    encodes: bool
     num_steps: int
     decodes: bool
 
@@ -43,7 +43,7 @@ class _Rank:
 
 
 class Chain:
-    """Ranks that work on the arrived sample of the lowest index; rank 0 also encodes between two steps."""
+    """Ranks that work on the arrived sample of the lowest index; rank 0 takes videos between two steps."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Chain:
         self._waiting: list[Video] = []
         self._in_flight: set[int] = set()
         self._num_taken = 0
-        #: What rank 0 encodes for other ranks.
-        self._to_encode: list[tuple[int, Video]] = []
+        #: The intake takes no more.
+        self._max_in_flight = 3 * num_ranks + 4
 
     def run(self, videos: Sequence[Video]) -> float:
         """Make all videos; return the seconds until the last is finished."""
@@ -86,7 +86,7 @@ class Chain:
             self._now, _, happen = heapq.heappop(self._events)
             happen()
             if not self._events or self._events[0][0] > self._now:
-                self._admit()
+                self._go_on(0)
         assert not self._waiting, "a video is never taken"
         assert not self._in_flight, "a video is never finished"
         return self._now
@@ -94,13 +94,15 @@ class Chain:
     def _after(self, seconds: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self._now + seconds, next(self._order), happen))
 
-    def _admit(self) -> None:
-        while self._waiting:
-            wait_s = self._planner.wait_s(self._now)
-            if wait_s > 1e-9:
-                if wait_s < inf:
-                    self._after(wait_s, lambda: None)
-                return
+    def _take(self) -> bool:
+        """Take the next video if rank 0 is idle or another rank wants it; return whether rank 0 is busy with it."""
+        rank = self.ranks[0]
+        work = rank.work
+        while self._waiting and len(self._in_flight) < self._max_in_flight:
+            is_idle = work is None and not rank.arrived
+            decodes = work is not None and not work.num_steps
+            if not is_idle and self._planner.wait_for_others_s(self._now, decodes=decodes) > 1e-9:
+                return False
             video = self._waiting.pop(0)
             index, self._num_taken = self._num_taken, self._num_taken + 1
             video.taken_s = self._now
@@ -117,12 +119,13 @@ class Chain:
             )
             self._in_flight.add(index)
             self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
-            first = video.assignment.first_rank
-            if video.resumes_at is None and first > 0:
-                self._to_encode.append((index, video))
-                self._go_on(0)
-            else:
-                self._arrive(first, index, video)
+            if video.resumes_at is None:
+                self._spend(0, video.costs.encode_s, partial(self._encoded, index, video))
+                return True
+            self._arrive(video.assignment.first_rank, index, video)
+            if rank.is_busy:
+                return True
+        return False
 
     def _arrive(self, number: int, index: int, video: Video) -> None:
         heapq.heappush(self.ranks[number].arrived, (index, video))
@@ -133,19 +136,14 @@ class Chain:
         rank = self.ranks[number]
         if rank.is_busy:
             return
-        if number == 0 and self._to_encode:
-            index, video = self._to_encode.pop(0)
-            self._spend(0, video.costs.encode_s, lambda: self._encoded(index, video))
+        if number == 0 and self._take():
             return
         if rank.work is None and rank.arrived:
             rank.work = self._begin(number, *heapq.heappop(rank.arrived))
         if (work := rank.work) is None:
             return
         costs = work.video.costs
-        if work.encodes:
-            work.encodes = False
-            self._spend(number, costs.encode_s, lambda: self._planner.finished(work.index, 0, "encode", self._now))
-        elif work.num_steps:
+        if work.num_steps:
             # Photos are encoded on rank 0 between two steps.
             num_steps = 1 if number == 0 else work.num_steps
             work.num_steps -= num_steps
@@ -161,7 +159,6 @@ class Chain:
         return _Work(
             index=index,
             video=video,
-            encodes=number == 0 and video.resumes_at is None,
             num_steps=boundaries[number + 1] - boundaries[number],
             decodes=video.assignment.decoder == number,
         )

@@ -201,7 +201,7 @@ class ListPlanner(Planner):
     def admit(self, index: int, *args: Any, **kwargs: Any) -> Assignment:
         return self._assignments[index]
 
-    def wait_for_others_s(self, now: float) -> float:
+    def wait_for_others_s(self, now: float, *, decodes: bool = False) -> float:
         return 0.0 if self.always_wants_more else math.inf
 
     def finished(self, index: int, rank: int, what: str, now: float) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.layout import common_end_s
-from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.plan import REPORT_LAG_S, Assignment, Planner
 from tests.pipeline.chain import Chain, Video
 
 RANKS = 7
@@ -214,20 +214,24 @@ def test_a_finished_denoising_is_decoded_by_a_free_rank_that_can() -> None:
 
 
 def test_what_failed_or_was_canceled_no_longer_counts() -> None:
-    planner = Planner(1)
-    costs = costs_of(1, 0.2, 4.4, [1.0])
-    planner.admit(0, 0, 25, costs, [0], shape=1, encoded=False, num_waiting=0, now=0.0)
-    assert planner.wait_s(10.0) == pytest.approx(19.6)
+    planner = Planner(2)
+    costs = costs_of(1, 0.2, 4.4, [1.0] * 2)
+    whole = planner.admit(0, 0, 25, costs, [0, 1], shape=1, encoded=False, num_waiting=1, now=0.0)
+    assert whole == Assignment(boundaries=(0, 0, 25), decoder=1)
+    planner.finished(0, 0, "encode", 0.2)
+    # An encode and a step of rank 0 before rank 1 is free.
+    assert planner.wait_for_others_s(10.0) == pytest.approx(0.2 + 25 + 4.4 - 10 - 0.2 - 1)
     planner.ended(0)
-    assert planner.wait_s(10.0) == 0.0
-    planner.finished(0, 0, "steps", 11.0)
+    assert planner.wait_for_others_s(10.0) == 0.0
+    planner.finished(0, 1, "steps", 11.0)
 
 
-def test_ranks_that_take_longer_than_estimated_are_not_given_more_meanwhile() -> None:
-    planner = Planner(1)
-    planner.admit(0, 0, 25, costs_of(1, 0, 4.4, [1.0]), [0], shape=1, encoded=False, num_waiting=1, now=0.0)
-    planner.finished(0, 0, "steps", 50.0)
-    assert planner.wait_s(50.0) == pytest.approx(4.4)
+def test_a_rank_that_takes_longer_than_estimated_is_not_given_more_meanwhile() -> None:
+    planner = Planner(2)
+    planner.admit(0, 0, 25, costs_of(1, 0, 4.4, [1.0] * 2), [0, 1], shape=1, encoded=True, num_waiting=1, now=0.0)
+    planner.finished(0, 1, "steps", 50.0)
+    assert planner.wait_for_others_s(50.0) == pytest.approx(4.4 - 1, abs=REPORT_LAG_S)
+    assert planner.wait_for_others_s(50.0, decodes=True) == 0.0
 
 
 @pytest.mark.parametrize("guess", [0.02, 20.0])
