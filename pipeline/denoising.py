@@ -41,8 +41,8 @@ class StepLoop:
             tracer: records spans.
             checkpointer: keeps unfinished samples.
             stopping: set when the rank stops after the current step.
-            before_step: called before each step with whether it is the last one here, and once if there is none;
-                returns the seconds that it spent on other samples.
+            before_step: called before each step with whether it is the last work here on the sample; returns the
+                seconds that it spent on other samples.
             keep_every_s: seconds after which a sample is saved between two steps.
         """
         self.rank = rank
@@ -58,7 +58,6 @@ class StepLoop:
         """Do the steps, and save the sample after them; return it before the next step, failed, or canceled."""
         stop = sample.boundaries[self.rank + 1]
         if sample.step >= stop:
-            self._before_step(True)
             return sample
         started = time.perf_counter()
         keep_at = started + self._keep_every_s
@@ -68,7 +67,7 @@ class StepLoop:
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
                 latents = sample.tensors["latents"]
                 for index in range(first, stop):
-                    started += self._before_step(index == stop - 1)
+                    started += self._before_step(index == stop - 1 and sample.decoder != self.rank)
                     if self._stopping.is_set():
                         self._checkpointer.save(self._advanced(sample, index, latents, time.perf_counter() - started))
                         return sample
