@@ -187,7 +187,8 @@ class Stage:
 
     def _before_step(self, is_last: bool, *, decodes: bool = False) -> float:
         """On rank 0, admit videos that other ranks could begin now; return the seconds that this took."""
-        if self._admission is None:
+        # A single rank has nobody to admit videos for; before its last step it prepares the next one.
+        if self._admission is None or not (self._downstream or is_last):
             return 0.0
         started = time.perf_counter()
         is_last = is_last and not self._inbox

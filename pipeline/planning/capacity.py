@@ -6,7 +6,7 @@ ranks.
 
 import math
 from dataclasses import dataclass, replace
-from statistics import harmonic_mean, median
+from statistics import median
 from typing import Self
 
 from svdq.pipeline.costs import Costs
@@ -29,9 +29,9 @@ class VideoCosts:
 
     def step_s(self, ranks: int) -> float:
         """Return the time of a step on `ranks` GPUs that share the steps by their speeds: the harmonic mean."""
-        step_s = sorted(self.costs.step_s)[:ranks]
-        step_s += [median(self.costs.step_s)] * (ranks - len(step_s))
-        return harmonic_mean(step_s)
+        known = sorted(self.costs.step_s)[:ranks]
+        steps_a_second = sum(1 / step_s for step_s in known) + (ranks - len(known)) / median(self.costs.step_s)
+        return ranks / steps_a_second
 
     def video_s(self, ranks: int = 1) -> float:
         """Return W, the time of one video on a typical GPU of `ranks`."""

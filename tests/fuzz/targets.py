@@ -258,8 +258,8 @@ def memory_file(folder: Path, stack: ExitStack) -> Target:
 
 def recording(folder: Path, stack: ExitStack) -> Target:
     """What `svdq plan` and `svdq advise` read."""
-    run = {"through": "loop", "ranks": 2, "per_sample_mean_s": 1.2, "efficiency": 0.9, "steps": 4}
-    run |= {"steps_per_rank": [2, 2], "step_ms": 500.0, "encode_ms": 50.0, "decode_ms": 100.0}
+    run = {"through": "loop", "ranks": 2, "per_sample_mean_s": 1.2, "steps": 4}
+    run |= {"busy_share": [0.9, 0.9], "step_ms": 500.0, "encode_ms": 50.0, "decode_ms": 100.0}
     events = []
     for video in range(3):
         for rank, (name, start) in enumerate(
@@ -270,7 +270,7 @@ def recording(folder: Path, stack: ExitStack) -> Target:
                 {"ph": "X", "pid": pid, "tid": 1, "ts": ts, "dur": 9e5, "name": name, "args": {"job": str(video)}}
             )
     seeds = [
-        json.dumps({"runs": [run, run | {"ranks": 1, "steps_per_rank": [4]}]}),
+        json.dumps({"runs": [run, run | {"ranks": 1, "busy_share": [0.9]}]}),
         json.dumps({"traceEvents": events}),
     ]
     path = folder / "recording.json"

@@ -150,9 +150,10 @@ def test_shapes_and_memory_of_each_part(ranks, open_parts, photo):
     assert encoder._pipeline.unet is None
     assert encoder._pipeline.vae.decoder is None
     first, middle, last = (rank._pipeline for rank in ranks)
-    assert first.vae.decoder is None
-    assert first.unet is not None
-    assert (middle.vae, middle.image_encoder, middle.feature_extractor) == (None, None, None)
+    # Every rank can decode; only the first can encode.
+    assert all(rank.unet is not None and rank.vae.decoder is not None for rank in (first, middle, last))
+    assert (first.vae.encoder is not None, first.image_encoder is not None) == (True, True)
+    assert (middle.vae.encoder, middle.image_encoder, middle.feature_extractor) == (None, None, None)
     assert last.vae.encoder is None
     assert last.image_encoder is None
 

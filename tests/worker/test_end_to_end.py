@@ -127,9 +127,9 @@ def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> N
         for path in outputs:
             assert read_provenance(path) == account
 
-    # The longest went through nearly all of them; one that encodes or decodes may have no share of its few steps.
-    longest = json.loads(next((Path(house.settings.storage) / "outputs").glob("all-*.json")).read_text())
-    assert len(longest["stages"]) >= min(ranks, 5)
+    # Few videos are given to ranks as a whole, so that several ranks work at the same time.
+    sidecars = [json.loads(path.read_text()) for path in (Path(house.settings.storage) / "outputs").glob("*.json")]
+    assert len({stage["rank"] for sidecar in sidecars for stage in sidecar["stages"]}) > 1
 
     # Ctrl-C with nothing in flight ends it at once.
     group.send_signal(signal.SIGINT)
