@@ -107,14 +107,14 @@ def estimate_all(
         return Estimate(eta_s=None if reason else max((end.eta_s or 0.0 for end in ends), default=0.0), reason=reason)
     takers, why_none = _takers(groups, pauses, no_group)
     interval_s = _mean_interval_s(waiting.sample, takers)
-    tail_s = _alone_s(waiting.sample[-1], takers) if waiting.sample else None
-    if interval_s is None or tail_s is None:
+    alone_s = _alone_s(waiting.sample[-1], takers) if waiting.sample else None
+    if interval_s is None or alone_s is None:
         return Estimate(reason=why_none)
-    # Jobs in flight use the ranks first; then videos finish one by one, and the last one runs alone.
+    # All ranks work until the end, but the last video takes as long as it does alone (docs/internals/capacity.md).
     num_ranks = sum(len(group.ranks) for group in takers)
     begun_s = sum(end.eta_s or 0.0 for end in ends) / num_ranks
-    total_s = begun_s + (waiting.num_jobs - 1) * interval_s + tail_s
-    return Estimate(eta_s=max(total_s, *(end.eta_s or 0.0 for end in ends), 0.0))
+    total_s = begun_s + waiting.num_jobs * interval_s
+    return Estimate(eta_s=max(total_s, alone_s, *(end.eta_s or 0.0 for end in ends)))
 
 
 def videos_per_s(groups: Sequence[GroupStatus]) -> float:

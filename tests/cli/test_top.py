@@ -352,7 +352,7 @@ def test_everything_is_drawn(snapshot: Snapshot) -> None:
     lines = drawn(snapshot)
     text = "\n".join(lines)
     assert "1,800 videos an hour" in lines[0]
-    assert "7 to do, done in about 26 s" in lines[1]
+    assert "7 to do, done in about 17 s" in lines[1]
     assert "here:7  4 ranks  4 in flight  one every 2.0 s  3 finished  preview" in text
     assert "there:7  1 rank  0 in flight  0 finished  takes no more jobs  svd-xt" in text
     assert re.search(r"3 +cpu +6-7 +beach +7/8 ", text)

@@ -53,7 +53,7 @@ def test_the_first_video_of_all_goes_by_its_last_step() -> None:
 def test_a_shape_that_was_not_measured_is_scaled_from_one_that_was() -> None:
     """The pace of the last videos says nothing of larger ones: this was five times too long, or too short."""
     same = estimate_all([], waiting(10), [group()], ()).eta_s
-    assert same == pytest.approx(9 * INTERVAL_S + ALONE_S)
+    assert same == pytest.approx(10 * INTERVAL_S)
     larger = estimate_all([], waiting(10, width=128, frames=4), [group()], ()).eta_s
     assert larger == pytest.approx(4 * same)
     unguided = estimate_all([], waiting(10, max_guidance_scale=1.0), [group()], ()).eta_s
@@ -76,7 +76,9 @@ def test_what_is_in_flight_is_done_first() -> None:
     in_flight = [started("a", 3), started("b", 8)]
     assert estimate_all(in_flight, Waiting(), [busy], ()) == Estimate(eta_s=pytest.approx(alone_s[0]))
     found = estimate_all(in_flight, waiting(10), [busy], ())
-    assert found.eta_s == pytest.approx(sum(alone_s) / 2 + 9 * INTERVAL_S + ALONE_S)
+    assert found.eta_s == pytest.approx(sum(alone_s) / 2 + 10 * INTERVAL_S)
+    # A single video is not faster than on one rank.
+    assert estimate_all([], waiting(1), [group()], ()).eta_s == pytest.approx(ALONE_S)
     assert estimate_all([], Waiting(), [busy], ()) == Estimate()
 
 
