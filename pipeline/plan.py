@@ -150,8 +150,9 @@ class Planner:
         if first:
             free_s[first] = max(free_s[first], encoded_s)
         share_s = fair_share_s(sample, 0.0 if encoded else costs.encode_s)
-        # The largest video in flight needs the highest stairs.
-        stair_s = STAIR_SHARES * max([share_s, *(other.share_s for other in self._in_flight.values())])
+        # The largest video in flight needs the highest stairs. With few steps, a step exceeds the rest of a stair.
+        large_s = max([share_s, *(other.share_s for other in self._in_flight.values())])
+        stair_s = max(STAIR_SHARES * large_s, large_s + max(step_s))
         steps, decoder = lay_out(
             sample, first=first, free_s=free_s, num_waiting=num_waiting, share_s=share_s, stair_s=stair_s
         )

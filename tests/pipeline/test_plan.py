@@ -151,7 +151,7 @@ def test_every_step_is_done_once_down_the_chain_and_every_video_is_finished(data
 
 @given(st.integers(2, 8), st.integers(1, 50), st.floats(0, 0.3), st.floats(0, 20))
 @settings(max_examples=15, deadline=None)
-def test_over_a_run_every_rank_has_its_share_within_a_step_and_a_decode(
+def test_over_a_run_every_rank_has_its_share_within_three_steps_and_decodes(
     num_ranks: int, num_steps: int, encode_share: float, decode_s: float
 ) -> None:
     encode_s = encode_share * (num_steps + decode_s) / num_ranks
@@ -167,7 +167,7 @@ def test_over_a_run_every_rank_has_its_share_within_a_step_and_a_decode(
             given_s[rank] += load
     fair_s = 10 * (num_steps + encode_s + decode_s)
     for rank_s in given_s:
-        assert abs(rank_s - fair_s) <= 2 * (1 + decode_s) + encode_s + 1e-6
+        assert abs(rank_s - fair_s) <= 3 * (1 + decode_s + encode_s) + 1e-6
 
 
 def test_a_video_that_comes_alone_starts_at_once_and_never_waits() -> None:
