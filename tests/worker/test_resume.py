@@ -74,11 +74,12 @@ def test_a_group_that_was_stopped_goes_on_where_it_was(
 
 
 @pytest.mark.long
-def test_all_ranks_killed_late_in_a_video_cost_no_more_than_the_steps_of_one(house, until) -> None:
-    model = "simulated:step_ms=100"
-    job_id = house.submit(steps=30, frames=2)
+def test_all_ranks_killed_late_in_a_video_cost_no_more_than_30_s_of_its_steps(house, until) -> None:
+    """A rank that does all steps of a video saves it every 30 s."""
+    model = "simulated:step_ms=2000"
+    job_id = house.submit(steps=20, frames=2)
     group = house.start(3, model=model)
-    until(lambda: house.view(job_id).step >= 26, lambda: group.text)
+    until(lambda: house.view(job_id).step >= 17, lambda: group.text)
     kill(group)
 
     second = house.start(3, "--burst", model=model, wait=False)
@@ -86,8 +87,8 @@ def test_all_ranks_killed_late_in_a_video_cost_no_more_than_the_steps_of_one(hou
     # The simulated model fails a video of which a step was done twice in a row, or left out.
     assert house.view(job_id).status == "finished", house.view(job_id).error
     (resumption,) = sidecar_of(house, job_id)["resumed"]
-    assert resumption["from_step"] >= 19
-    assert resumption["steps_done_again"] <= 11, "a third of the steps, and one for the rounding"
+    assert resumption["from_step"] >= 10, "30 s are 15 steps, fewer on a busy machine"
+    assert resumption["steps_done_again"] <= 8
     nothing_is_left(house)
 
 
@@ -117,12 +118,15 @@ def test_a_video_whose_end_was_not_acknowledged_is_not_rendered_again(house) -> 
     house.connection.zrem("rq:finished:svdq-default", job_id)
     house.connection.delete(f"rq:results:{job_id}")
     house.connection.lpush("rq:queue:svdq-default", job_id)
+    # Whoever renders it again needs its photo.
+    (photo,) = (Path(house.settings.storage) / "inputs").iterdir()
+    photo.unlink()
 
     group = house.start(1, "--burst", wait=False)
     assert group.end() == 0
     assert house.view(job_id).status == "finished"
     assert house.view(job_id).outputs == result
-    assert f"The files of job {job_id} are there already" in group.text
+    assert f"The files of job {job_id} exist already; nothing is rendered again." in group.text
     assert {path: path.stat().st_mtime_ns for path in (Path(house.settings.storage) / "outputs").iterdir()} == before
 
 
