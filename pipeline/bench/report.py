@@ -55,7 +55,7 @@ class Run:
     through: str
     #: Number of videos.
     samples: int
-    #: Videos left out of the steady figures at the start, and as many at the end.
+    #: Videos left out of the steady figures at the start.
     warmup_samples: int
     #: Seconds from taking the first video to its end.
     first_sample_s: float
@@ -103,8 +103,7 @@ def make_run(
         model: name of the model for the figures.
         through: loop or daemon.
         steps: T.
-        warmup_samples: number of finished videos to leave out at the start, while costs are measured, and at the end,
-            when videos finish together; more than K must remain.
+        warmup_samples: number of finished videos to leave out; more than K must remain.
         costs: the configured costs of a video (simulated models); None measures them from the logs.
 
     Raises:
@@ -114,9 +113,8 @@ def make_run(
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
     ranks = len(logs)
     costs = costs or measured_costs(logs)
-    steady_s = finished_s[: len(finished_s) - warmup_samples]
-    steady = steady_state(steady_s, num_ranks=ranks, num_warmup=warmup_samples)
-    start_s, end_s = steady_s[warmup_samples], steady_s[-1]
+    steady = steady_state(finished_s, num_ranks=ranks, num_warmup=warmup_samples)
+    start_s, end_s = finished_s[warmup_samples], finished_s[-1]
     one_rank_s = video_s(steps, costs)
     started_s = min(log.started_s for log in logs if log.started_s is not None)
     first_sample_s = finished_s[0] - started_s

@@ -183,7 +183,8 @@ def test_the_steps_of_the_producer_image(tmp_path: Path, photo: Path) -> None:
         assert "queued" in status.stdout
         assert run("svdq", "doctor", "--quick").returncode == 0
         units = run("svdq", "deploy", "systemd", "--user")
-        assert f"ExecStart={target}/bin/svdq worker\n" in units.stdout
+        (path,) = re.findall(r'^PATH="?([^"\n]*)', units.stdout, re.MULTILINE)
+        assert path.split(":")[0] == f"{target}/bin", "where the units find svdq"
         torch = run("python", "-c", "import torch")
         assert "No module named 'torch'" in torch.stderr
         assert run("python", "-m", "pip", "check").returncode == 0

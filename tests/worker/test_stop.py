@@ -28,18 +28,18 @@ def test_a_group_stops_although_a_photo_never_comes(house, until) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_draining_puts_jobs_back(house, until, number: signal.Signals) -> None:
-    """Rank 0 has nothing more to do and waits for the report of a job that another rank still has."""
+    """Rank 0 has nothing more to do and waits for the reports of jobs that later ranks still have."""
     group = house.start(3, model="simulated:step_ms=50")
     job = house.submit(steps=900)
 
-    def is_on_another_rank() -> bool:
+    def is_past_rank_0() -> bool:
         ranks = [rank for found in read_groups(house.connection) for rank in found.ranks]
         return any(rank.rank > 0 and rank.job_id == job for rank in ranks)
 
-    until(is_on_another_rank, lambda: group.text)
+    until(is_past_rank_0, lambda: group.text)
     group.send_signal(signal.SIGINT)
     until(lambda: "Taking no more jobs" in group.text, lambda: group.text)
-    time.sleep(2)  # rank 0 closes its link to the next rank
+    time.sleep(2)  # rank 0 closes its link to rank 1
     started = time.monotonic()
     group.send_signal(number)
     assert group.end() == 0, group.text
