@@ -173,8 +173,9 @@ def test_a_look_at_a_group_at_work(group: dict[str, str]) -> None:
     (counts,) = [queue for queue in last["queues"] if queue["name"] == "svdq-default"]
     num_left = counts["queued"] + len(last["jobs"])
     assert 0 < num_left < NUM_JOBS
-    # What an hour makes, at this pace, takes an hour.
-    assert last["eta_s"] == pytest.approx(3600 * num_left / last["videos_per_hour"], rel=0.2)
+    # The pace counts disturbances of a busy machine, which the estimate from measured costs leaves out.
+    at_pace_s = 3600 * num_left / last["videos_per_hour"]
+    assert at_pace_s / 2 < last["eta_s"] < at_pace_s * 2
     assert looks[0]["finished_last_hour"] <= last["finished_last_hour"]
     assert {job["status"] for job in last["jobs"]} == {"started"}
     assert {job["name"] for job in last["jobs"]} == {"a [photo]"}
