@@ -11,7 +11,7 @@ from svdq.cli import main
 from svdq.pipeline.errors import InputError
 from svdq.worker.bench.bench import BenchReport, write_results
 
-QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "30"]
+QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "40"]
 
 
 @pytest.mark.slow
