@@ -46,7 +46,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--warmup-samples",
     type=click.IntRange(0),
-    help="Videos of the start, left out, or of the first burst [default: 2 K].",
+    help="Videos left out at the start and at the end, or those of the first burst [default: 2 K].",
 )
 @click.option("--frames", type=click.IntRange(1, 1024), default=14, show_default=True, help="Frames per video.")
 @click.option("--size", default="576x320", show_default=True, help="WIDTHxHEIGHT.")

@@ -27,7 +27,7 @@ def row(ranks: int, steps: int, encode_ms: float, decode_ms: float) -> tuple[flo
     warmup = 2 * ranks if ranks > 1 else 1
     # At least four rounds of the ranks in the steady part, whole rounds (shares take turns over K), and 6 s of it.
     rounds = max(4, round(6 / pace_s / ranks)) if ranks > 1 else 6
-    samples = warmup + rounds * ranks + 1
+    samples = 2 * warmup + rounds * ranks + 1
     report = run_bench(
         BenchOptions(
             model="simulated", ranks=(ranks,), steps=steps, step_ms=STEP_MS, encode_ms=encode_ms, decode_ms=decode_ms,

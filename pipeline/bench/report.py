@@ -55,7 +55,7 @@ class Run:
     through: str
     #: Number of videos.
     samples: int
-    #: Videos left out of the steady figures at the start.
+    #: Videos left out of the steady figures at the start, and as many at the end.
     warmup_samples: int
     #: Seconds from taking the first video to its end.
     first_sample_s: float
@@ -65,7 +65,8 @@ class Run:
     per_sample_s: float
     #: The 95th percentile over the same windows.
     per_sample_p95_s: float
-    #: Duration of the steady part divided by its number of videos; `efficiency` is computed from it.
+    #: Seconds in which the group does the work of one video, from the first videos to the last admission; `efficiency`
+    #: is computed from it.
     per_sample_mean_s: float
     #: Median and 95th percentile of single intervals between finished videos.
     interval_s: float
@@ -103,7 +104,8 @@ def make_run(
         model: name of the model for the figures.
         through: loop or daemon.
         steps: T.
-        warmup_samples: number of finished videos to leave out; more than K must remain.
+        warmup_samples: number of finished videos to leave out at the start, while costs are measured, and at the end,
+            when videos finish together; more than K must remain.
         costs: the configured costs of a video (simulated models); None measures them from the logs.
 
     Raises:
@@ -113,9 +115,11 @@ def make_run(
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
     ranks = len(logs)
     costs = costs or measured_costs(logs)
-    steady = steady_state(finished_s, num_ranks=ranks, num_warmup=warmup_samples)
-    start_s, end_s = finished_s[warmup_samples], finished_s[-1]
+    steady_s = finished_s[: len(finished_s) - warmup_samples]
+    steady = steady_state(steady_s, num_ranks=ranks, num_warmup=warmup_samples)
+    start_s, end_s = steady_s[warmup_samples], steady_s[-1]
     one_rank_s = video_s(steps, costs)
+    pace_s = one_rank_s / work_rate(logs, costs, finished_s[warmup_samples])
     started_s = min(log.started_s for log in logs if log.started_s is not None)
     first_sample_s = finished_s[0] - started_s
     return Run(
@@ -132,11 +136,11 @@ def make_run(
         first_sample_over_ideal=first_sample_s / one_rank_s,
         per_sample_s=steady.pace_s,
         per_sample_p95_s=steady.pace_p95_s,
-        per_sample_mean_s=steady.mean_s,
+        per_sample_mean_s=pace_s,
         interval_s=steady.interval_s,
         interval_p95_s=steady.interval_p95_s,
-        efficiency=one_rank_s / ranks / steady.mean_s,
-        speedup=one_rank_s / steady.mean_s,
+        efficiency=one_rank_s / ranks / pace_s,
+        speedup=one_rank_s / pace_s,
         busy_share=[
             busy_share([(a, b) for name, _, a, b in log.spans if name.startswith(COMPUTING)], start_s, end_s)
             for log in logs
@@ -165,6 +169,23 @@ def video_s(steps: int, costs: Costs) -> float:
     return steps * harmonic_mean(costs.step_s) + costs.encode_s + costs.decode_s
 
 
+def work_rate(logs: Sequence[RankLog], costs: Costs, start_s: float) -> float:
+    """Return the seconds of work that a group does per second, from `start_s` until its last video is admitted.
+
+    Videos cannot be counted for this: they finish late at the start of a run and together at its end. A step counts as
+    in `video_s`, an encode as E and a decode as D, whatever they took.
+    """
+    end_s = max((a for log in logs for name, _, a, _ in log.spans if name == "encode"), default=start_s)
+    if end_s <= start_s:  # all were admitted at once
+        end_s = max(b for log in logs for _, _, _, b in log.spans)
+    work_s = {"encode": costs.encode_s, "decode": costs.decode_s}
+    done_s = 0.0
+    for name, _, a, b in (span for log in logs for span in log.spans):
+        seconds = num_steps(name) * harmonic_mean(costs.step_s) or work_s.get(name, 0.0)
+        done_s += seconds * max(0.0, min(b, end_s) - max(a, start_s)) / max(b - a, 1e-9)
+    return done_s / (end_s - start_s)
+
+
 def measured_costs(logs: Sequence[RankLog]) -> Costs:
     """Measure the costs of a video from the spans of a run: medians over each rank's spans, for real models."""
     step_s = [
@@ -190,8 +211,6 @@ class Steady:
     user is the pace: the mean over K consecutive videos.
     """
 
-    #: Duration of the steady part divided by its number of videos; throughput and efficiency are computed from it.
-    mean_s: float
     #: Median and 95th percentile of the pace over K consecutive videos.
     pace_s: float
     pace_p95_s: float
@@ -218,7 +237,6 @@ def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int
     span = min(num_ranks, len(intervals))
     paces = [(steady[n + span] - steady[n]) / span for n in range(len(steady) - span)]
     return Steady(
-        mean_s=(steady[-1] - steady[0]) / len(intervals),
         pace_s=median(paces),
         pace_p95_s=_percentile_95(paces),
         interval_s=median(intervals),

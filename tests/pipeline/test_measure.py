@@ -9,6 +9,7 @@ from svdq.pipeline.bench.report import (
     make_run,
     steady_state,
     video_s,
+    work_rate,
 )
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import SvdqError
@@ -26,7 +27,6 @@ def test_steady_state_leaves_the_warm_up_out_and_sees_through_turns() -> None:
     for number in range(10):
         finished_s.append(finished_s[-1] + (4 if number % 2 else 3))
     steady = steady_state(finished_s, num_ranks=2, num_warmup=1)
-    assert steady.mean_s == pytest.approx(3.5)
     assert steady.pace_s == steady.pace_p95_s == pytest.approx(3.5)
     assert (steady.interval_s, steady.interval_p95_s) == (3.5, 4.0)
 
@@ -48,11 +48,25 @@ def test_efficiency_is_the_ideal_time_over_the_measured_one() -> None:
     run = make_run(
         logs, model="m", through="loop", steps=14, warmup_samples=0, costs=Costs(step_s=(0.5, 0.5), encode_s=0.2)
     )
-    assert run.efficiency == pytest.approx(7.2 / 2 / 4)
-    assert run.speedup == pytest.approx(7.2 / 4)
+    # 14 steps and an encode in the 44 s from the first video to the last.
+    assert run.per_sample_mean_s == pytest.approx(44)
+    assert run.efficiency == pytest.approx(7.2 / 2 / 44)
+    assert run.speedup == pytest.approx(7.2 / 44)
     assert run.first_sample_s == 10.0
     assert run.busy_share == pytest.approx([24 / 44, 22 / 44])
     assert run.steps_per_rank == pytest.approx([7 / 12, 7 / 12])
+
+
+def test_work_counts_from_the_first_videos_to_the_last_admission() -> None:
+    costs = Costs(step_s=(1.0, 1.0), encode_s=0.5, decode_s=2.0)
+    logs = [
+        log(spans=[("encode", "a", 0.0, 0.5), ("steps 0-3", "a", 0.5, 4.5), ("encode", "b", 6.0, 6.5)]),
+        log(spans=[("decode", "a", 4.5, 6.5), ("steps 0-3", "b", 6.5, 12.5)]),
+    ]
+    # From 2.5 to 6: two steps, and three quarters of a decode.
+    assert work_rate(logs, costs, 2.5) == pytest.approx((2 + 1.5) / 3.5)
+    # All admitted before: to the end.
+    assert work_rate(logs, costs, 6.5) == pytest.approx(4 / 6)
 
 
 def test_a_step_costs_the_harmonic_mean_of_the_ranks() -> None:

@@ -53,7 +53,7 @@ class BenchOptions:
         return self.model == "simulated"
 
     def num_warmup(self, ranks: int) -> int:
-        """Count the videos that are left out of the steady figures, or that are the first burst."""
+        """Count the videos that are left out of the steady figures at each end, or that are the first burst."""
         return 2 * ranks if self.warmup_samples is None else self.warmup_samples
 
     def bursts(self, ranks: int) -> tuple[int, ...]:
@@ -89,11 +89,11 @@ def run_bench(options: BenchOptions) -> BenchReport:
     if options.rank_speed is not None and options.through == "daemon":
         raise InputError("--rank-speed goes through the loop only; leave out --through daemon.")
     for ranks in options.ranks if options.burst is None else ():
-        needed = options.num_warmup(ranks) + ranks + 2
+        needed = 2 * options.num_warmup(ranks) + ranks + 2
         if options.samples < needed:
             raise InputError(
-                f"--samples {options.samples} is too few to measure {ranks} ranks after {options.num_warmup(ranks)} to "
-                f"warm up; give at least {needed}."
+                f"--samples {options.samples} is too few to measure {ranks} ranks without the first and the last "
+                f"{options.num_warmup(ranks)}; give at least {needed}."
             )
     check_device(options.device)
     _check_model(options)
