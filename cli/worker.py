@@ -99,7 +99,7 @@ def _logging(log_format: str) -> Iterator[None]:
     from svdq.pipeline.errors import SvdqError
     from svdq.worker.health.logging import TextFormatter, json_stderr
 
-    for name in ("metrics", "launcher"):
+    for name in ("health.metrics", "launcher"):
         logging.getLogger(f"svdq.worker.{name}").setLevel(logging.INFO)
     if log_format == "text":
         handler = logging.StreamHandler(sys.stderr)
