@@ -1,4 +1,4 @@
-"""Plans who does which steps of each sample, and who decodes it. Pure code, without torch or a clock of its own.
+"""Plans who does which steps of each sample, and who decodes it. Pure code: no torch, and times are arguments.
 
 The planner keeps what each rank has been given and has not finished, and forecasts from that when each rank is free. A
 sample is admitted when a rank can start it, and is then laid out over that rank and the ranks behind it.

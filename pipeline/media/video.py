@@ -129,7 +129,7 @@ def _ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: list[str]) -> bytes:
 
 def _start_ffmpeg(arguments: list[str]) -> "subprocess.Popen[bytes]":
     try:
-        # A session of its own: Ctrl-C in the terminal is for the worker, which finishes the videos in flight.
+        # A separate session: Ctrl-C in the terminal is for the worker, which finishes the videos in flight.
         return subprocess.Popen(
             [find_ffmpeg(), *arguments],
             stdin=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """Counts and lists jobs by RQ status without reading them.
 
 The number of round trips does not depend on the number of kept jobs. Never runs RQ's clean-up, which may call
-functions chosen by whoever can write to Redis.
+functions that anyone with write access to Redis can name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

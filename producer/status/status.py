@@ -1,6 +1,6 @@
 """Reads jobs from Redis. One bad record does not affect the others.
 
-Never runs RQ's clean-up, which may call functions chosen by whoever can write to Redis.
+Never runs RQ's clean-up, which may call functions that anyone with write access to Redis can name.
 """
 
 import re
