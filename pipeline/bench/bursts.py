@@ -4,8 +4,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from svdq.pipeline.bench.report import RankLog, check_failures, measured_costs, video_s
+from svdq.pipeline.bench.report import RankLog, check_failures, measured_costs
 from svdq.pipeline.costs import Costs
+from svdq.pipeline.planning.capacity import VideoCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,8 @@ def make_bursts(
         SvdqError: a video failed.
     """
     check_failures([*logs, *replicas])
-    one_rank_s, ranks = video_s(steps, costs or measured_costs(logs)), len(logs)
+    ranks = len(logs)
+    one_rank_s = VideoCosts(steps=steps, costs=costs or measured_costs(logs)).video_s(ranks)
     bursts = []
     for position, (number, (start_s, end_s), (replicas_start_s, replicas_end_s)) in enumerate(
         zip(videos, burst_times(logs, videos), burst_times(replicas, videos), strict=True)

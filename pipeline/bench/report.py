@@ -8,6 +8,7 @@ from typing import Any
 
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.trace import num_steps
 
 #: Names of spans in which a rank computes; others (write) run in parallel.
@@ -118,7 +119,7 @@ def make_run(
     steady_s = finished_s[: len(finished_s) - warmup_samples]
     steady = steady_state(steady_s, num_ranks=ranks, num_warmup=warmup_samples)
     start_s, end_s = steady_s[warmup_samples], steady_s[-1]
-    one_rank_s = video_s(steps, costs)
+    one_rank_s = VideoCosts(steps=steps, costs=costs).video_s(ranks)
     pace_s = one_rank_s / work_rate(logs, costs, finished_s[warmup_samples])
     started_s = min(log.started_s for log in logs if log.started_s is not None)
     first_sample_s = finished_s[0] - started_s
@@ -164,24 +165,20 @@ def check_failures(logs: Sequence[RankLog]) -> None:
         raise SvdqError(f"{len(failures)} videos of the run failed; the first one: {failures[0]}")
 
 
-def video_s(steps: int, costs: Costs) -> float:
-    """Return W = T*t + E + D, where t is the harmonic mean of the ranks' step times."""
-    return steps * harmonic_mean(costs.step_s) + costs.encode_s + costs.decode_s
-
-
 def work_rate(logs: Sequence[RankLog], costs: Costs, start_s: float) -> float:
     """Return the seconds of work that a group does per second, from `start_s` until its last video is admitted.
 
     Videos cannot be counted for this: they finish late at the start of a run and together at its end. A step counts as
-    in `video_s`, an encode as E and a decode as D, whatever they took.
+    in `VideoCosts.video_s`, an encode as E and a decode as D, whatever they took.
     """
     end_s = max((a for log in logs for name, _, a, _ in log.spans if name == "encode"), default=start_s)
     if end_s <= start_s:  # all were admitted at once
         end_s = max(b for log in logs for _, _, _, b in log.spans)
+    step_s = harmonic_mean(costs.step_s)
     work_s = {"encode": costs.encode_s, "decode": costs.decode_s}
     done_s = 0.0
     for name, _, a, b in (span for log in logs for span in log.spans):
-        seconds = num_steps(name) * harmonic_mean(costs.step_s) or work_s.get(name, 0.0)
+        seconds = num_steps(name) * step_s or work_s.get(name, 0.0)
         done_s += seconds * max(0.0, min(b, end_s) - max(a, start_s)) / max(b - a, 1e-9)
     return done_s / (end_s - start_s)
 

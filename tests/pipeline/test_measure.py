@@ -8,11 +8,11 @@ from svdq.pipeline.bench.report import (
     busy_share,
     make_run,
     steady_state,
-    video_s,
     work_rate,
 )
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.planning.capacity import VideoCosts
 
 
 def log(*, finished_s: list[float] | None = None, spans: list[tuple[str, str, float, float]] | None = None) -> RankLog:
@@ -71,7 +71,8 @@ def test_work_counts_from_the_first_videos_to_the_last_admission() -> None:
 
 def test_a_step_costs_the_harmonic_mean_of_the_ranks() -> None:
     # In 6 s, the ranks do 6 + 3 + 2 steps: 11 steps take as long as on three ranks of 18/11 s.
-    assert video_s(11, Costs(step_s=(1.0, 2.0, 3.0), encode_s=0.5, decode_s=2.5)) == pytest.approx(18 + 3)
+    costs = Costs(step_s=(1.0, 2.0, 3.0), encode_s=0.5, decode_s=2.5)
+    assert VideoCosts(steps=11, costs=costs).video_s(3) == pytest.approx(18 + 3)
 
 
 def encodes(*starts_s: float) -> list[tuple[str, str, float, float]]:
