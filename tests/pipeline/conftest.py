@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL.Image import Image
+
+from svdq.pipeline.media.image import load_photo, prepare_photo
 
 DEMO_PHOTO = Path(__file__).parents[2] / "docs" / "demo" / "photo.jpg"
 
@@ -29,3 +32,9 @@ def one_thread():
 def photo_bytes() -> bytes:
     """A real photograph, 600 x 360 pixels."""
     return DEMO_PHOTO.read_bytes()
+
+
+@pytest.fixture(scope="session")
+def image(photo_bytes: bytes) -> Image:
+    """That photograph as a model of 64 x 64 pixels gets it."""
+    return prepare_photo(load_photo(photo_bytes, 10**8), 64, 64, "crop")

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline import compare
-from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.parameters import VideoParameters
@@ -144,11 +143,6 @@ VIDEOS = [
     VideoParameters(seed=22, steps=3, frames=2, width=64, height=64, max_guidance_scale=1.0, decode_chunk_size=1),
     VideoParameters(seed=23, steps=5, frames=4, width=64, height=64, noise_aug_strength=0.1, decode_chunk_size=3),
 ]
-
-
-@pytest.fixture(scope="module")
-def image(photo_bytes):
-    return prepare_photo(load_photo(photo_bytes, 10**8), 64, 64, "crop")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import torch
 from svdq.pipeline import compare
 from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.models.base import Part
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.parameters import VideoParameters
@@ -20,11 +19,6 @@ VIDEOS = [
     VideoParameters(seed=13, steps=7, frames=4, width=64, height=64, noise_aug_strength=0.1, decode_chunk_size=3),
     GUIDED.model_copy(update={"seed": 14}),
 ]
-
-
-@pytest.fixture(scope="module")
-def image(photo_bytes):
-    return prepare_photo(load_photo(photo_bytes, 10**8), 64, 64, "crop")
 
 
 @pytest.fixture(scope="module")
