@@ -200,10 +200,22 @@ def _kind(span: Span) -> str:
     return kind if kind in {"encode", "steps", "decode"} else ""
 
 
+def _nested(work: Sequence[Span]) -> list[Span]:
+    """Return the encodes that a rank did between two steps of another video, within the span of those steps."""
+    nested, steps_until_s = [], 0.0
+    for span in sorted(work, key=lambda span: span.start_s):
+        if _kind(span) == "steps":
+            steps_until_s = span.end_s
+        elif _kind(span) == "encode" and span.end_s <= steps_until_s:
+            nested.append(span)
+    return nested
+
+
 def _rank_time(work: Sequence[Span], whole_s: float) -> RankTime:
     seconds = dict.fromkeys(("encode", "steps", "decode"), 0.0)
     for span in work:
         seconds[_kind(span)] += span.end_s - span.start_s
+    seconds["steps"] -= sum(span.end_s - span.start_s for span in _nested(work))
     return RankTime(**{kind: time_s / max(whole_s, 1e-9) for kind, time_s in seconds.items()})
 
 
@@ -220,8 +232,12 @@ def _causes(
     written = {span.job_id: span.end_s for of in spans for span in of if span.name == "write"}
     # Changes over time of: busy ranks, videos in flight, videos that are decoded and not written.
     changes: list[tuple[float, int, int, int]] = []
-    for span in (span for of in work for span in of):
-        changes += [(span.start_s, 1, 0, 0), (span.end_s, -1, 0, 0)]
+    for of in work:
+        for span in of:
+            changes += [(span.start_s, 1, 0, 0), (span.end_s, -1, 0, 0)]
+        # Within other work, so the rank counts as busy once.
+        for span in _nested(of):
+            changes += [(span.start_s, -1, 0, 0), (span.end_s, 1, 0, 0)]
     for job_id, begun_s in begun.items():
         changes += [(begun_s, 0, 1, 0), (decoded[job_id], 0, -1, 0)]
         if job_id in written:

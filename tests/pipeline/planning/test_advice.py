@@ -59,6 +59,18 @@ def test_costs_are_read_back() -> None:
     assert (profile.video.costs.encode_s, profile.video.costs.decode_s) == pytest.approx((0.1, 0.1))
 
 
+def test_an_encode_between_two_steps_counts_once() -> None:
+    spans = [
+        [span("encode", "a", 0.0, 1.0), span("steps 0-7", "a", 1.0, 10.0), span("encode", "b", 4.0, 5.0)],
+        [span("steps 0-7", "b", 5.0, 9.0), span("decode", "b", 9.0, 10.0)],
+    ]
+    profile = from_spans(spans, "a run")
+    assert (profile.ranks[0].encode, profile.ranks[0].steps) == pytest.approx((0.2, 0.8))
+    assert profile.ranks[0].busy == pytest.approx(1.0)
+    # Rank 1 was idle for 4 s with fewer than two videos in flight, and for 1 s while its video was encoded.
+    assert profile.no_jobs == pytest.approx(4 / 20)
+
+
 def test_a_busy_run_needs_cheaper_steps_or_gpus() -> None:
     profile = from_spans(run(num_videos=300), "a run")
     assert profile.busy > 0.99
