@@ -24,13 +24,14 @@ def add_video(
     formats: Sequence[str] = ("mp4",),
     folder: str = "",
     photo: bytes = b"a photo",
+    suffix: str = "jpg",
     finished_at: datetime | None = None,
     seconds: dict[str, float] | None = None,
     group: dict[str, Any] | None = None,
     job_id: str = "",
 ) -> str:
     """Put a finished video of two tiny frames into a storage; return the id of its job."""
-    image = f"inputs/{hashlib.sha256(photo).hexdigest()}.jpg"
+    image = f"inputs/{hashlib.sha256(photo).hexdigest()}.{suffix}"
     storage.write_bytes(image, photo)
     job = Job(
         image=image, name=name, seed=number, steps=4, width=64, height=64, frames=2, formats=formats, folder=folder

@@ -1,9 +1,9 @@
-"""Reads photos, and prepares them for the model: upright, RGB, of exactly the video's size. Needs only Pillow.
+"""Reads photos, and prepares them for the model: upright, RGB, of exactly the video's size.
 
 The steps, so that a comparison can prepare the photo for diffusers in the same way:
 
- 1. the first frame of the file is decoded;
- 2. it is turned upright by its EXIF orientation;
+ 1. the first frame of the file is decoded; of a HEIC or AVIF file with several images, the primary one;
+ 2. it is turned upright by its EXIF orientation; HEIC has its own rotation, and its EXIF orientation is ignored;
  3. it is converted to 8-bit RGB: 16-bit gray is divided by 257, transparency becomes black, everything else is Pillow's
     `convert("RGB")`; embedded color profiles are not applied (diffusers' `load_image` does not either);
  4. it is fitted:
@@ -36,6 +36,7 @@ EXTENSIONS = {
     "PNG": "png",
     "WEBP": "webp",
     "AVIF": "avif",
+    "HEIF": "heic",
     "TIFF": "tif",
     "GIF": "gif",
     "BMP": "bmp",
@@ -62,8 +63,19 @@ def open_photo(data: bytes) -> Image.Image:
         try:
             return Image.open(BytesIO(data), formats=_COMMON)
         except UnidentifiedImageError:
-            Image.init()  # loads all of Pillow's plugins, which takes longer than reading most photos
+            _load_plugins()
             return Image.open(BytesIO(data), formats=[name for name in EXTENSIONS if name in Image.OPEN])
+
+
+def _load_plugins() -> None:
+    """Load all of Pillow's plugins and the one for HEIC, which takes longer than reading most photos."""
+    import pillow_heif
+
+    Image.init()
+    # Without thumbnails: `draft` would decode one instead of the photo, and miss damage in the photo. One thread:
+    # photos are read in parallel already, or beside ranks that need the cores. libheif refuses a photo that is larger
+    # than its header says, before it decodes it.
+    pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,8 @@ from svdq.producer.text import count
 
 #: Media types of the files that a page can play, by extension; the type that plays best comes first.
 TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
+#: Suffixes of the photos that all browsers show; the page embeds stills of others.
+BROWSER_SUFFIXES = ("jpg", "png", "webp", "avif", "gif", "bmp")
 #: Length of the longer side of stills in the page, in pixels.
 STILL_SIDE = 480
 #: Largest picture for which a still is made, in pixels.
@@ -173,8 +175,9 @@ def _photo(links: Links, image: str) -> dict[str, str] | None:
     """Return the link to the photo of a video and its source on the page, if it still exists."""
     if not INPUT_KEY.fullmatch(image) or not links.storage.exists(image):
         return None
-    source = _still(links.storage, image) if links.embed else links.to(image)
-    return {"source": source, "link": "" if links.embed else source} if source else None
+    is_shown_by_browsers = image.endswith(BROWSER_SUFFIXES)
+    source = links.to(image) if is_shown_by_browsers and not links.embed else _still(links.storage, image)
+    return {"source": source, "link": "" if links.embed else links.to(image)} if source else None
 
 
 def _still(storage: Storage, key: str) -> str:

@@ -20,14 +20,10 @@ from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.media.image import EXTENSIONS, open_photo, pillow_without_limits
 from svdq.producer.threads import NUM_CORES, Budget, ordered_map
 
-ACCEPTED = "JPEG, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
+ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
 #: Largest number of bytes per pixel of any photo file (four channels of 32-bit floats); larger files are not read.
 MAX_BYTES_PER_PIXEL = 16
-#: HEIF brands, as written by phones of one maker, in bytes 8 to 12 of the file.
-HEIF_BRANDS = frozenset(
-    {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"mif2", b"msf1"}
-)
 #: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
 MAX_NAME_BYTES = 180
 
@@ -194,8 +190,6 @@ def _open(path: Path, data: bytes) -> Image.Image:
     try:
         return open_photo(data)
     except UnidentifiedImageError as error:
-        if data[4:8] == b"ftyp" and data[8:12] in HEIF_BRANDS:
-            raise InputError(f"The photo {str(path)!r} is HEIC; convert it to JPEG first.") from error
         raise InputError(f"The file {str(path)!r} is not a photo that can be read; give {ACCEPTED}.") from error
     except Exception as error:
         raise InputError(

@@ -10,12 +10,12 @@ from typing import BinaryIO
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.photos import safe_name
 
-#: Suffixes of photos in folders; HEIC is included so that its photos are refused with a reason.
+#: Suffixes of photos in folders.
 SUFFIXES = frozenset(
     f".{ending}"
     for ending in (
         *("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "avif", "tif", "tiff", "gif", "bmp", "jp2", "j2k"),
-        *("ppm", "pgm", "pbm", "pnm", "heic", "heif"),
+        *("ppm", "pgm", "pbm", "pnm", "heic", "heif", "hif"),
     )
 )
 #: Argument for paths on standard input.

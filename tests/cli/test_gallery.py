@@ -2,6 +2,7 @@
 
 import base64
 import html
+import io
 import json
 import os
 import re
@@ -13,8 +14,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
+import pillow_heif
 import pytest
 import redis
+from PIL import Image
 from rq.job import JobStatus
 from rq.results import Result
 
@@ -132,6 +135,20 @@ def test_the_page_shows_what_there_is(
     assert all(shown.file(str(image["src"])).read_bytes() == picture for image in sources)
     assert all(image["alt"] for image in shown.all("img"))
     assert sum(str(link.get("aria-label")).startswith("Play ") for link in shown.all("a")) == 4
+
+
+def test_a_photo_that_browsers_do_not_show_gets_a_still(
+    svdq: Cli, storage: Storage, photo: Path, tmp_path: Path
+) -> None:
+    buffer = io.BytesIO()
+    with Image.open(photo) as image:
+        pillow_heif.from_pillow(image).save(buffer)
+    add_video(storage, 1, photo=buffer.getvalue(), suffix="heic")
+    page = tmp_path / "page.html"
+    assert svdq("gallery", "-o", str(page)).returncode == 0
+    sources = [str(image["src"]) for image in Page(page).all("img") if str(image["alt"]).startswith("Source photo")]
+    assert [source.partition(",")[0] for source in sources] == ["data:image/jpeg;base64"]
+    assert [link for link in Page(page).links() if link.endswith(".heic")]
 
 
 def test_embedded_the_page_needs_nothing_else(svdq: Cli, storage: Storage, photo: Path, tmp_path: Path) -> None:

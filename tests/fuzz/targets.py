@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import pillow_heif
 import torch
 from PIL import Image, features
 
@@ -77,9 +78,13 @@ def _photo_seeds() -> list[bytes]:
     for kind in ("MPO", "GIF", "WEBP", "TIFF"):
         frames[0].save(file := io.BytesIO(), kind, save_all=True, append_images=frames[1:])
         seeds.append(file.getvalue())
+    heic = pillow_heif.from_pillow(frames[0])
+    heic.save(file3 := io.BytesIO(), exif=exif.tobytes())
+    heic.add_from_pillow(frames[0].resize((16, 24)))
+    heic.save(file4 := io.BytesIO(), primary_index=1)
     noise.save(file := io.BytesIO(), "TIFF", compression="tiff_lzw")
     noise.convert("RGB").save(file2 := io.BytesIO(), "JPEG", progressive=True)
-    return [*seeds, file.getvalue(), file2.getvalue()]
+    return [*seeds, *(one.getvalue() for one in (file, file2, file3, file4))]
 
 
 def _lists(name: str, seeds: Sequence[bytes], mutate: Callable[..., bytes]) -> Callable[[Path, ExitStack], Target]:

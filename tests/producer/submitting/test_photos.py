@@ -4,6 +4,7 @@ import time
 import zlib
 from pathlib import Path
 
+import pillow_heif
 import pytest
 from PIL import Image
 
@@ -25,7 +26,11 @@ def png_that_claims(width: int, height: int) -> bytes:
 
 def encoded(kind: str, size: tuple[int, int] = (64, 48)) -> bytes:
     buffer = io.BytesIO()
-    Image.effect_noise(size, 60).convert("RGB").save(buffer, kind)
+    image = Image.effect_noise(size, 60).convert("RGB")
+    if kind == "HEIF":
+        pillow_heif.from_pillow(image).save(buffer)
+    else:
+        image.save(buffer, kind)
     return buffer.getvalue()
 
 
@@ -39,6 +44,8 @@ def encoded(kind: str, size: tuple[int, int] = (64, 48)) -> bytes:
         ("GIF", "gif"),
         ("BMP", "bmp"),
         ("PPM", "ppm"),
+        ("AVIF", "avif"),
+        ("HEIF", "heic"),
     ],
 )
 def test_extension_is_that_of_the_content(tmp_path: Path, kind: str, extension: str) -> None:
@@ -50,7 +57,7 @@ def test_extension_is_that_of_the_content(tmp_path: Path, kind: str, extension: 
     assert photo.read() == path.read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP"])
+@pytest.mark.parametrize("kind", ["JPEG", "HEIF", "AVIF", "PNG", "WEBP", "TIFF", "GIF", "BMP"])
 def test_truncated(tmp_path: Path, kind: str) -> None:
     data = encoded(kind)
     for length in range(1, len(data) * 9 // 10, max(len(data) // 40, 1)):
@@ -66,8 +73,8 @@ def test_truncated(tmp_path: Path, kind: str) -> None:
         (b"", "empty"),
         (b"hello, I am a text", "not a photo"),
         (b"%PDF-1.4", "not a photo"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC"),
-        (b"\0\0\0\x18ftyphevx\0\0\0\0", "HEIC"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "not a photo"),
+        (b"\0\0\0\x18ftyphevx\0\0\0\0", "not a photo"),
         (png_that_claims(60_000, 60_000), "60000x60000"),
         (png_that_claims(11_000, 11_000), "11000x11000"),
         (png_that_claims(100, 100), "cut short"),
@@ -81,6 +88,35 @@ def test_bad_content(tmp_path: Path, content: bytes, says: str) -> None:
         check_photo(path, MAX_PIXELS)
     assert str(path) in str(caught.value)
     assert time.monotonic() - begin < 2
+
+
+def test_a_heic_that_is_larger_than_its_header_says_is_refused(tmp_path: Path) -> None:
+    data = encoded("HEIF", (1024, 512))
+    claim = b"ispe" + bytes(4)
+    assert data.count(claim + struct.pack(">II", 1024, 512)) == 1
+    path = tmp_path / "bomb.heic"
+    path.write_bytes(data.replace(claim + struct.pack(">II", 1024, 512), claim + struct.pack(">II", 64, 64)))
+    with pytest.raises(InputError, match="cannot be decoded"):
+        check_photo(path, 64 * 64)
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="1024x512 pixels, more than"):
+        check_photo(path, 64 * 64)
+
+
+def test_damage_beside_a_whole_thumbnail_is_found(tmp_path: Path) -> None:
+    """Reading the thumbnail of a HEIC would be faster, and would miss that the photo itself is damaged."""
+    image = Image.effect_noise((256, 192), 60).convert("RGB")
+    pillow_heif.from_pillow(image).save(buffer := io.BytesIO(), thumbnails=[128])
+    data = buffer.getvalue()
+    path = tmp_path / "photo.heic"
+    path.write_bytes(data)
+    assert check_photo(path, MAX_PIXELS).extension == "heic"
+    start = data.index(b"mdat") + 4
+    data = data[:start] + bytes(1000) + data[start + 1000 :]
+    assert pillow_heif.open_heif(data)[0].get_thumbnail(0).data
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="damaged"):
+        check_photo(path, MAX_PIXELS)
 
 
 def test_bad_paths(tmp_path: Path) -> None:
