@@ -207,8 +207,8 @@ Examples:
 def config(as_json: bool, **flags: str | None) -> None:
     """Show every setting with its value and source: a flag, a variable, a svdq.toml, or the default.
 
-    Passwords in URLs are masked. The sources are listed in order of precedence; the svdq.toml of the working folder
-    precedes that of the home.
+    Tokens and passwords in URLs are masked. The sources are listed in order of precedence; the svdq.toml of the working
+    folder precedes that of the home.
     """
     from svdq.producer.settings import Settings, origins, without_secrets
 
@@ -216,6 +216,8 @@ def config(as_json: bool, **flags: str | None) -> None:
     for name in ("redis_url", "storage"):
         if values[name] is not None:
             values[name] = without_secrets(values[name])
+    masked = None if values["serve_token"] is None else "***"
+    values["serve_token"] = masked
     sources = origins(**flags)
     if as_json:
         echo(json.dumps({name: {"value": value, "source": sources[name]} for name, value in values.items()}))

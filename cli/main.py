@@ -25,6 +25,7 @@ SECTIONS = {
         "batch": ("svdq.cli.batch:batch", "Submit the photos of a list, each with its own parameters."),
         "watch": ("svdq.cli.watch:watch", "Submit photos as they are dropped into a folder."),
         "worker": ("svdq.cli.worker:worker", "Start a group of ranks that renders queued jobs."),
+        "serve": ("svdq.cli.serve.command:serve", "Serve a web page and the /v1/videos API."),
     },
     "Follow jobs": {
         "status": ("svdq.cli.jobs:status", "Show queues, workers and jobs in flight, or single jobs."),

@@ -69,6 +69,8 @@ class Settings(BaseSettings):
     stall_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     #: Memory limit for a rank's weights and activations, such as 24GB; None: its GPU's memory, or no limit on a CPU.
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
+    #: Token of `svdq serve`; None: the one in its file. Not in repr: it is a secret.
+    serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False)
 
     @field_validator("storage")
     @classmethod
@@ -168,7 +170,7 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         known = ", ".join(Settings.model_fields)
         return f"There is no setting {name!r}; the settings are {known}."
-    value = without_secrets(str(first["input"]))
+    value = "***" if name == "serve_token" else without_secrets(str(first["input"]))
     return (
         f"The setting {ENV_PREFIX}{name.upper()} (or {name} in {FILE_NAME}) is {value!r}: "
         f"{first['msg'][0].lower()}{first['msg'][1:]}; correct or unset it."

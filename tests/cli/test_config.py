@@ -31,6 +31,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "max_attempts": {"value": 5, "source": str(home / "svdq.toml")},
         "stall_s": {"value": 90.0, "source": str(Path("svdq.toml").absolute())},
         "memory_limit": {"value": None, "source": "default"},
+        "serve_token": {"value": None, "source": "default"},
     }
 
 

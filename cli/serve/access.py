@@ -1,0 +1,140 @@
+"""Who may send a request, and from where: host, origin, token or cookie; and the headers of every response."""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from svdq.cli.serve.errors import ApiError
+from svdq.cli.serve.options import ServeOptions
+
+#: Paths that need no token: probes, and what a browser needs to log in.
+OPEN_PATHS = ("/health", "/health/live", "/login")
+OPEN_PREFIX = "/static/"
+#: Methods that change nothing.
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+#: Seconds that a browser keeps the cookie.
+COOKIE_MAX_AGE_S = 90 * 24 * 60 * 60
+
+#: Sent with every response. Referrer-Policy is not `no-referrer`, with which browsers send `Origin: null`.
+RESPONSE_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self'; "
+        "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+def cookie_name(options: ServeOptions) -> str:
+    """Return the name of the cookie: cookies do not depend on the port, so two servers need two names."""
+    return f"svdq_{options.port}"
+
+
+def cookie_value(options: ServeOptions) -> str:
+    """Return the value of the cookie, from which nobody can compute the token."""
+    return hmac.new(options.token.encode(), b"svdq serve cookie", hashlib.sha256).hexdigest()
+
+
+def is_token(given: str, options: ServeOptions) -> bool:
+    """Compare a token in constant time."""
+    return hmac.compare_digest(given.encode(), options.token.encode())
+
+
+def log_in(response: Response, options: ServeOptions, *, is_https: bool) -> None:
+    """Add the cookie to a response."""
+    response.set_cookie(
+        cookie_name(options),
+        cookie_value(options),
+        max_age=COOKIE_MAX_AGE_S,
+        path="/",
+        secure=is_https,
+        httponly=True,
+        samesite="strict",
+    )
+
+
+class Access:
+    """Middleware that refuses requests before anything of their body is read."""
+
+    def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
+        self._app = app
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, and add the headers to its response."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in RESPONSE_HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        refusal = self._refusal(HTTPConnection(scope))
+        await (refusal or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, request: HTTPConnection) -> Response | None:
+        """Return the response to a request that may not go on."""
+        if request.scope["type"] != "http":
+            return ApiError(400, "Only HTTP requests are answered.", code="bad_request").response()
+        method, path = request.scope["method"], request.url.path
+        if not _is_addressed_to(request.headers, self._options):
+            message = "The request names another host; name it with `svdq serve --allow-host` if it is this one."
+            return ApiError(400, message, code="unknown_host").response()
+        if method not in SAFE_METHODS and not _is_same_origin(request.headers):
+            message = "The request comes from a page of another site; use the page of this server."
+            return ApiError(403, message, code="cross_origin").response()
+        if path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or self._is_known(request):
+            return None
+        if method in SAFE_METHODS and not path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(f"/login?next={quote(path)}", 303)
+        message = "The token is missing or wrong; send the server's token as `Authorization: Bearer TOKEN`."
+        return ApiError(
+            401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="svdq"'}
+        ).response()
+
+    def _is_known(self, request: HTTPConnection) -> bool:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme:
+            return scheme.lower() == "bearer" and is_token(token.strip(), self._options)
+        cookie = request.cookies.get(cookie_name(self._options), "")
+        return hmac.compare_digest(cookie.encode(), cookie_value(self._options).encode())
+
+
+def _is_addressed_to(headers: Headers, options: ServeOptions) -> bool:
+    hosts = headers.getlist("host")
+    try:
+        name = urlsplit(f"//{hosts[0]}").hostname if len(hosts) == 1 else None
+    except ValueError:
+        return False
+    return name is not None and options.accepts_host(name)
+
+
+def _is_same_origin(headers: Headers) -> bool:
+    """Return whether a write comes from a page of this server, or from no page at all.
+
+    The scheme is not compared: behind a proxy with TLS the server itself has http.
+    """
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    if origin is None:
+        return True
+    try:
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:
+        return False

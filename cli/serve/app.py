@@ -1,0 +1,43 @@
+"""The application: state, middleware and routes of the page and the API."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from svdq.cli.serve import api, page
+from svdq.cli.serve.access import Access
+from svdq.cli.serve.backend import Backend
+from svdq.cli.serve.errors import ApiError, answer_error
+from svdq.cli.serve.options import ServeOptions
+from svdq.cli.serve.sharing import Shared
+from svdq.pipeline.errors import SvdqError
+from svdq.producer.settings import Settings
+from svdq.producer.status.snapshot import Snapshot, take
+
+
+def make_app(settings: Settings, options: ServeOptions) -> Starlette:
+    """Create the application of a server."""
+    backend = Backend(settings)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        await backend.in_thread(backend.storage.sweep)
+        yield
+        backend.close()
+
+    async def read_snapshot(_key: None) -> Snapshot:
+        return await backend.read(take)
+
+    app = Starlette(
+        routes=[*api.routes(), *page.routes()],
+        middleware=[Middleware(Access, options=options)],
+        exception_handlers=dict.fromkeys((ApiError, SvdqError, HTTPException, Exception), answer_error),
+        lifespan=lifespan,
+    )
+    app.state.options = options
+    app.state.backend = backend
+    app.state.snapshots = Shared(read_snapshot)
+    return app

@@ -1,0 +1,96 @@
+"""The server's access to Redis and the storage: blocking work in a bounded number of threads."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+import redis
+
+from svdq.cli.serve.errors import redis_away
+from svdq.pipeline.errors import UnavailableError
+from svdq.producer.queue import connect
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+#: Threads that read at a time, and that check and store photos; others wait.
+READING_THREADS = 8
+WRITING_THREADS = 4
+#: Seconds for which Redis counts as away after it has failed, so that hundreds of requests do not wait for it in turn.
+AWAY_S = 1.0
+
+
+class Backend:
+    """Runs blocking work in threads, with one pool of connections."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.storage = Storage(settings.storage)
+        self._connection: redis.Redis | None = None
+        self._away_until = 0.0
+        self._lock = threading.Lock()
+        self._reading = anyio.CapacityLimiter(READING_THREADS)
+        self._writing = anyio.CapacityLimiter(WRITING_THREADS)
+
+    async def read(self, work: Callable[[redis.Redis], Result]) -> Result:
+        """Run short work with Redis in a thread.
+
+        Raises:
+            ApiError: Redis is away.
+        """
+        return await anyio.to_thread.run_sync(self._with_redis, work, limiter=self._reading)
+
+    async def write(self, work: Callable[[redis.Redis], Result]) -> Result:
+        """Run work on photos and videos with Redis in a thread; a client that disconnects does not interrupt it.
+
+        Raises:
+            ApiError: Redis is away.
+        """
+        return await anyio.to_thread.run_sync(self._with_redis, work, limiter=self._writing)
+
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """Run work without Redis in a thread."""
+        return await anyio.to_thread.run_sync(work, limiter=self._writing)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _with_redis(self, work: Callable[[redis.Redis], Result]) -> Result:
+        connection = self._connect()
+        try:
+            return work(connection)
+        except redis.RedisError as error:
+            if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+                self._drop(connection)
+            logger.warning("Redis cannot be used: %s", error)
+            raise redis_away() from error
+
+    def _connect(self) -> redis.Redis:
+        """Return the connection; connect again, which starts the embedded server again, if it was lost."""
+        with self._lock:
+            if self._connection is not None:
+                return self._connection
+            if time.monotonic() < self._away_until:
+                raise redis_away()
+            try:
+                self._connection = connect(self.settings)
+            except UnavailableError as error:
+                self._away_until = time.monotonic() + AWAY_S
+                logger.warning("%s", error)
+                raise redis_away() from error
+            return self._connection
+
+    def _drop(self, connection: redis.Redis) -> None:
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+        connection.close()

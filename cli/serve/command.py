@@ -1,0 +1,82 @@
+"""`svdq serve`: start the web page and the `/v1/videos` API."""
+
+import importlib.util
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from svdq.cli.formatting import echo
+from svdq.cli.main import redis_options, storage_option
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.installed import how_to_install
+
+EXAMPLES = """\b
+Examples:
+  svdq serve
+  svdq serve --with-worker
+  svdq serve --host 0.0.0.0 --allow-host videos.example.com
+"""
+_REQUIRED = ("starlette", "uvicorn", "python_multipart", "jinja2", "sse_starlette")
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option(
+    "--allow-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name that clients may use for this server, such as that of a reverse proxy; repeatable.",
+)
+@storage_option
+@redis_options
+def serve(
+    host: str,
+    port: int,
+    allowed_hosts: tuple[str, ...],
+    storage: str | None,
+    redis_url: str | None,
+) -> int:
+    """Serve a web page to drop photos on, and the /v1/videos API.
+
+    Every client needs the token: a browser by the link that the first start prints, a program as its API key. The token
+    is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN.
+
+    Ctrl-C or SIGTERM stops the server within three seconds; the queue is kept.
+    """
+    for module in _REQUIRED:
+        if importlib.util.find_spec(module) is None:
+            raise InputError(f"`svdq serve` needs {module}, which is not installed; {how_to_install('serve')}.")
+    import signal
+
+    from svdq.cli.main import EXIT_INTERRUPTED
+    from svdq.cli.serve.app import make_app
+    from svdq.cli.serve.options import ServeOptions
+    from svdq.cli.serve.server import exit_soon, listen, run
+    from svdq.cli.serve.token import find_token, token_file
+    from svdq.producer.settings import Settings
+
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    settings = Settings.load(redis_url=redis_url, storage=storage)
+    token, is_new = find_token(settings)
+    options = ServeOptions(host=host, token=token, allowed_hosts=tuple(name.lower() for name in allowed_hosts))
+    listener = listen(host, port)
+    options = replace(options, port=listener.getsockname()[1])
+
+    def report() -> None:
+        if is_new:
+            echo(f"Serving at {options.url}/login?token={token}")
+        else:
+            place: Path | str = "SVDQ_SERVE_TOKEN" if settings.serve_token else token_file(settings)
+            echo(f"Serving at {options.url}/ (token: {place})")
+
+    signal_number = run(make_app(settings, options), options, listener, report)
+    code = EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0
+    exit_soon(code)
+    return code

@@ -1,0 +1,114 @@
+"""Errors as the API answers them: `{"error": {"message", "type", "param", "code"}}`, without paths of this machine."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a client may try again while Redis or the storage is away.
+RETRY_AFTER_S = 2
+
+
+class ApiError(Exception):
+    """A request that is refused or cannot be answered; its text is one clear sentence."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create the error.
+
+        Args:
+            status: of the response.
+            message: for people.
+            param: name of the field that is wrong.
+            code: a word for programs.
+            headers: of the response, besides those of every response.
+        """
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """The class of errors that OpenAI's API names."""
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            return "authentication_error"
+        return "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+
+    def response(self) -> JSONResponse:
+        """Return the response."""
+        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return JSONResponse({"error": error}, self.status, self.headers)
+
+
+def no_such_video(video_id: str) -> ApiError:
+    """Create the error for a video that does not exist."""
+    return ApiError(404, f"There is no video {video_id[:80]!r}.", param="video_id", code="not_found")
+
+
+def redis_away() -> ApiError:
+    """Create the error for a queue that cannot be reached."""
+    return _away("The queue cannot be reached: Redis does not answer. Try again in a few seconds.", "redis_unavailable")
+
+
+def storage_away() -> ApiError:
+    """Create the error for a storage that cannot be used."""
+    return _away(
+        "The storage of photos and videos cannot be used. Try again later; the log of `svdq serve` has the reason.",
+        "storage_unavailable",
+    )
+
+
+def _away(message: str, code: str) -> ApiError:
+    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def without_paths(text: str, settings: Settings) -> str:
+    """Remove the folders of this machine from a sentence."""
+    folders = {str(settings.home), str(Storage(settings.storage).folder or settings.home), str(Path.home())}
+    for folder in sorted(folders - {"/"}, key=len, reverse=True):
+        text = text.replace(folder, "…")
+    return text
+
+
+def answer_error(request: Request, error: Exception) -> Response:
+    """Answer any exception of a view; foreign ones are logged."""
+    if isinstance(error, HTTPException):
+        error = _of_router(error, request)
+    elif isinstance(error, InputError):
+        error = ApiError(400, without_paths(str(error), request.app.state.backend.settings), code="invalid_value")
+    elif isinstance(error, UnavailableError):
+        logger.warning("%s", error)
+        error = storage_away()
+    elif not isinstance(error, ApiError):
+        logger.error("%s %s failed.", request.method, request.url.path, exc_info=error)
+        error = ApiError(500, "The server has failed; the log of `svdq serve` has the reason.", code="internal_error")
+    return error.response()
+
+
+def _of_router(error: HTTPException, request: Request) -> ApiError:
+    match error.status_code:
+        case 404:
+            return ApiError(404, f"There is nothing at {request.url.path[:200]!r}.", code="not_found")
+        case 405:
+            message = f"{request.method} is not allowed at {request.url.path[:200]!r}."
+            return ApiError(405, message, code="method_not_allowed", headers=error.headers)
+    return ApiError(error.status_code, str(error.detail), headers=error.headers)

@@ -1,0 +1,67 @@
+"""What a server is started with."""
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+#: Names of this machine that a browser on it may use.
+LOOPBACK_NAMES = ("localhost",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The options of one server."""
+
+    #: Address to listen on: an IP address or `localhost`.
+    host: str = "127.0.0.1"
+    #: Port that it listens on.
+    port: int = 8765
+    #: The secret that every client must have.
+    token: str
+    #: More names by which clients may address the server, such as that of a reverse proxy; lower case.
+    allowed_hosts: tuple[str, ...] = ()
+    #: Seconds in which the headers of a request must have arrived.
+    header_timeout_s: float = 15.0
+    #: Seconds after which the body of a request must arrive at `MIN_BYTES_PER_S` on average.
+    body_grace_s: float = 30.0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return is_loopback(self.host)
+
+    @property
+    def url(self) -> str:
+        """The address for a browser on this machine."""
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        if self.host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            name = socket.gethostname()
+        return f"http://{name}:{self.port}"
+
+    def accepts_host(self, name: str) -> bool:
+        """Return whether requests may be addressed to a host; a page of a rebound DNS name is refused.
+
+        Args:
+            name: from the Host header, without port and brackets.
+        """
+        name = name.lower().rstrip(".")
+        if name in (*LOOPBACK_NAMES, self.host.lower(), *self.allowed_hosts):
+            return True
+        if is_loopback(name):
+            return True
+        # No DNS name leads to an address that is written in digits, so such requests are not rebound.
+        return not self.is_local and (is_address(name) or name == socket.gethostname().lower())
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is an address of this machine only."""
+    return host in LOOPBACK_NAMES or (is_address(host) and ipaddress.ip_address(host).is_loopback)

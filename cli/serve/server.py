@@ -1,0 +1,77 @@
+"""Runs the application with uvicorn until a signal."""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+import uvicorn
+from starlette.applications import Starlette
+
+from svdq.cli.serve.options import ServeOptions
+from svdq.cli.serve.protocol import Protocol
+from svdq.cli.watch import StopSignals
+from svdq.pipeline.errors import InputError
+
+#: Seconds that running requests have after a signal, and threads after that.
+GRACE_S = 2
+THREADS_S = 0.5
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind a socket; port 0 takes a free one.
+
+    Raises:
+        InputError: the address cannot be used.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"The server cannot listen on {host} port {port} ({reason}); give another --port.") from error
+
+
+def run(app: Starlette, options: ServeOptions, listener: socket.socket, on_ready: Callable[[], None]) -> int:
+    """Serve until SIGINT or SIGTERM, for at most three seconds more; return the number of the signal."""
+    config = uvicorn.Config(
+        app,
+        http=type("_Protocol", (Protocol,), {"header_timeout_s": options.header_timeout_s}),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,  # addresses contain tokens
+        server_header=False,
+        h11_max_incomplete_event_size=32 * 1024,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = _Server(config, on_ready)
+    with StopSignals() as stop:
+        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
+            server.run(sockets=[listener])
+        return stop.number
+
+
+def exit_soon(code: int) -> None:
+    """End the process in half a second, although a thread still waits for Redis or a disk.
+
+    A job is enqueued in one step and answered after that, so no accepted upload is lost.
+    """
+    timer = threading.Timer(THREADS_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+class _Server(uvicorn.Server):
+    """Reports when it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and report it."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()

@@ -1,0 +1,67 @@
+"""Reads that many requests share: Redis is asked once a second, however many pages are open."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+#: Seconds for which an answer is given to everybody who asks.
+FRESH_S = 1.0
+#: Number of answers kept at a time.
+MAX_KEYS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[Value]):
+    begun_at: float
+    task: "asyncio.Task[Value]"
+
+
+class Shared(Generic[Key, Value]):
+    """Reads values by key; whoever asks within a second of a read gets its value, also while it is under way."""
+
+    def __init__(self, read: Callable[[Key], Awaitable[Value]]) -> None:
+        self._read = read
+        self._entries: dict[Key, _Entry[Value]] = {}
+
+    async def get(self, key: Key) -> Value:
+        """Return the value of a key, at most a second old.
+
+        Raises:
+            Exception: what the read raised.
+        """
+        now = time.monotonic()
+        entry = self._entries.get(key)
+        # A slow read is not repeated before it ends.
+        if entry is None or (entry.task.done() and now - entry.begun_at >= FRESH_S):
+            self._forget_old(now)
+            entry = _Entry(now, asyncio.create_task(self._run(key)))
+            self._entries[key] = entry
+        return await asyncio.shield(entry.task)
+
+    async def each_second(self, key: Key) -> AsyncIterator[Value]:
+        """Yield the value now and once a second, without end."""
+        while True:
+            began_at = time.monotonic()
+            yield await self.get(key)
+            await asyncio.sleep(max(0.05, began_at + FRESH_S - time.monotonic()))
+
+    def forget(self, key: Key | None = None) -> None:
+        """Read a key, or all, anew at the next request, because a request has changed it."""
+        if key is None:
+            self._entries.clear()
+        else:
+            self._entries.pop(key, None)
+
+    async def _run(self, key: Key) -> Value:
+        return await self._read(key)
+
+    def _forget_old(self, now: float) -> None:
+        if len(self._entries) >= MAX_KEYS:
+            old = [key for key, entry in self._entries.items() if now - entry.begun_at >= FRESH_S]
+            for key in old:
+                del self._entries[key]

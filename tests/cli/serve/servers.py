@@ -1,0 +1,80 @@
+"""A real `svdq serve` in a process of its own, and requests to it."""
+
+import http.client
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+TOKEN = "token-of-the-tests-0123456789"
+
+
+@dataclass
+class Answer:
+    """One response."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        found = self.json["error"]
+        assert set(found) == {"message", "type", "param", "code"}
+        return found
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    process: "subprocess.Popen[str]"
+    #: Such as http://127.0.0.1:8765
+    url: str
+    token: str = TOKEN
+    #: What it has printed first.
+    line: str = ""
+    bearer: dict[str, str] = field(default_factory=lambda: {"Authorization": f"Bearer {TOKEN}"})
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        """Send one request, with the token unless there are other headers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        sent = dict(self.bearer if headers is None else headers)
+        if isinstance(body, dict):
+            body = json.dumps(body)
+            sent["Content-Type"] = "application/json"
+        try:
+            connection.request(method, path, body, sent)
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, headers={**self.bearer, **headers})
+
+    def stop(self) -> int:
+        """Send SIGTERM; return the exit code."""
+        self.process.terminate()
+        return self.process.wait(60)
+
+
+Serve = Callable[..., Server]
+
+
+def wait_until(is_true: Callable[[], object], timeout_s: float = 60) -> None:
+    """Wait for something that happens in another process."""
+    end = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,62 @@
+"""Start and stop of `svdq serve`."""
+
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.serve.servers import Serve
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_the_first_start_creates_a_token_and_prints_it_once(serve: Serve, home: Path) -> None:
+    first = serve("--port", "0", SVDQ_SERVE_TOKEN="")
+    token = (home / "serve-token").read_text().strip()
+    assert first.line == f"Serving at {first.url}/login?token={token}\n"
+    assert stat.S_IMODE((home / "serve-token").stat().st_mode) == 0o600
+    assert [path.name for path in home.iterdir() if path.name.startswith(".")] == []
+
+    second = serve("--port", "0", SVDQ_SERVE_TOKEN="")
+    assert token not in second.line
+    for server in (first, second):
+        assert server.ask("GET", "/v1/nothing", headers={"Authorization": f"Bearer {token}"}).status == 404
+        assert server.get("/v1/nothing").status == 401
+
+
+def test_a_token_that_others_can_read_is_refused(svdq: Cli, home: Path) -> None:
+    home.mkdir()
+    path = home / "serve-token"
+    path.write_text("a-token-that-is-long-enough")
+    path.chmod(0o644)
+    refused = svdq("serve", "--port", "0")
+    assert (refused.returncode, "chmod 600" in refused.stderr) == (2, True)
+    path.chmod(0o600)
+    path.write_text("short")
+    assert "holds no token" in svdq("serve", "--port", "0").stderr
+
+
+@pytest.mark.parametrize("token", ["short", "with a space in the middle"])
+def test_a_weak_token_is_refused(svdq: Cli, token: str, home: Path) -> None:
+    refused = svdq("serve", "--port", "0", SVDQ_SERVE_TOKEN=token)
+    assert refused.returncode == 2
+    assert "SVDQ_SERVE_TOKEN" in refused.stderr
+    assert token not in refused.stderr
+
+
+def test_a_taken_port_is_one_sentence(serve: Serve, svdq: Cli) -> None:
+    first = serve()
+    refused = svdq("serve", "--port", first.port)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"Error: The server cannot listen on 127.0.0.1 port {first.port}")
+
+
+def test_sigterm_ends_it_with_code_0(serve: Serve) -> None:
+    server = serve()
+    assert server.get("/health").status == 200
+    begin = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - begin < 3
