@@ -22,7 +22,7 @@ from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import Frames, Part
+from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
 from svdq.pipeline.parameters import VideoParameters
@@ -109,8 +109,8 @@ def _rank_main(
     topology: Topology, links: Links, model_name: str, folder: str, documents: str, wanted: str, options: ComputeOptions
 ) -> None:
     device = choose_device(wanted, topology.local_rank)
-    parts = Part.of_rank(topology.rank)
-    model = open_model(model_name, parts, device, dtype_of(options, device), options)
+    role = Role.of_rank(topology.rank)
+    model = open_model(model_name, role, device, dtype_of(options, device), options)
     image = Image.open(Path(folder, "photo.png"))
     requests = [
         Request(job_id=f"video-{number}", parameters=VideoParameters.model_validate(document), photo=image)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
-from svdq.pipeline.models.base import VideoModel
+from svdq.pipeline.models.base import State, VideoModel
 from svdq.pipeline.protocols import Checkpointer, Monitor
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
@@ -65,11 +65,13 @@ class StepLoop:
         try:
             with self._tracer.span(f"steps {first}-{stop - 1}", sample.job_id):
                 denoiser = self._model.denoiser(sample.tensors, sample.parameters)
-                latents = sample.tensors["latents"]
+                state = {**sample.tensors}
+                #: The latest of each tensor that steps here have changed.
+                changed: dict[str, Tensor] = {}
                 for index in range(first, stop):
                     started += self._before_step(index == stop - 1 and sample.decoder != self.rank)
                     if self._stopping.is_set():
-                        self._checkpointer.save(self._advanced(sample, index, latents, time.perf_counter() - started))
+                        self._checkpointer.save(self._advanced(sample, index, state, time.perf_counter() - started))
                         return sample
                     if self._monitor.canceled(sample.job_id):
                         return replace(sample, step=index, canceled=True, tensors={})
@@ -77,25 +79,27 @@ class StepLoop:
                         keep_at += self._keep_every_s
                         # A copy: the next step may compute in place.
                         seconds = time.perf_counter() - started
-                        self._checkpointer.save(self._advanced(sample, index, latents.clone(), seconds))
+                        copied = {name: tensor.clone() for name, tensor in changed.items()}
+                        self._checkpointer.save(self._advanced(sample, index, state | copied, seconds))
                     self._monitor.step(sample, index)
-                    latents = denoiser.step(latents, index)
-                if not all_finite(latents):
+                    changed.update(denoiser.step(state, index))
+                    state.update(changed)
+                if not all_finite(changed):
                     return sample.failed(say_where_it_broke(self._model, sample, stop, self._monitor))
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(say_why(error, f"in step {index + 1} of {sample.parameters.steps}"))
         seconds = time.perf_counter() - started
-        sample = self._advanced(sample, stop, latents, seconds)
+        sample = self._advanced(sample, stop, state, seconds)
         self._checkpointer.save(sample)
         return sample
 
-    def _advanced(self, sample: Sample, step: int, latents: Tensor, seconds: float) -> Sample:
+    def _advanced(self, sample: Sample, step: int, state: State, seconds: float) -> Sample:
         """Return the sample before `step`, which this rank has reached in `seconds`."""
         if step == sample.step:
             return sample
         return replace(
             sample,
             step=step,
-            tensors={**sample.tensors, "latents": latents},
+            tensors=state,
             stages=(*sample.stages, (self.rank, step - sample.step, seconds)),
         )

@@ -4,10 +4,9 @@ import logging
 import math
 
 import torch
-from torch import Tensor
 
 from svdq.pipeline.errors import SampleError, SvdqError
-from svdq.pipeline.models.base import VideoModel, nan_advice
+from svdq.pipeline.models.base import State, VideoModel, nan_advice
 from svdq.pipeline.models.device_memory import is_host_memory, is_out_of_memory, release_memory
 from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
@@ -40,23 +39,28 @@ def say_why(error: Exception, where: str) -> str:
     return f"{type(error).__name__} {where}: {str(error)[:1000]}"
 
 
-def all_finite(latents: Tensor) -> bool:
-    """Return whether no latent is NaN or infinite: aminmax propagates NaN and costs a tenth of a mask."""
-    low, high = torch.aminmax(latents)
-    return math.isfinite(low) and math.isfinite(high)
+def all_finite(state: State) -> bool:
+    """Return whether no tensor has NaN or infinity: aminmax propagates NaN and costs a tenth of a mask."""
+    for tensor in state.values():
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = torch.aminmax(tensor)
+            if not (math.isfinite(low) and math.isfinite(high)):
+                return False
+    return True
 
 
 def say_where_it_broke(model: VideoModel, sample: Sample, stop: int, monitor: Monitor) -> str:
-    """Repeat the steps of a stage up to `stop`, checking the latents after each, and name the first bad step."""
+    """Repeat the steps of a stage up to `stop`, checking the state after each, and name the first bad step."""
     where = f"in steps {sample.step + 1} to {stop}"  # if the repeated steps are finite
-    latents = sample.tensors["latents"]
-    denoiser = model.denoiser(sample.tensors, sample.parameters)
-    if not all(map(all_finite, sample.tensors.values())):
+    state = dict(sample.tensors)
+    denoiser = model.denoiser(state, sample.parameters)
+    if not all_finite(state):
         where, stop = "before step 1", sample.step
     for index in range(sample.step, stop):
         monitor.step(sample, index)
-        latents = denoiser.step(latents, index)
-        if not all_finite(latents):
+        changed = denoiser.step(state, index)
+        state.update(changed)
+        if not all_finite(changed):
             where = f"in step {index + 1}"
             break
-    return f"The latents became NaN or infinite {where} of {sample.parameters.steps}{nan_advice(model, latents.dtype)}"
+    return f"The latents became NaN or infinite {where} of {sample.parameters.steps}{nan_advice(model)}"

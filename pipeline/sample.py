@@ -1,22 +1,15 @@
 """A sample: one video on its way through the ranks, with its parameters and the tensors that are its whole state.
 
-After admission, denoising draws no random numbers (Euler's method without churn), so a sample at a step boundary can be
-sent, stored and resumed anywhere with the same bits.
+After admission, denoising draws no random numbers, so a sample at a step boundary can be sent, stored and resumed
+anywhere with the same bits.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from torch import Tensor
-
+from svdq.pipeline.models.base import State
 from svdq.pipeline.parameters import VideoParameters
-
-#: The tensors of a sample by name, all on one device:
-#: `latents` (1, F, C, H/8, W/8), the denoised state;
-#: `image_latents` (1, C, H/8, W/8), the encoded photo, not repeated over frames;
-#: `image_embedding` (1, 1, E), CLIP's embedding of the photo (absent from models without one).
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +30,7 @@ class Sample:
     job_id: str
     #: Its place in the order of admission; a rank works on the waiting sample with the lowest index.
     index: int = 0
-    #: Its parameters, with `frames` filled in.
+    #: Its parameters, with the model's defaults filled in.
     parameters: VideoParameters
     #: K+1 step indices: rank r does the steps from boundaries[r] up to, not including, boundaries[r+1].
     boundaries: tuple[int, ...]
@@ -46,7 +39,7 @@ class Sample:
     #: The next denoising step; equals `parameters.steps` when denoising is done.
     step: int
     #: The state; empty for a sample that has failed or was canceled and travels on as a header alone.
-    tensors: Tensors = field(default_factory=dict)
+    tensors: State = field(default_factory=dict)
     #: What the source wants the sink to know, JSON; carried along unread.
     metadata: Mapping[str, Any] = field(default_factory=dict)
     #: Why it failed, as a sentence; None while all is well.

@@ -17,12 +17,12 @@ from svdq.pipeline.costs import CostModel
 from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.denoising import KEEP_EVERY_S, StepLoop
 from svdq.pipeline.inbox import Inbox
-from svdq.pipeline.models.base import VideoModel
+from svdq.pipeline.models.base import State, VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.plan import Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, NoCheckpointer, Report, Request, Sink, Source
 from svdq.pipeline.receiving import Router, report_of
-from svdq.pipeline.sample import Sample, Tensors
+from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Message, Work, on_host, sample_body
 from svdq.pipeline.transport.transport import Receiver, Sender
@@ -182,7 +182,7 @@ class Stage:
         elif not self.stopped:
             self._pass_on(sample)
 
-    def _on_device(self, tensors: Tensors) -> Tensors:
+    def _on_device(self, tensors: State) -> State:
         return {name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()}
 
     def _before_step(self, is_last: bool, *, decodes: bool = False) -> float:

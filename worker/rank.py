@@ -62,7 +62,12 @@ def run_rank(process: RankProcess) -> None:
     ending.callback(marker.mark_clean_exit)
     checkpoint_reader = checkpoint_writer = None
     if (store := open_checkpoint_store(config.checkpoints, settings.home, storage)) is not None:
-        codec = Codec(model=info.name, device=loaded.device, compute=info.compute)
+        codec = Codec(
+            model=info.name,
+            device=loaded.device,
+            compute=info.compute,
+            check_state=loaded.model.check_state,
+        )
         checkpoint_reader = CheckpointReader(store=store, codec=codec)
         checkpoint_writer = CheckpointWriter(store, codec, reporter.metrics.count_checkpoint)
         ending.callback(_remove_checkpoints, checkpoint_writer)

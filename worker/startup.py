@@ -4,14 +4,14 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from svdq.pipeline.device import check_computes, check_options, choose_device
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Part, VideoModel
+from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.options import dtype_of
@@ -95,23 +95,23 @@ def _load_model(process: RankProcess) -> LoadedModel:
         prepare_compiling(settings.home, topology.local_num_ranks)
     check_options(compute, device)
     started = time.perf_counter()
-    parts = Part.of_rank(topology.rank)
-    model = open_model(settings.model, parts, device, dtype, compute)
+    role = Role.of_rank(topology.rank)
+    model = open_model(settings.model, role, device, dtype, compute)
     # svdq worker counts the ranks of all groups; torchrun has one group.
     sharing = config.ranks_per_gpu or ranks_per_gpu(torch.cuda.device_count(), topology.local_num_ranks)
     granted = capacity(device, settings.memory_limit, sharing)
     if granted is not None and model.info.weight_bytes > granted and not topology.last:
         # There is no room for the decoder, which the last rank has in any case.
-        parts &= ~Part.DECODER
+        role = replace(role, decode=False)
         del model
-        model = open_model(settings.model, parts, device, dtype, compute)
+        model = open_model(settings.model, role, device, dtype, compute)
     load_s = time.perf_counter() - started
     memory = RankMemory(
         capacity=granted,
         weights=model.info.weight_bytes,
         device=name_of(device),
         ranks_per_gpu=sharing,
-        decodes=Part.DECODER in parts,
+        decodes=role.decode,
     )
     return LoadedModel(model=model, device=device, load_s=load_s, memory=memory)
 

@@ -17,7 +17,7 @@ from PIL import Image
 from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
-from svdq.pipeline.models.base import Frames, Part
+from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
@@ -65,9 +65,9 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
 
 def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str, barrier: Barrier | None) -> None:
     device = choose_device(workload.device, topology.local_rank)
-    parts = Part.of_rank(topology.rank)
+    role = Role.of_rank(topology.rank)
     number = topology.local_rank
-    model = open_model(workload.models[number], parts, device, dtype_for(device))
+    model = open_model(workload.models[number], role, device, dtype_for(device))
     bursts = [list(range(size)) for size in workload.bursts]
     if barrier is not None:
         bursts = [burst[number :: len(workload.models)] for burst in bursts]

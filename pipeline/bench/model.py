@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.device_memory import is_out_of_memory
 from svdq.pipeline.models.options import DTYPES, ComputeOptions, stored_bytes
 from svdq.pipeline.models.svd.folder import SvdFolder
@@ -29,7 +29,11 @@ from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG
 from svdq.pipeline.parameters import VideoParameters
 
 #: The parts to measure, and the components of a model that each loads.
-PARTS = {"step": Part.DENOISER, "encode": Part.ENCODER, "decode": Part.DECODER}
+PARTS = {
+    "step": Role(),
+    "encode": Role(encode=True, components=frozenset()),
+    "decode": Role(decode=True, components=frozenset()),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +245,7 @@ class _Bench:
         # The first steps of a video. The result of a step is mostly its input noise, so the prediction of the UNet is
         # kept instead.
         denoiser = model.denoiser(tensors, video)
-        latents = [tensors["latents"] * (SCHEDULER_CONFIG["sigma_max"] ** 2 + 1) ** 0.5]
+        tensors["latents"] *= (SCHEDULER_CONFIG["sigma_max"] ** 2 + 1) ** 0.5
         unet = denoiser.unet
 
         def predict(*arguments: Any, **named: Any) -> Any:
@@ -251,7 +255,7 @@ class _Bench:
 
         def step(number: int) -> None:
             denoiser.unet = predict if number == 0 else unet
-            latents[0] = denoiser.step(latents[0], number)
+            tensors.update(denoiser.step(tensors, number))
 
         return step
 

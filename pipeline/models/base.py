@@ -1,41 +1,53 @@
 """The interface between the pipeline and a model: encode, denoise and decode.
 
-A rank requests the parts that it needs, and only those are loaded.
+A rank opens a model for its role, and only what that needs is loaded. `family.py` has what is known without torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Flag, auto
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
+from svdq.pipeline.models.family import Segment
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Tensors
 
 #: Frames to be written, on the host: (F, H, W, 3), uint8, RGB.
 Frames = NDArray[np.uint8]
 
 
-class Part(Flag):
-    """The parts of a model; each rank loads only its own."""
+#: All of a sample at a step boundary: tensors by name, on one device. Only the family of the model depends on their
+#: names, number, shapes and dtypes.
+State = Mapping[str, Tensor]
 
-    #: Image encoder and VAE encoder: rank 0.
-    ENCODER = auto()
-    #: UNet and scheduler: every rank.
-    DENOISER = auto()
-    #: VAE decoder: the last rank, and every other one that has room for it.
-    DECODER = auto()
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """What a rank does, and so which components of a model it loads."""
+
+    #: Whether it encodes photos: rank 0.
+    encode: bool = False
+    #: The denoising components that it has, such as `unet`; None: all of the model.
+    components: frozenset[str] | None = None
+    #: Whether it has the decoder: the last rank, and every other one that has room for it.
+    decode: bool = False
 
     @classmethod
-    def of_rank(cls, rank: int) -> "Part":
-        """Return the parts of a rank that has room for all of them."""
-        return cls.DENOISER | cls.DECODER | (cls.ENCODER if rank == 0 else cls(0))
+    def of_rank(cls, rank: int) -> Self:
+        """Return the role of a rank that has room for everything."""
+        return cls(encode=rank == 0, decode=True)
+
+    def has(self, component: str) -> bool:
+        """Whether it has a denoising component."""
+        return self.components is None or component in self.components
+
+    def __str__(self) -> str:
+        components = "all steps" if self.components is None else ", ".join(sorted(self.components))
+        return ", ".join(filter(None, ["encode" * self.encode, components, "decode" * self.decode]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,27 +64,47 @@ class ModelInfo:
     compute: dict[str, Any] = field(default_factory=dict)
     #: Bytes of the weights loaded on this rank.
     weight_bytes: int = 0
-    #: What encode and decode cost before they are measured; by default as on an H100 at 576x1024x25.
+    #: What encode and decode cost before they are measured.
     prior: CostPrior = field(default_factory=lambda: CostPrior(encode_steps=0.18, decode_steps=4.4))
 
 
 class Denoiser(Protocol):
     """The denoising of one sample: holds what is constant over its steps (scheduler, repeated conditioning)."""
 
-    def step(self, latents: Tensor, index: int) -> Tensor:
-        """Do step `index` (0 is the noisiest): latents (1, F, C, H/8, W/8) in, the same shape and dtype out.
+    def step(self, state: State, index: int) -> State:
+        """Do step `index` (0 is the noisiest) and return the tensors that changed, with the device that they had.
 
-        May modify latents that it has returned before in place, but not those of the first call.
+        May modify tensors that it has returned before in place, but not those that the denoiser was made with.
         """
         ...
 
 
 class VideoModel(Protocol):
-    """A model with the requested parts."""
+    """A model opened for a role."""
 
     @property
     def info(self) -> ModelInfo:
         """The properties of this model."""
+        ...
+
+    def complete(self, parameters: VideoParameters) -> VideoParameters:
+        """Fill in what a job leaves open with the defaults of this model.
+
+        Raises:
+            InputError: this model cannot make such a video.
+        """
+        ...
+
+    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
+        """Return which component does which steps of a video: contiguous, from step 0 to the last."""
+        ...
+
+    def check_state(self, state: State, parameters: VideoParameters) -> None:
+        """Check the names, shapes and dtypes of a state that somebody else may have written.
+
+        Raises:
+            ValueError: it is not a state of such a video; the text is a clause, such as "it has no latents".
+        """
         ...
 
     def warm_up(self, parameters: VideoParameters) -> None:
@@ -83,24 +115,24 @@ class VideoModel(Protocol):
         """Return the measured bytes of `encode`, `step` and `decode` for a shape, besides weights."""
         ...
 
-    def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
-        """Encode a photo of exactly width x height and draw the initial noise; see `sample.Tensors`. ENCODER only.
+    def encode(self, photo: Image | None, parameters: VideoParameters) -> State:
+        """Encode a photo of exactly width x height and draw the initial noise; only with `Role.encode`.
 
-        All random numbers of a video are drawn here, from one CPU generator seeded with `parameters.seed`:
-        noise augmentation first, then latents.
+        All random numbers of a video are drawn here, from one CPU generator seeded with `parameters.seed`, in the order
+        of diffusers.
         """
         ...
 
-    def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> Denoiser:
-        """Prepare the denoising of one sample, from any step on."""
+    def denoiser(self, state: State, parameters: VideoParameters) -> Denoiser:
+        """Prepare the denoising of one sample, from any step on that this rank has the component for."""
         ...
 
     def broken_weights(self) -> str:
         """Return the name of the first weight that is NaN or infinite, or ""; reads all weights."""
         ...
 
-    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
-        """Decode final latents, `decode_chunk_size` frames at a time. DECODER only.
+    def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
+        """Decode a state after the last step, `decode_chunk_size` frames at a time; only with `Role.decode`.
 
         Returns:
             The frames on the model's device: (F, H, W, 3), uint8, RGB.
@@ -111,13 +143,32 @@ class VideoModel(Protocol):
         ...
 
 
-def nan_advice(model: VideoModel, dtype: torch.dtype) -> str:
-    """Return the end of a sentence about NaN or infinite numbers: the cause, if it is a weight, and what to do.
+def check_tensor(state: State, name: str, shape: Sequence[int | None], dtype: str | None) -> None:
+    """Check one tensor of a state.
 
     Args:
-        model: the model that computed them.
-        dtype: the dtype it computes in.
+        state: of a sample.
+        name: of the tensor.
+        shape: required shape; None for a side of any length.
+        dtype: required dtype, such as float32; None for any floating one.
+
+    Raises:
+        ValueError: it is missing, or of another shape or dtype.
     """
+    if name not in state:
+        raise ValueError(f"it has no {name}")
+    tensor, wanted = state[name], tuple(shape)
+    found = tuple(tensor.shape)
+    if len(found) != len(wanted) or any(side not in (None, size) for side, size in zip(wanted, found, strict=True)):
+        raise ValueError(f"its {name} are of shape {found}")
+    found_dtype = str(tensor.dtype).removeprefix("torch.")
+    if found_dtype != (dtype or found_dtype) or not tensor.is_floating_point():
+        raise ValueError(f"its {name} are {found_dtype}")
+
+
+def nan_advice(model: VideoModel) -> str:
+    """Return the end of a sentence about NaN or infinite numbers: the cause, if it is a weight, and what to do."""
     if weight := model.broken_weights():
         return f": the weights of {weight} are not finite; fetch the model {model.info.name} again."
-    return "; try another seed, or float32 in place of float16." if dtype == torch.float16 else "; try another seed."
+    in_half = model.info.compute.get("dtype") == "float16"
+    return "; try another seed, or float32 in place of float16." if in_half else "; try another seed."

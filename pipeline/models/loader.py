@@ -1,11 +1,15 @@
 """Opens a model by name: preview, simulated, or the family of a diffusers folder."""
 
+import importlib
+
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Part, VideoModel
+from svdq.pipeline.models.base import Role, VideoModel
+from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
+from svdq.pipeline.models.registry import family_of
 
 
 def dtype_for(device: torch.device) -> torch.dtype:
@@ -14,13 +18,13 @@ def dtype_for(device: torch.device) -> torch.dtype:
 
 
 def open_model(
-    name: str, parts: Part, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
+    name: str, role: Role, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
 ) -> VideoModel:
     """Open a model: `preview`, `simulated[:key=value,…]`, or a diffusers folder or hub id.
 
     Args:
         name: of the model.
-        parts: the parts to load.
+        role: what it is used for; only the components that this needs are loaded.
         device: where to compute.
         dtype: of weights and activations; overrides that of the options.
         options: compute options of the UNet.
@@ -37,13 +41,14 @@ def open_model(
     if name == "preview":
         from svdq.pipeline.models.preview import PreviewModel
 
-        return PreviewModel(parts, device, dtype)
+        return PreviewModel(role, device, dtype)
     if name == "simulated" or name.startswith("simulated:"):
         from svdq.pipeline.models.simulated import SimulatedModel
 
-        return SimulatedModel.from_name(name, parts, device)
+        return SimulatedModel.from_name(name, role, device)
     from svdq.pipeline.models.load_errors import in_a_sentence
-    from svdq.pipeline.models.svd.model import SvdModel
 
     with in_a_sentence(f"The model {name}", device):
-        return SvdModel(name, parts, device, dtype, options)
+        module, _, kind = family_of(find_folder(name), name).model.partition(":")
+        model: VideoModel = getattr(importlib.import_module(module), kind)(name, role, device, dtype, options)
+        return model

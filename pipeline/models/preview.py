@@ -16,9 +16,10 @@ from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Part
+from svdq.pipeline.models.base import ModelInfo, Role, State, check_tensor
+from svdq.pipeline.models.family import Segment
+from svdq.pipeline.models.registry import family_for
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Tensors
 
 #: Side of the square of pixels that becomes the channels of one latent position, as the VAE's 8x downsampling.
 BLOCK = 8
@@ -31,10 +32,10 @@ _LARGEST_ZOOM = 0.35
 
 
 class PreviewModel:
-    """A closed-form model with the interface of the real one; every part is always available."""
+    """A closed-form model with the interface of the real one; every role has all of it."""
 
-    def __init__(self, parts: Part, device: torch.device, dtype: torch.dtype) -> None:
-        """Create the model for one device and dtype; `parts` is ignored, since there is nothing to load."""
+    def __init__(self, role: Role, device: torch.device, dtype: torch.dtype) -> None:
+        """Create the model for one device and dtype; `role` is ignored, since there is nothing to load."""
         self._device = device
         self._dtype = dtype
 
@@ -48,6 +49,21 @@ class PreviewModel:
             # Measured on one core at 576x320x25.
             prior=CostPrior(encode_steps=2.0, decode_steps=1.5),
         )
+
+    def complete(self, parameters: VideoParameters) -> VideoParameters:
+        """Fill in the defaults of the parameters' family."""
+        return family_for(parameters).complete(parameters, {})
+
+    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
+        """Return one segment: this model does the steps of any family."""
+        return (Segment(component="preview", start=0, stop=parameters.steps),)
+
+    def check_state(self, state: State, parameters: VideoParameters) -> None:
+        """Check the tensors of a state; see `VideoModel`."""
+        rows, columns = parameters.height // BLOCK, parameters.width // BLOCK
+        dtype = str(self._dtype).removeprefix("torch.")
+        check_tensor(state, "image_latents", (1, 3 * BLOCK**2, rows, columns), dtype)
+        check_tensor(state, "latents", (1, parameters.num_frames, 3 * BLOCK**2, rows, columns), dtype)
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
         """Return nothing: it is not worth measuring."""
@@ -84,18 +100,18 @@ class PreviewModel:
             "latents": latents.to(self._device),
         }
 
-    def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> "PreviewDenoiser":
+    def denoiser(self, state: State, parameters: VideoParameters) -> "PreviewDenoiser":
         """Prepare the denoising of one sample, from any step on."""
-        return PreviewDenoiser(tensors["image_latents"], parameters)
+        return PreviewDenoiser(state["image_latents"], parameters)
 
     @torch.inference_mode()
-    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
+    def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Rearrange final latents to frames, one at a time; `decode_chunk_size` is ignored.
 
         Raises:
             SampleError: the latents are not finite.
         """
-        latents = tensors["latents"][0]  # (F, 192, H/8, W/8)
+        latents = state["latents"][0]  # (F, 192, H/8, W/8)
         frames = torch.empty((latents.shape[0], parameters.height, parameters.width, 3), dtype=torch.uint8)
         for frame, values in zip(frames, latents, strict=True):
             # A sum of finite values far below float32's range is finite, and propagates NaN and infinity.
@@ -121,12 +137,13 @@ class PreviewDenoiser:
         self._answer: Tensor | None = None
 
     @torch.inference_mode()
-    def step(self, latents: Tensor, index: int) -> Tensor:
-        """Do step `index`: latents (1, F, 192, H/8, W/8) in, the same shape and dtype out.
+    def step(self, state: State, index: int) -> dict[str, Tensor]:
+        """Do step `index`: return the next `latents` (1, F, 192, H/8, W/8).
 
         With the answer x0 known, v = (x / (sigma^2 + 1) - x0) * sqrt(sigma^2 + 1) / sigma is what a perfect model
         would predict, and EulerDiscreteScheduler's step reduces to x0 + (x - x0) * sigma_next / sigma.
         """
+        latents = state["latents"]
         if self._answer is None:
             self._answer = self._work_out().to(latents.device)
         shrink = self._sigmas[index + 1] / self._sigmas[index]
@@ -138,7 +155,7 @@ class PreviewDenoiser:
             difference = frame.to(torch.float32) - x0
             torch.add(difference.mul_(shrink), x0, out=x0)
             out.copy_(x0)
-        return result
+        return {"latents": result}
 
     def _work_out(self) -> Tensor:
         """Render the camera move as bytes: (F, 192, H/8, W/8), uint8."""

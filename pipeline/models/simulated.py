@@ -20,10 +20,11 @@ from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Part
+from svdq.pipeline.models.base import ModelInfo, Role, State, check_tensor
+from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.names import Timings, timings_of
+from svdq.pipeline.models.registry import family_for
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Tensors
 
 NOTICE = "simulated (no pictures: its compute is a sleep)"
 #: Integers up to 2048 are exact in float16, and so is arithmetic modulo this prime.
@@ -37,10 +38,10 @@ KILL_STEP = 3
 class SimulatedModel:
     """Sleeps in encode, steps and decode."""
 
-    def __init__(self, timings: Timings, parts: Part, device: torch.device, name: str = "simulated") -> None:
+    def __init__(self, timings: Timings, role: Role, device: torch.device, name: str = "simulated") -> None:
         self._timings = timings
         self._device = device
-        self._parts = parts
+        self._role = role
         step_ms = max(timings.step_ms, 0.01)
         self.info = ModelInfo(
             name=name,
@@ -58,18 +59,19 @@ class SimulatedModel:
         self._kill_step: int | None = None
         self._hang_step: int | None = None
         self._is_nan = False
-        #: The latents of the present sample, flat.
+        #: The latents of the present sample, and flat on the host.
+        self._latents = torch.zeros(1)
         self._flat = np.zeros(1, np.float16)
         _sleep_precisely()
 
     @classmethod
-    def from_name(cls, name: str, parts: Part, device: torch.device) -> "SimulatedModel":
+    def from_name(cls, name: str, role: Role, device: torch.device) -> "SimulatedModel":
         """Open `simulated` or `simulated:step_ms=50,decode_ms=100`.
 
         Raises:
             InputError: a setting is unknown or not a number.
         """
-        return cls(timings_of(name), parts, device, name)
+        return cls(timings_of(name), role, device, name)
 
     def _sleep(self, milliseconds: float) -> None:
         # A GPU starts the next kernel when the previous one ends, however late the host wakes up: sleep to deadlines.
@@ -80,6 +82,18 @@ class SimulatedModel:
 
     def _start_clock(self) -> None:
         self._clock_s = time.perf_counter()
+
+    def complete(self, parameters: VideoParameters) -> VideoParameters:
+        """Fill in the defaults of the parameters' family."""
+        return family_for(parameters).complete(parameters, {"num_frames": self.info.default_frames})
+
+    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
+        """Return one segment: this model does the steps of any family."""
+        return (Segment(component="simulated", start=0, stop=parameters.steps),)
+
+    def check_state(self, state: State, parameters: VideoParameters) -> None:
+        """Check the tensors of a state; see `VideoModel`."""
+        check_tensor(state, "latents", self._shape(parameters), "float16")
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
         """Return nothing: it is not worth measuring."""
@@ -93,7 +107,7 @@ class SimulatedModel:
         """Sleep for `warm_ms`."""
         self._start_clock()
         self._sleep(self._timings.warm_ms)
-        if Part.DECODER in self._parts:
+        if self._role.decode:
             self._check_memory(parameters.decode_chunk_size or parameters.num_frames)
 
     def encode(self, photo: Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
@@ -104,7 +118,7 @@ class SimulatedModel:
         self._sleep(self._timings.encode_ms)
         return {"latents": latents.to(self._device)}
 
-    def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> "SimulatedModel":
+    def denoiser(self, state: State, parameters: VideoParameters) -> "SimulatedModel":
         """Return this model: it keeps no state of a sample."""
         self._start_clock()
         late = min(KILL_STEP, parameters.steps - 1)
@@ -112,29 +126,30 @@ class SimulatedModel:
         self._hang_step = late if parameters.seed == self._timings.hang_seed else None
         self._is_nan = parameters.seed == self._timings.nan_seed
         # numpy sets one element ten times faster than torch, which keeps the host's share of a simulated step small.
-        self._flat = tensors["latents"].cpu().numpy().reshape(-1)
+        self._latents = state["latents"]
+        self._flat = self._latents.cpu().numpy().reshape(-1)
         return self
 
-    def step(self, latents: Tensor, index: int) -> Tensor:
+    def step(self, state: State, index: int) -> dict[str, Tensor]:
         """Sleep, and move the first latent by the step's number, in place."""
         if index == self._kill_step:
             os.kill(os.getpid(), signal.SIGKILL)
         if index == self._hang_step:
             threading.Event().wait()
         self._flat[0] = math.nan if self._is_nan else _moved(int(self._flat[0]), index)
-        if not latents.is_cpu:
-            latents.view(-1)[0] = float(self._flat[0])  # otherwise both are the same memory
+        if not self._latents.is_cpu:
+            self._latents.view(-1)[0] = float(self._flat[0])  # otherwise both are the same memory
         self._sleep(self._timings.step_ms * self._timings.slowdown)
-        return latents
+        return {"latents": self._latents}
 
-    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
+    def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Sleep, and check that every step was done once and in order; return gray frames (F, H, W, 3)."""
         self._start_clock()
         self._check_memory(decode_chunk_size)
         first = parameters.seed % _MODULUS
         for index in range(parameters.steps):
             first = _moved(first, index)
-        latents = tensors["latents"].cpu().numpy().reshape(-1)
+        latents = state["latents"].cpu().numpy().reshape(-1)
         # Compared as integers, which is several times faster than as float16.
         plain = self._plain_latents(parameters).numpy().reshape(-1).view(np.int16)
         if latents[0] != first or not np.array_equal(latents.view(np.int16)[1:], plain[1:]):
@@ -147,8 +162,12 @@ class SimulatedModel:
         if decode_chunk_size > (self._timings.decodable_frames or decode_chunk_size):
             raise torch.OutOfMemoryError("CUDA out of memory, as the model's name asks for.")
 
+    @staticmethod
+    def _shape(parameters: VideoParameters) -> tuple[int, ...]:
+        return (1, parameters.num_frames, 4, parameters.height // 8, parameters.width // 8)
+
     def _plain_latents(self, parameters: VideoParameters) -> Tensor:
-        shape = (1, parameters.num_frames, 4, parameters.height // 8, parameters.width // 8)
+        shape = self._shape(parameters)
         if shape not in self._plain:
             numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.int32) % _MODULUS
             self._plain = {shape: numbers.view(shape).to(torch.float16)}

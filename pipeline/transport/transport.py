@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from svdq.pipeline.sample import Tensors
+from svdq.pipeline.models.base import State
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.message import Kind, Layout, Message, Work, num_payload_bytes
 
@@ -197,7 +197,7 @@ class Arrival:
         """Bytes of the tensors."""
         return num_payload_bytes(self.layout)
 
-    def receive(self) -> Tensors:
+    def receive(self) -> State:
         """Receive the tensors into the host's memory."""
         return self.channel.receive_tensors(self.layout)
 

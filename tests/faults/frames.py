@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageSequence
 
 from svdq.pipeline.media.video import write_video
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.parameters import Format
 from svdq.producer.job import Job
@@ -48,9 +48,7 @@ class SimulatedReference:
             folder: an existing one, for files of its own.
         """
         self._folder = folder
-        self._model = SimulatedModel.from_name(
-            "simulated:step_ms=0", Part.ENCODER | Part.DENOISER | Part.DECODER, torch.device("cpu")
-        )
+        self._model = SimulatedModel.from_name("simulated:step_ms=0", Role.of_rank(0), torch.device("cpu"))
         #: What was decoded from what was written, by the frames' bytes and the kind of file.
         self._decoded: dict[tuple[bytes, Format], np.ndarray] = {}
 
@@ -60,7 +58,7 @@ class SimulatedReference:
         tensors = self._model.encode(None, parameters)
         self._model.denoiser(tensors, parameters)
         for index in range(parameters.steps):
-            self._model.step(tensors["latents"], index)
+            self._model.step(tensors, index)
         frames = self._model.decode(tensors, parameters, parameters.num_frames).numpy()
         key = (frames.tobytes(), kind)
         if key not in self._decoded:

@@ -19,7 +19,7 @@ from PIL import Image, features
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.media.video import write_video
-from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.models.base import ModelInfo, State, check_tensor
 from svdq.pipeline.models.memory import ACTIVITIES, MeasuredMemory, shape_for
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.planning.advice import advise
@@ -231,7 +231,11 @@ def rank_message(folder: Path, stack: ExitStack) -> Target:
 
 def checkpoint(folder: Path, stack: ExitStack) -> Target:
     """A checkpoint."""
-    codec = Codec(model="tiny", device=torch.device("cpu"), compute={"dtype": "float32"})
+
+    def check_state(state: State, parameters: VideoParameters) -> None:
+        check_tensor(state, "latents", (1, parameters.num_frames, 4, 8, 8), "float32")
+
+    codec = Codec(model="tiny", device=torch.device("cpu"), compute={"dtype": "float32"}, check_state=check_state)
     seeds = [bytes(codec.encode(replace(sample(_PARAMETERS), step=step))) for step in (1, 5)]
 
     def read(data: bytes) -> None:

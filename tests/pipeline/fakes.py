@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from svdq.pipeline.costs import CostPrior
-from svdq.pipeline.models.base import Frames, ModelInfo, VideoModel
+from svdq.pipeline.models.base import Frames, ModelInfo, State, VideoModel
+from svdq.pipeline.models.family import Segment
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.plan import Assignment, Planner
 from svdq.pipeline.protocols import Report, Request, Sink
@@ -45,6 +46,15 @@ class CountingModel:
         self.warmed: list[VideoParameters] = []
         #: The weight that is no number.
         self.broken = ""
+
+    def complete(self, parameters: VideoParameters) -> VideoParameters:
+        return parameters.model_copy(update={"frames": parameters.frames or 2})
+
+    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
+        return (Segment(component="counter", start=0, stop=parameters.steps),)
+
+    def check_state(self, state: State, parameters: VideoParameters) -> None:
+        pass
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
         return self.taken
@@ -81,12 +91,13 @@ class CountingDenoiser:
         self._model = model
         self._parameters = parameters
 
-    def step(self, latents: torch.Tensor, index: int) -> torch.Tensor:
+    def step(self, state: State, index: int) -> dict[str, torch.Tensor]:
+        latents = state["latents"]
         seed = self._parameters.seed
         if seed in self._model.fail_step:
             raise self._model.fail_step[seed]
         assert bool((latents == index).all() | latents.isnan().all()), "steps are done once and in order"
-        return latents * float("nan") if self._model.nan.get(seed) == index else latents + 1
+        return {"latents": latents * float("nan") if self._model.nan.get(seed) == index else latents + 1}
 
 
 class ListSource:

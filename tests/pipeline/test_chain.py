@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline import compare
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.plan import Assignment, Planner
@@ -152,8 +152,7 @@ def reference(tiny_model, image):
 
 @pytest.fixture(scope="module")
 def svd(tiny_model):
-    parts = Part.ENCODER | Part.DENOISER | Part.DECODER
-    return open_model(str(tiny_model), parts, CPU, torch.float32)
+    return open_model(str(tiny_model), Role.of_rank(0), CPU, torch.float32)
 
 
 @pytest.mark.slow

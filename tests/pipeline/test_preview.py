@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import preview
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG
 from svdq.pipeline.parameters import VideoParameters
 
-ALL = Part.ENCODER | Part.DENOISER | Part.DECODER
+ALL = Role.of_rank(0)
 CPU = torch.device("cpu")
 
 
@@ -36,10 +36,9 @@ def parameters(**changes):
 def render(model, photo, values):
     tensors = model.encode(photo, values)
     denoiser = model.denoiser(tensors, values)
-    latents = tensors["latents"]
     for index in range(values.steps):
-        latents = denoiser.step(latents, index)
-    return model.decode({"latents": latents}, values, values.num_frames).numpy()
+        tensors |= denoiser.step(tensors, index)
+    return model.decode(tensors, values, values.num_frames).numpy()
 
 
 def test_says_what_it_is(model):
@@ -116,7 +115,7 @@ def test_steps_are_those_of_diffusers_scheduler_with_a_perfect_v(model, photo):
         x = theirs.double()
         v = (x / (sigma**2 + 1) - answer) * (sigma**2 + 1).sqrt() / sigma
         theirs = scheduler.step(v, timestep, theirs).prev_sample
-        ours = denoiser.step(ours, index)
+        ours = denoiser.step({"latents": ours}, index)["latents"]
         scale = float(scheduler.sigmas[index + 1]) + 1
         assert (ours - theirs).abs().max() < 5e-6 * scale + 1e-6 * float(sigma)
 
@@ -127,21 +126,20 @@ def test_bits_depend_neither_on_who_does_a_step_nor_on_threads(photo, model, see
     values = parameters(seed=seed, frames=3, steps=6)
     expected = render(model, photo, values)
     tensors = model.encode(photo, values)
-    latents = tensors["latents"]
     first, second = model.denoiser(tensors, values), model.denoiser(tensors, values)
     torch.set_num_threads(threads)
     for index in range(values.steps):
-        latents = (first if index < cut else second).step(latents, index)
-    assert np.array_equal(model.decode({"latents": latents}, values, 1).numpy(), expected)
+        tensors |= (first if index < cut else second).step(tensors, index)
+    assert np.array_equal(model.decode(tensors, values, 1).numpy(), expected)
 
 
 def test_same_bits_at_every_step_with_two_threads(model, photo):
     values = parameters()
     tensors = model.encode(photo, values)
-    one = model.denoiser(tensors, values).step(tensors["latents"], 2)
+    one = model.denoiser(tensors, values).step(tensors, 2)["latents"]
     torch.set_num_threads(2)
     assert torch.equal(model.encode(photo, values)["latents"], tensors["latents"])
-    assert torch.equal(model.denoiser(tensors, values).step(tensors["latents"], 2), one)
+    assert torch.equal(model.denoiser(tensors, values).step(tensors, 2)["latents"], one)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -7,7 +7,7 @@ import torch
 from svdq.pipeline import compare
 from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.parameters import VideoParameters
 
@@ -36,12 +36,12 @@ def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_model, image
 
 def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
     videos = [VideoParameters(seed=seed, steps=5, frames=4, width=64, height=64) for seed in (1, 2)]
-    alone = open_model("preview", Part.of_rank(0), torch.device("cpu"), torch.float32)
+    alone = open_model("preview", Role.of_rank(0), torch.device("cpu"), torch.float32)
     for frames, video in zip(compare.render("preview", image, videos, num_ranks=3), videos, strict=True):
         tensors = alone.encode(image, video)
         denoiser = alone.denoiser(tensors, video)
         for index in range(video.steps):
-            tensors["latents"] = denoiser.step(tensors["latents"], index)
+            tensors |= denoiser.step(tensors, index)
         assert frames.std() > 5
         np.testing.assert_array_equal(frames, alone.decode(tensors, video, video.num_frames).numpy())
 

@@ -117,8 +117,8 @@ def test_large_but_finite_half_precision_latents_are_no_failure() -> None:
         def denoiser(self, tensors, parameters):
             return self
 
-        def step(self, latents, index):
-            return latents
+        def step(self, state, index):
+            return {"latents": state["latents"]}
 
     group = Alone(LargeModel(), [request(1)])
     group.stage.run()
@@ -258,8 +258,8 @@ def test_a_sample_is_kept_between_steps_when_a_stage_takes_long() -> None:
         def denoiser(self, tensors, parameters):
             return self
 
-        def step(self, latents, index):
-            return latents.add_(1)
+        def step(self, state, index):
+            return {"latents": state["latents"].add_(1)}
 
     group = Alone(InPlaceModel(), [request(1)], keep_every_s=0.0)
     group.stage.run()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from svdq.pipeline import compare
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.model import SvdModel, to_uint8
 from svdq.pipeline.parameters import VideoParameters
@@ -38,7 +38,7 @@ def open_parts(tiny_model):
 @pytest.fixture(scope="module")
 def ranks(open_parts):
     """Three ranks' models, each with its parts only."""
-    return [open_parts(Part.of_rank(rank)) for rank in range(3)]
+    return [open_parts(Role.of_rank(rank)) for rank in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def render(ranks, photo, values, boundaries, decode_chunk_size):
     for rank, (first, end) in zip(ranks, pairwise(boundaries), strict=True):
         denoiser = rank.denoiser(tensors, values)
         for index in range(first, end):
-            tensors = {**tensors, "latents": denoiser.step(tensors["latents"], index)}
+            tensors = {**tensors, **denoiser.step(tensors, index)}
     return ranks[-1].decode(tensors, values, decode_chunk_size).numpy()
 
 
@@ -122,8 +122,7 @@ def test_interleaved_samples_do_not_disturb_each_other(ranks, reference, photo_b
     for index in range(7):
         for number, values in enumerate(jobs):
             if index < values.steps:
-                latents = denoisers[number].step(tensors[number]["latents"], index)
-                tensors[number] = {**tensors[number], "latents": latents}
+                tensors[number] = {**tensors[number], **denoisers[number].step(tensors[number], index)}
     for number, values in enumerate(jobs):
         ours = ranks[2].decode(tensors[number], values, 2).numpy()
         assert np.array_equal(ours, reference(photos[number], values, 2))
@@ -133,14 +132,14 @@ def test_a_step_can_be_done_again(ranks, photo):
     values = parameters()
     tensors = ranks[0].encode(photo, values)
     denoiser = ranks[0].denoiser(tensors, values)
-    first = denoiser.step(tensors["latents"], 0)
+    first = denoiser.step(tensors, 0)
     second = denoiser.step(first, 1)
-    assert torch.equal(denoiser.step(tensors["latents"], 0), first)
-    assert torch.equal(denoiser.step(first, 1), second)
+    assert torch.equal(denoiser.step(tensors, 0)["latents"], first["latents"])
+    assert torch.equal(denoiser.step(first, 1)["latents"], second["latents"])
 
 
 def test_shapes_and_memory_of_each_part(ranks, open_parts, photo):
-    encoder = open_parts(Part.ENCODER)
+    encoder = open_parts(Role(encode=True, components=frozenset()))
     tensors = encoder.encode(photo, parameters())
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
         "image_embedding": (1, 1, 32),
@@ -174,11 +173,11 @@ def test_nan_is_a_failure_with_a_reason(ranks):
 
 @pytest.mark.parametrize("guidance", ["on", "off"])
 def test_bfloat16_keeps_its_type_between_ranks(tiny_model, photo, guidance):
-    model = SvdModel(str(tiny_model), Part.of_rank(0), CPU, torch.bfloat16)
+    model = SvdModel(str(tiny_model), Role.of_rank(0), CPU, torch.bfloat16)
     values = parameters(guidance, steps=2)
     tensors = model.encode(photo, values)
-    latents = model.denoiser(tensors, values).step(tensors["latents"], 0)
-    assert {tensor.dtype for tensor in [*tensors.values(), latents]} == {torch.bfloat16}
+    changed = model.denoiser(tensors, values).step(tensors, 0)
+    assert {tensor.dtype for tensor in [*tensors.values(), *changed.values()]} == {torch.bfloat16}
 
 
 def test_half_precision_weights_are_preferred_for_float16(tiny_model, tmp_path):
@@ -186,10 +185,10 @@ def test_half_precision_weights_are_preferred_for_float16(tiny_model, tmp_path):
     unet = folder / "unet"
     name = "diffusion_pytorch_model"
     (unet / f"{name}.safetensors").rename(unet / f"{name}.fp16.safetensors")
-    model = open_model(str(folder), Part.DENOISER, CPU, torch.float16)
+    model = open_model(str(folder), Role(), CPU, torch.float16)
     assert model._pipeline.unet.dtype == torch.float16
     with pytest.raises(InputError, match="half precision weights only"):
-        open_model(str(folder), Part.DENOISER, CPU, torch.float32)
+        open_model(str(folder), Role(), CPU, torch.float32)
 
 
 def test_a_local_folder_needs_no_network(tiny_model, monkeypatch):
@@ -198,7 +197,7 @@ def test_a_local_folder_needs_no_network(tiny_model, monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert open_model(str(tiny_model), Part.of_rank(0), CPU, torch.float32).info.default_frames == 14
+    assert open_model(str(tiny_model), Role.of_rank(0), CPU, torch.float32).info.default_frames == 14
 
 
 def edit_index(folder, component, value):
@@ -240,10 +239,10 @@ def test_a_broken_folder_gives_one_sentence(tiny_model, tmp_path, damage, messag
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     damage(folder)
     if message is None:  # nothing that matters
-        open_model(str(folder), Part.DENOISER, CPU, torch.float32)
+        open_model(str(folder), Role(), CPU, torch.float32)
         return
     with pytest.raises(InputError, match=message) as caught:
-        open_model(str(folder), Part.DENOISER, CPU, torch.float32)
+        open_model(str(folder), Role(), CPU, torch.float32)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
 
@@ -251,7 +250,7 @@ def test_a_broken_folder_gives_one_sentence(tiny_model, tmp_path, damage, messag
 @pytest.mark.parametrize("name", ["no/such/folder", "/no/such/folder", "previw", "", "http://example.org/model"])
 def test_a_name_that_is_no_model(name):
     with pytest.raises(InputError, match="There is no model folder"):
-        open_model(name, Part.DENOISER, CPU, torch.float32)
+        open_model(name, Role(), CPU, torch.float32)
 
 
 @pytest.fixture
@@ -269,7 +268,7 @@ def hub_cache(tmp_path, monkeypatch):
 
 def test_a_hub_id_that_is_not_here_is_not_fetched(hub_cache):
     with pytest.raises(InputError, match=r"^The model someone/some-model is not on this machine; fetch it with `svdq"):
-        open_model("someone/some-model", Part.DENOISER, CPU, torch.float16)
+        open_model("someone/some-model", Role(), CPU, torch.float16)
 
 
 def test_a_hub_id_in_the_cache_is_opened_with_half_precision_weights_for_float16(tiny_model, hub_cache):
@@ -282,11 +281,11 @@ def test_a_hub_id_in_the_cache_is_opened_with_half_precision_weights_for_float16
     weights["conv_out.bias"] = torch.full((4,), 7.0, dtype=torch.float16)
     save_file(weights, full.with_suffix(".fp16.safetensors"))
     for dtype, is_half in ((torch.float16, True), (torch.float32, False), (torch.bfloat16, False)):
-        model = open_model("someone/some-model", Part.DENOISER, CPU, dtype)
+        model = open_model("someone/some-model", Role(), CPU, dtype)
         assert model.info.name == "someone/some-model"
         assert model._pipeline.unet.dtype == dtype
         assert bool((model._pipeline.unet.conv_out.bias == 7).all()) == is_half
-    assert open_model(f"someone/some-model@{'5' * 40}", Part.DENOISER, CPU, torch.float32).info.default_frames == 14
+    assert open_model(f"someone/some-model@{'5' * 40}", Role(), CPU, torch.float32).info.default_frames == 14
 
 
 def test_several_files_of_one_component(tiny_model, tmp_path, open_parts):
@@ -301,12 +300,12 @@ def test_several_files_of_one_component(tiny_model, tmp_path, open_parts):
         save_file({name: weights[name] for name in part}, file.with_name(shard))
         index |= dict.fromkeys(part, shard)
     (folder / "unet" / f"{file.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    ours = open_model(str(folder), Part.DENOISER, CPU, torch.float32)._pipeline.unet.state_dict()
-    expected = open_parts(Part.DENOISER)._pipeline.unet.state_dict()
+    ours = open_model(str(folder), Role(), CPU, torch.float32)._pipeline.unet.state_dict()
+    expected = open_parts(Role())._pipeline.unet.state_dict()
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
     next((folder / "unet").glob("*-00002-of*.safetensors")).unlink()
     with pytest.raises(InputError, match=r"00002-of-00002\.safetensors of the model .* is missing"):
-        open_model(str(folder), Part.DENOISER, CPU, torch.float32)
+        open_model(str(folder), Role(), CPU, torch.float32)
 
 
 def float_neighbors() -> torch.Tensor:

@@ -15,7 +15,7 @@ from svdq.pipeline.bench.report import RankLog, Run, make_run
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.parameters import VideoParameters
@@ -142,7 +142,7 @@ def _check_model(options: BenchOptions) -> None:
     """
     if not has_weights(options.model):
         # Made in code: what its name says is seen as it is opened, which takes no time.
-        open_model(options.model, Part.DENOISER, torch.device("cpu"), torch.float32)
+        open_model(options.model, Role(), torch.device("cpu"), torch.float32)
     elif options.model != "tiny":
         check_model(options.model, on_gpus=options.device != "cpu" and torch.cuda.is_available())
 

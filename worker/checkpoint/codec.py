@@ -7,7 +7,7 @@ since anyone who can write to the storage may have made it.
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
 from pydantic_core import from_json
 from safetensors import SafetensorError
-from torch import Tensor
 
+from svdq.pipeline.models.base import State
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.message import byte_views, sample_body
@@ -71,6 +71,8 @@ class Codec:
     device: torch.device
     #: How the model computes: `ModelInfo.compute`.
     compute: dict[str, Any] = field(default_factory=dict)
+    #: Raises ValueError if tensors are no state of a video: `VideoModel.check_state`.
+    check_state: Callable[[State, VideoParameters], None] = lambda state, parameters: None
 
     def encode(self, sample: Sample) -> memoryview:
         """Write a sample; its tensors are copied to the host.
@@ -131,28 +133,11 @@ class Codec:
             raise ValueError(f"it is at step {sample.step} of {parameters.steps}")
         if zlib.crc32(memoryview(data)[8 + length :]) != metadata.crc32:
             raise ValueError("its checksum is wrong")
-        self._check(tensors, sample.parameters)
-        return Sample(**{**vars(sample), "tensors": {name: each.to(self.device) for name, each in tensors.items()}})
-
-    def _check(self, tensors: Mapping[str, Tensor], parameters: VideoParameters) -> None:
-        """Check the dtypes and shapes of tensors, as far as they are known without the model.
-
-        Raises:
-            ValueError: one of them is missing or of another dtype or shape.
-        """
         for name, tensor in tensors.items():
             if tensor.dtype not in _DTYPES:
                 raise ValueError(f"its {name} are {tensor.dtype}")
-        if "latents" not in tensors:
-            raise ValueError("it has no latents")
-        latents = tensors["latents"]
-        rows, columns = parameters.height // 8, parameters.width // 8
-        shape = tuple(latents.shape)
-        if len(shape) != 5 or (*shape[:2], *shape[3:]) != (1, parameters.frames, rows, columns):
-            raise ValueError(f"its latents are of shape {shape}")
-        dtype = str(latents.dtype).removeprefix("torch.")
-        if dtype != self.compute.get("dtype", dtype):
-            raise ValueError(f"its latents are {dtype}")
+        self.check_state(tensors, sample.parameters)
+        return Sample(**{**vars(sample), "tensors": {name: each.to(self.device) for name, each in tensors.items()}})
 
 
 def _words(compute: Mapping[str, Any]) -> str:

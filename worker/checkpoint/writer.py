@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from svdq.pipeline.sample import Sample
 from svdq.producer.status.ranks import Condition
@@ -139,9 +138,9 @@ class CheckpointWriter:
             self._write_finite(sample)
 
     def _write_finite(self, sample: Sample) -> None:
-        latents: Tensor = sample.tensors["latents"]
-        # Between two steps the stage has not checked the latents yet, and broken ones are of no use.
-        if bool(torch.isfinite(latents.sum(dtype=torch.float32))):
+        # Between two steps the stage has not checked the state yet, and a broken one is of no use.
+        sums = [tensor.sum(dtype=torch.float32) for tensor in sample.tensors.values() if tensor.is_floating_point()]
+        if bool(torch.isfinite(torch.stack(sums)).all()):
             data = self._codec.encode(sample)
             self._store.write(sample.job_id, sample.step, data)
             self._on_written(len(data))

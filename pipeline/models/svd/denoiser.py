@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from svdq.pipeline.models.base import State
+
 
 @dataclass(kw_only=True)
 class SvdDenoiser:
@@ -34,8 +36,9 @@ class SvdDenoiser:
     measured: Callable[[], None] = lambda: None
 
     @torch.inference_mode()
-    def step(self, latents: Tensor, index: int) -> Tensor:
-        """Do step `index`: latents (1, F, 4, H/8, W/8) in, the same shape and dtype out."""
+    def step(self, state: State, index: int) -> dict[str, Tensor]:
+        """Do step `index`: return the next `latents` (1, F, 4, H/8, W/8)."""
+        latents = state["latents"]
         scheduler = self.scheduler
         if scheduler.step_index != index:
             # The first step of this range: the scheduler continues counting from here.
@@ -58,4 +61,4 @@ class SvdDenoiser:
             noise_pred = unconditional + self.guidance_scale * (conditional - unconditional)
         previous: Tensor = scheduler.step(noise_pred, timestep, latents, return_dict=False)[0]
         self.measured()
-        return previous
+        return {"latents": previous}

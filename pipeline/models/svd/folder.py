@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.files import Shapes, read_json, stored_shapes, variants
 from svdq.pipeline.models.folder_check import another_model, check_folder
 from svdq.pipeline.models.hub import find_folder
@@ -51,16 +51,14 @@ class SvdFolder:
         """
         return read_json(self.path, f"{component}/config.json", self.name)
 
-    def load_pipeline(
-        self, parts: Part, dtype: torch.dtype, device: torch.device, *, unet_on_host: bool = False
-    ) -> Any:
+    def load_pipeline(self, role: Role, dtype: torch.dtype, device: torch.device, *, unet_on_host: bool = False) -> Any:
         """Load a StableVideoDiffusionPipeline whose other components are None, on its device.
 
         Weights are mapped from their files and copied to a GPU one by one. On a CPU, weights that already have the
         dtype stay mapped, so that all ranks of a host share their pages.
 
         Args:
-            parts: the parts of the model that are needed.
+            role: what the model is used for.
             dtype: dtype of the weights.
             device: target device.
             unet_on_host: leave the UNet on the host, for the caller to move.
@@ -71,8 +69,8 @@ class SvdFolder:
         be_quiet()
         import diffusers
 
-        encoder, decoder = Part.ENCODER in parts, Part.DECODER in parts
-        wanted = {"unet": Part.DENOISER in parts, "vae": encoder or decoder, "image_encoder": encoder}
+        encoder, decoder = role.encode, role.decode
+        wanted = {"unet": role.has("unet"), "vae": encoder or decoder, "image_encoder": encoder}
         arguments: dict[str, Any] = {} if encoder else {"feature_extractor": None}
 
         def needed() -> int:

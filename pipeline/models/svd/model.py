@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Part, nan_advice
+from svdq.pipeline.models.base import ModelInfo, Role, State, check_tensor, nan_advice
 from svdq.pipeline.models.device_memory import MemoryMeter
+from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, apply, weight_bytes
 from svdq.pipeline.models.svd.denoiser import SvdDenoiser
+from svdq.pipeline.models.svd.family import FAMILY
 from svdq.pipeline.models.svd.folder import SvdFolder, first_not_finite
 from svdq.pipeline.models.svd.layout import UNET_DEFAULTS, is_untrained
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.sample import Tensors
 
 logger = logging.getLogger(__name__)
 
@@ -35,25 +36,25 @@ class SvdModel:
     def __init__(
         self,
         name: str,
-        parts: Part,
+        role: Role,
         device: torch.device,
         dtype: torch.dtype,
         options: ComputeOptions = DEFAULTS,
     ) -> None:
-        """Load the components that `parts` need, in `dtype`, which overrides that of the options.
+        """Load the components that a role needs, in `dtype`, which overrides that of the options.
 
         Raises:
             InputError: the model does not exist, or a component is missing, broken or of another class.
         """
         started = time.perf_counter()
         folder = SvdFolder.find(name, dtype)
-        self._parts = parts
+        self._role = role
         self._device = device
         self._dtype = dtype
         self._options = options
         # Quantized weights may fit where full ones do not, so they are moved to the GPU layer by layer.
         on_host = "int8" in options.approximate and device.type != "cpu"
-        self._pipeline = folder.load_pipeline(parts, dtype, device, unet_on_host=on_host)
+        self._pipeline = folder.load_pipeline(role, dtype, device, unet_on_host=on_host)
         if self._pipeline.unet is not None:
             with in_a_sentence(f"The unet of the model {name}", device):
                 apply(self._pipeline.unet, options, device)
@@ -63,22 +64,39 @@ class SvdModel:
         #: A scheduler for each number of steps, as a template for those of samples.
         self._schedulers: dict[int, Any] = {}
         self._unet_config = UNET_DEFAULTS | folder.config("unet")
+        self._facts = FAMILY.read_facts(folder.path, name)
         notices = ["tiny (untrained: shows noise)"] if is_untrained(folder.path) else []
         notices += [f"approximate ({way})" for way in options.approximate]
         self._info = ModelInfo(
             name=name,
             notice=", ".join(notices),
             default_frames=int(self._unet_config["num_frames"]),
+            prior=FAMILY.prior(self._facts),
             weight_bytes=sum(map(weight_bytes, self._modules())),
             compute=options.changed() | {"dtype": str(dtype).removeprefix("torch.")},
         )
-        loaded = ", ".join(str(part.name).lower() for part in parts)
-        logger.info("Loaded %s (%s) in %.1f s.", name, loaded, time.perf_counter() - started)
+        logger.info("Loaded %s (%s) in %.1f s.", name, role, time.perf_counter() - started)
 
     @property
     def info(self) -> ModelInfo:
         """The properties of this model."""
         return self._info
+
+    def complete(self, parameters: VideoParameters) -> VideoParameters:
+        """Fill in the number of frames."""
+        return FAMILY.complete(parameters, self._facts)
+
+    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
+        """Return one segment: the UNet does all steps."""
+        return FAMILY.segments(parameters, self._facts)
+
+    def check_state(self, state: State, parameters: VideoParameters) -> None:
+        """Check the tensors of a state; see `VideoModel`."""
+        picture = (parameters.height // 8, parameters.width // 8)
+        dtype = self._info.compute["dtype"]
+        check_tensor(state, "image_embedding", (1, 1, self._unet_config["cross_attention_dim"]), dtype)
+        check_tensor(state, "image_latents", (1, 4, *picture), dtype)
+        check_tensor(state, "latents", (1, parameters.num_frames, 4, *picture), dtype)
 
     @property
     def pipeline(self) -> Any:
@@ -111,11 +129,11 @@ class SvdModel:
             "latents": torch.zeros(shape),
         }
         tensors = {name: tensor.to(self._device, self._dtype) for name, tensor in tensors.items()}
-        if Part.ENCODER in self._parts and not on_cpu:
+        if self._role.encode and not on_cpu:
             self.encode(PIL.Image.new("RGB", (parameters.width, parameters.height), "gray"), parameters)
-        if Part.DENOISER in self._parts:
-            self.denoiser(tensors, parameters).step(tensors["latents"], 0)
-        if Part.DECODER in self._parts and not on_cpu:
+        if self._role.has("unet"):
+            self.denoiser(tensors, parameters).step(tensors, 0)
+        if self._role.decode and not on_cpu:
             self.decode(tensors, parameters, parameters.decode_chunk_size or parameters.num_frames)
 
     @torch.inference_mode()
@@ -126,7 +144,7 @@ class SvdModel:
             `image_embedding` (1, 1, E), `image_latents` (1, 4, H/8, W/8) and `latents` (1, F, 4, H/8, W/8), without
             the zeros that guidance adds: the denoiser makes those.
         """
-        assert Part.ENCODER in self._parts
+        assert self._role.encode
         assert photo is not None
         assert photo.size == (parameters.width, parameters.height)
         with self._meter.measuring("encode", shape_for("encode", parameters)):
@@ -173,13 +191,13 @@ class SvdModel:
         }
 
     @torch.inference_mode()
-    def denoiser(self, tensors: Tensors, parameters: VideoParameters) -> SvdDenoiser:
+    def denoiser(self, state: State, parameters: VideoParameters) -> SvdDenoiser:
         """Prepare the denoising of one sample, with a scheduler of its own, from any step on."""
-        assert Part.DENOISER in self._parts
+        assert self._role.has("unet")
         measured = self._meter.begin("step", shape_for("step", parameters))
         # (3), (4) With guidance the batch is [unconditional: zeros, conditional].
-        image_embedding = tensors["image_embedding"]  # (1, 1, E)
-        image_latents = tensors["image_latents"]  # (1, 4, H/8, W/8)
+        image_embedding = state["image_embedding"]  # (1, 1, E)
+        image_latents = state["image_latents"]  # (1, 4, H/8, W/8)
         if parameters.guided:
             image_embedding = torch.cat([torch.zeros_like(image_embedding), image_embedding])
             image_latents = torch.cat([torch.zeros_like(image_latents), image_latents])
@@ -225,18 +243,18 @@ class SvdModel:
         return copy.copy(scheduler)
 
     @torch.inference_mode()
-    def decode(self, tensors: Tensors, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
+    def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Decode final latents, `decode_chunk_size` frames at a time; return frames (F, H, W, 3), uint8.
 
         Raises:
             SampleError: the frames are not finite.
         """
-        assert Part.DECODER in self._parts
+        assert self._role.decode
         in_chunks = parameters.model_copy(update={"decode_chunk_size": decode_chunk_size})
         with self._meter.measuring("decode", shape_for("decode", in_chunks)):
-            frames = self._pipeline.decode_latents(tensors["latents"], parameters.num_frames, decode_chunk_size)
+            frames = self._pipeline.decode_latents(state["latents"], parameters.num_frames, decode_chunk_size)
             if not torch.isfinite(frames).all():
-                advice = nan_advice(self, self._dtype)
+                advice = nan_advice(self)
                 raise SampleError(f"The decoded frames are not numbers (NaN or infinity){advice}")
             return to_uint8(frames[0])
 

@@ -13,7 +13,7 @@ from svdq.pipeline import compare
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import options
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.svd.model import SvdModel
@@ -31,7 +31,7 @@ def photo(photo_bytes):
 @pytest.fixture(scope="module")
 def tensors(tiny_model, photo):
     """What rank 0 sends on for two photos and two seeds."""
-    model = SvdModel(str(tiny_model), Part.ENCODER, CPU, torch.float32)
+    model = SvdModel(str(tiny_model), Role(encode=True, components=frozenset()), CPU, torch.float32)
     photos = [photo, photo.rotate(90)]
     return [model.encode(each, PARAMETERS.model_copy(update={"seed": n})) for n, each in enumerate(photos)]
 
@@ -40,15 +40,14 @@ def denoise(model, tensors, parameters=PARAMETERS):
     """Do all steps of one video, on tensors as they come from a neighbour: made outside of inference mode."""
     tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     denoiser = model.denoiser(tensors, parameters)
-    latents = tensors["latents"]
     with torch.inference_mode():
         for index in range(parameters.steps):
-            latents = denoiser.step(latents, index)
-    return latents
+            tensors |= denoiser.step(tensors, index)
+    return tensors["latents"]
 
 
 def open_with(folder, chosen=options.DEFAULTS, dtype=torch.float32):
-    return SvdModel(str(folder), Part.DENOISER, CPU, dtype, chosen)
+    return SvdModel(str(folder), Role(), CPU, dtype, chosen)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +126,7 @@ def test_frames_do_not_depend_on_the_ranks_with_int8_weights(tiny_model, photo) 
     options = ComputeOptions(approximate=("int8",))
     videos = [PARAMETERS, PARAMETERS.model_copy(update={"seed": 4, "steps": 3, "max_guidance_scale": 1.0})]
     shared = compare.render(str(tiny_model), photo, videos, num_ranks=2, options=options)
-    alone = SvdModel(str(tiny_model), Part.of_rank(0), CPU, torch.float32, options)
+    alone = SvdModel(str(tiny_model), Role.of_rank(0), CPU, torch.float32, options)
     for frames, video in zip(shared, videos, strict=True):
         made = alone.encode(photo, video)
         made["latents"] = denoise(alone, made, video)
@@ -225,17 +224,17 @@ def test_a_step_never_waits_for_the_device(tiny_model) -> None:
         for name in ("image_embedding", "image_latents", "added_time_ids", "guidance_scale"):
             setattr(denoiser, name, getattr(denoiser, name).to(meta))
         denoiser.scheduler.timesteps = denoiser.scheduler.timesteps.to(meta)
-        latents = torch.zeros(shape, device=meta)
+        state = {"latents": torch.zeros(shape, device=meta)}
         with Reads() as reads:
             for index in range(parameters.steps):
-                latents = denoiser.step(latents, index)
-        assert latents.device == meta
-        assert latents.shape == shape
+                state = denoiser.step(state, index)
+        assert state["latents"].device == meta
+        assert state["latents"].shape == shape
         assert reads.found == []
         # It would be seen: with its sigmas on the device diffusers' scheduler compares them there.
         denoiser.scheduler.sigmas = denoiser.scheduler.sigmas.to(meta)
         with pytest.raises(RuntimeError, match="meta"):
-            denoiser.step(latents, 0)
+            denoiser.step(state, 0)
 
 
 def test_samples_share_tables_but_no_counter(tiny_model, tensors) -> None:
@@ -268,7 +267,7 @@ def test_int8_without_its_package_is_one_sentence(tiny_model, monkeypatch) -> No
 def test_models_without_a_unet_take_no_options() -> None:
     for name in ("preview", "simulated:step_ms=1"):
         with pytest.raises(InputError, match="has no UNet, so it cannot be run with compiled, dtype"):
-            open_model(name, Part.DENOISER, CPU, torch.float32, ComputeOptions(dtype="bf16", compiled="blocks"))
+            open_model(name, Role(), CPU, torch.float32, ComputeOptions(dtype="bf16", compiled="blocks"))
 
 
 def test_unknown_words_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from svdq.pipeline.failures import say_where_it_broke
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.svd.layout import LAYOUT
@@ -32,7 +32,7 @@ def test_a_weight_that_is_no_number_is_named(tiny_model, tmp_path, component: st
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     go_bad(next((folder / component).glob("*.safetensors")), at)
     check_folder(folder, str(folder), LAYOUT)  # nothing of it is seen in any header
-    model = SvdModel(str(folder), Part.of_rank(0), CPU, torch.float32)
+    model = SvdModel(str(folder), Role.of_rank(0), CPU, torch.float32)
     asked = replace(request(1, steps=1, frames=2), photo=PIL.Image.new("RGB", (64, 64), "gray"))
     alone = Alone(model, [asked])
     alone.stage.run()
@@ -46,20 +46,21 @@ def test_a_weight_that_is_no_number_is_named(tiny_model, tmp_path, component: st
 @pytest.mark.parametrize(
     ("dtype", "advice"),
     [
-        (torch.float32, "try another seed."),
-        (torch.bfloat16, "try another seed."),
-        (torch.float16, "try another seed, or float32 in place of float16."),
+        ("float32", "try another seed."),
+        ("bfloat16", "try another seed."),
+        ("float16", "try another seed, or float32 in place of float16."),
     ],
 )
-def test_only_who_computes_in_float16_is_sent_to_float32(dtype: torch.dtype, advice: str) -> None:
+def test_only_who_computes_in_float16_is_sent_to_float32(dtype: str, advice: str) -> None:
     model = CountingModel()
+    model.info = replace(model.info, compute={"dtype": dtype})
     model.nan = {1: 0}
     sample = Sample(
         job_id="job",
         parameters=VideoParameters(seed=1, steps=1, frames=2, width=64, height=64),
         boundaries=(0, 1),
         step=0,
-        tensors={"latents": torch.zeros((1, 2, 4, 8, 8), dtype=dtype)},
+        tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
     )
     said = say_where_it_broke(model, sample, 1, ListMonitor())
     assert said == f"The latents became NaN or infinite in step 1 of 1; {advice}"
@@ -67,5 +68,5 @@ def test_only_who_computes_in_float16_is_sent_to_float32(dtype: torch.dtype, adv
 
 def test_weights_that_are_quantised_are_looked_at(tiny_model) -> None:
     pytest.importorskip("torchao")
-    model = SvdModel(str(tiny_model), Part.DENOISER, CPU, torch.float32, ComputeOptions(approximate=("int8",)))
+    model = SvdModel(str(tiny_model), Role(), CPU, torch.float32, ComputeOptions(approximate=("int8",)))
     assert model.broken_weights() == ""

@@ -17,7 +17,7 @@ from PIL import Image
 from svdq.pipeline.compare import QuietMonitor, _ListSource
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
-from svdq.pipeline.models.base import ModelInfo, Part
+from svdq.pipeline.models.base import ModelInfo, Role
 from svdq.pipeline.models.svd.full_size import write_full_size_model
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
@@ -64,7 +64,7 @@ class StagesSink:
 
 def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: str) -> None:
     device = torch.device("cpu")
-    model = KeepingModel(name, Part.of_rank(topology.rank), device, torch.bfloat16)
+    model = KeepingModel(name, Role.of_rank(topology.rank), device, torch.bfloat16)
     model.folder = Path(folder)
     image = Image.open(photo)
     build_stage(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.svd import full_size
 from svdq.pipeline.models.svd.model import SvdModel
 
@@ -29,7 +29,7 @@ def test_components_have_the_published_numbers_of_parameters() -> None:
 def test_weights_do_not_depend_on_the_dtype_but_for_rounding(tmp_path: Path, dtype: torch.dtype) -> None:
     # No component in full size: the stand-in for the UNet, with everything else tiny.
     full_size.write_full_size_model(tmp_path / "model", dtype, components=())
-    unet = SvdModel(str(tmp_path / "model"), Part.DENOISER, torch.device("cpu"), torch.float32).pipeline.unet
+    unet = SvdModel(str(tmp_path / "model"), Role(), torch.device("cpu"), torch.float32).pipeline.unet
     exact = full_size.full_size_unet(torch.float32, config=dict(unet.config))
     wanted = {name: weight.to(dtype).float() for name, weight in exact.named_parameters()}
     assert all(torch.equal(weight, wanted[name]) for name, weight in unet.named_parameters())

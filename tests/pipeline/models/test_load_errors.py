@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.svd.folder import SvdFolder
 
@@ -24,7 +24,7 @@ def test_memory_that_runs_out_says_what_is_needed_and_what_to_do(tiny_model) -> 
         with pytest.raises(
             InputError, match=r"memory ran out, and this rank needs .* fewer ranks \(--ranks\)"
         ) as caught:
-            LittleMemory.find(str(tiny_model), dtype).load_pipeline(Part.DENOISER, dtype, CPU)
+            LittleMemory.find(str(tiny_model), dtype).load_pipeline(Role(), dtype, CPU)
         # The headers are not weights.
         needed = float(str(caught.value).partition("needs ")[2].partition(" MB")[0])
         assert needed == pytest.approx(weights * share / 1e6, rel=0.02)

@@ -12,7 +12,7 @@ import torch
 
 from svdq.pipeline import compare
 from svdq.pipeline.media.image import prepare_photo
-from svdq.pipeline.models.base import Part
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.parameters import VideoParameters
 
@@ -40,7 +40,7 @@ class Both:
         from diffusers import StableVideoDiffusionPipeline
 
         self.photo = photo
-        self.ours = SvdModel(str(folder), Part.of_rank(0), CPU, torch.float32)
+        self.ours = SvdModel(str(folder), Role.of_rank(0), CPU, torch.float32)
         self.theirs = StableVideoDiffusionPipeline.from_pretrained(folder)
         self.theirs.set_progress_bar_config(disable=True)
 
@@ -55,7 +55,7 @@ class Both:
         tensors = self.ours.encode(self.photo, values)
         denoisers = [self.ours.denoiser(tensors, values) for _ in range(2)]
         for index in range(values.steps):
-            tensors = {**tensors, "latents": denoisers[index % 2].step(tensors["latents"], index)}
+            tensors = {**tensors, **denoisers[index % 2].step(tensors, index)}
         return tensors
 
     def same_with_a_cheap_unet(self, monkeypatch: pytest.MonkeyPatch, values: VideoParameters) -> CheapUnet:

@@ -1,0 +1,73 @@
+"""What svdq has to know of a model family before torch is imported: its folders, parameters, segments and estimates.
+
+A family is a package beside this module. Its `family.py` has the `Family`, and `registry.py` lists all families. The
+model class of a family, which imports torch, implements `base.VideoModel`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from svdq.pipeline.costs import CostPrior
+from svdq.pipeline.models.folder_check import Layout
+from svdq.pipeline.models.memory import Activity, Shape
+from svdq.pipeline.parameters import VideoParameters
+
+#: What a family has read from the configs of a folder, such as the default number of frames. Empty if no folder is
+#: known: then the published model of the family counts.
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The steps of a video that one component of a model does."""
+
+    #: Name of the component in the model folder, such as `unet`.
+    component: str
+    #: Its first step.
+    start: int
+    #: The step after its last.
+    stop: int
+
+
+class EstimateMemory(Protocol):
+    """Estimates the peak bytes of an activity, besides the weights."""
+
+    def __call__(self, activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
+        """Return the bytes.
+
+        Args:
+            activity: what is computed.
+            shape: of the video, from `memory.shape_for`.
+            dtype: torch's name of the compute dtype.
+            facts: of the model.
+            has_decoder: whether the encoding rank also has the decoder.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A model family, without torch."""
+
+    #: Value of `VideoParameters.family`, and the name of the package.
+    name: str
+    #: Its name in messages, such as "Stable Video Diffusion".
+    title: str
+    #: The parameters of its videos.
+    parameters: type[VideoParameters]
+    #: Its kinds of folders, by the pipeline class in model_index.json.
+    layouts: Mapping[str, Layout]
+    #: Module and class of its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`; imported on demand.
+    model: str
+    #: Reads the facts of a checked folder; the name is for messages.
+    read_facts: Callable[[Path, str], Facts]
+    #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.
+    complete: Callable[[VideoParameters, Facts], VideoParameters]
+    #: Returns which component does which steps of a video: contiguous, from step 0 to the last.
+    segments: Callable[[VideoParameters, Facts], tuple[Segment, ...]]
+    #: Returns what encode and decode cost before they are measured.
+    prior: Callable[[Facts], CostPrior]
+    #: Estimates memory.
+    memory: EstimateMemory

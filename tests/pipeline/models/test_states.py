@@ -1,0 +1,49 @@
+"""States that somebody else may have written: each model accepts its own and refuses others with a clause."""
+
+import pytest
+import torch
+
+from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.parameters import VideoParameters
+
+PARAMETERS = VideoParameters(seed=3, steps=9, frames=2, width=64, height=64)
+
+
+@pytest.fixture(scope="module", params=["tiny", "preview", "simulated"])
+def model(request, tiny_model):
+    name = str(tiny_model) if request.param == "tiny" else request.param
+    return open_model(name, Role.of_rank(0), torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def state(model, image):
+    return model.encode(image, PARAMETERS)
+
+
+def test_a_state_is_accepted_after_any_step(model, state) -> None:
+    model.check_state(state, PARAMETERS)
+    model.check_state({**state, **model.denoiser(state, PARAMETERS).step(state, 0)}, PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda tensor: tensor[:, :1], "of shape"),
+        (lambda tensor: torch.cat([tensor, tensor]), "of shape"),
+        (lambda tensor: tensor[..., :-1], "of shape"),
+        (lambda tensor: tensor.flatten(3), "of shape"),
+        (lambda tensor: torch.zeros(()), "of shape"),
+        (lambda tensor: tensor.to(torch.bfloat16), "are bfloat16"),
+        (lambda tensor: tensor.to(torch.int64), "are int64"),
+    ],
+)
+def test_latents_of_another_shape_or_dtype_are_refused(model, state, damage, words) -> None:
+    with pytest.raises(ValueError, match=f"its latents are {words}|its latents {words}"):
+        model.check_state({**state, "latents": damage(state["latents"])}, PARAMETERS)
+
+
+def test_a_state_without_one_of_its_tensors_is_refused(model, state) -> None:
+    for name in state:
+        with pytest.raises(ValueError, match=f"it has no {name}"):
+            model.check_state({other: tensor for other, tensor in state.items() if other != name}, PARAMETERS)
