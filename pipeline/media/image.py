@@ -4,8 +4,8 @@ The steps, so that a comparison can prepare the photo for diffusers in the same 
 
  1. the first frame of the file is decoded; of a HEIC or AVIF file with several images, the primary one;
  2. it is turned upright by its EXIF orientation; HEIC has its own rotation, and its EXIF orientation is ignored;
- 3. it is converted to 8-bit RGB: 16-bit gray is divided by 257, transparency becomes black, everything else is Pillow's
-    `convert("RGB")`; embedded color profiles are not applied (diffusers' `load_image` does not either);
+ 3. it is converted to 8-bit RGB: 16-bit gray is divided by 257, an embedded color profile other than sRGB is converted
+    to sRGB, transparency becomes black, everything else is Pillow's `convert("RGB")`;
  4. it is fitted:
     `crop`     the largest centred part with the video's shape is resized (Pillow's `ImageOps.fit`);
     `pad`      the whole photo is resized to fit inside and centred on black;
@@ -15,15 +15,19 @@ Resizing is Pillow's LANCZOS. A photo that already has the video's size keeps it
 """
 
 import contextlib
+import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from svdq.pipeline.errors import SampleError, reason_of
+from svdq.pipeline.media.color import to_srgb
 from svdq.pipeline.parameters import Fit
+
+logger = logging.getLogger(__name__)
 
 #: Largest number of pixels of a photo, checked before decoding: 3 bytes each, so half a gigabyte of memory.
 MAX_PIXELS = 178_000_000
@@ -126,7 +130,12 @@ def load_photo(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def prepare_photo(
-    photo: bytes | Image.Image, width: int, height: int, fit: Fit = "crop", max_pixels: int = MAX_PIXELS
+    photo: bytes | Image.Image,
+    width: int,
+    height: int,
+    fit: Fit = "crop",
+    max_pixels: int = MAX_PIXELS,
+    note: Callable[[str], object] = logger.warning,
 ) -> Image.Image:
     """Fit a photo to exactly `width` x `height` pixels in RGB; see the module's docstring for the steps.
 
@@ -136,12 +145,13 @@ def prepare_photo(
         height: pixels.
         fit: how a photo of another aspect ratio is fitted.
         max_pixels: as in `load_photo`.
+        note: called with a sentence if a part of the file, such as its color profile, cannot be used.
 
     Raises:
         SampleError: as from `load_photo`.
     """
     image = load_photo(photo, max_pixels) if isinstance(photo, bytes) else photo
-    image = _rgb(_upright(image))
+    image = upright_srgb(image, note)
     size = (width, height)
     match fit:
         case "crop":
@@ -152,6 +162,13 @@ def prepare_photo(
             return image.resize(size, Image.Resampling.LANCZOS)
 
 
+def upright_srgb(image: Image.Image, note: Callable[[str], object] = logger.warning) -> Image.Image:
+    """Turn an image upright and convert it to 8-bit RGB in sRGB, on black; `note` as in `prepare_photo`."""
+    converted = _rgb(_upright(image), note)
+    converted.info.pop("icc_profile", None)
+    return converted
+
+
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
@@ -160,15 +177,18 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image, note: Callable[[str], object]) -> Image.Image:
     if image.mode == "I" or image.mode.startswith("I;16"):
         # Pillow's own conversion clips at 255 instead of scaling 16 bits; `point` truncates, hence the half.
         image = image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
+    converted = to_srgb(image, note)
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        black = Image.new("RGBA", image.size, (0, 0, 0, 255))
-        image = Image.alpha_composite(black, image)
-    return image.convert("RGB")
+        layer = image.convert("RGBA")
+        if converted is not None:
+            converted.putalpha(layer.getchannel("A"))
+            layer = converted
+        converted = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), layer)
+    return (image if converted is None else converted).convert("RGB")
 
 
 def _pad(image: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -16,10 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from PIL import ImageOps
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.media.image import open_photo, pillow_without_limits
+from svdq.pipeline.media.image import open_photo, pillow_without_limits, upright_srgb
 from svdq.producer.job import INPUT_KEY
 from svdq.producer.results.results import Result
 from svdq.producer.status.status import JobView
@@ -188,7 +187,7 @@ def _still(storage: Storage, key: str) -> str:
             if image.width * image.height > MAX_PIXELS:
                 return ""
             image.draft("RGB", (STILL_SIDE, STILL_SIDE))
-            still = ImageOps.exif_transpose(image.convert("RGB"))
+            still = upright_srgb(image)
         still.thumbnail((STILL_SIDE, STILL_SIDE))
         jpeg = io.BytesIO()
         still.save(jpeg, "JPEG", quality=75)

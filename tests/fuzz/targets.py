@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from svdq.producer.submitting.photos import check_photo
 from svdq.producer.watching.folder_config import FolderConfig
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.output.sidecar import find_result
+from tests import icc
 from tests.finished import add_video
 from tests.fuzz.messages import framed, messages, mutate_checkpoint, mutate_message, read_message, sample
 from tests.fuzz.mutate import mutate_bytes, mutate_csv, mutate_json, mutate_toml
@@ -82,6 +84,11 @@ def _photo_seeds() -> list[bytes]:
     heic.save(file3 := io.BytesIO(), exif=exif.tobytes())
     heic.add_from_pillow(frames[0].resize((16, 24)))
     heic.save(file4 := io.BytesIO(), primary_index=1)
+    gray, display = icc.gray_profile(1.8), icc.rgb_profile(icc.DISPLAY_P3, None)
+    inks = icc.cmyk_profile(dict.fromkeys(itertools.product((0, 1), repeat=4), (50, 0, 0)))
+    for kind, mode, profile in (("TIFF", "CMYK", inks), ("PNG", "LA", gray), ("TIFF", "RGB", display)):
+        noise.convert("RGB").convert(mode).save(file := io.BytesIO(), kind, icc_profile=profile)
+        seeds.append(file.getvalue())
     noise.save(file := io.BytesIO(), "TIFF", compression="tiff_lzw")
     noise.convert("RGB").save(file2 := io.BytesIO(), "JPEG", progressive=True)
     return [*seeds, *(one.getvalue() for one in (file, file2, file3, file4))]

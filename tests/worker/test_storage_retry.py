@@ -154,6 +154,14 @@ def test_a_photo_that_is_gone_for_good_fails_its_job_at_once(folder: Path, job: 
         open_prefetcher(Storage(str(folder))).prepare("a-job", job)
 
 
+def test_a_color_profile_that_cannot_be_used_is_noted_in_the_log_of_the_job(folder: Path, job: Job, caplog) -> None:
+    path = folder.with_name("other.png")
+    Image.new("RGB", (80, 80)).save(path, icc_profile=b"no profile")
+    key = Storage(str(folder)).put_input(path.read_bytes(), "png")
+    assert open_prefetcher(Storage(str(folder))).prepare("a-job", job.model_copy(update={"image": key})).photo
+    assert any("Job a-job: The photo's color profile is ignored" in message for message in caplog.messages)
+
+
 def test_a_photo_whose_content_is_another_is_never_decoded(folder: Path, job: Job) -> None:
     other = folder.with_name("other.png")
     Image.new("RGB", (80, 80), "red").save(other)

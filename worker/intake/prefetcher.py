@@ -160,7 +160,8 @@ class Prefetcher:
         if isinstance(found, Prepared):
             return found
         with self._mark(job_id):
-            image = prepare_photo(found.photo, job.width, job.height, job.fit, self._max_pixels)
+            note = partial(logger.warning, "Job %s: %s", job_id)
+            image = prepare_photo(found.photo, job.width, job.height, job.fit, self._max_pixels, note)
         return Prepared(photo=image, parameters=found.parameters)
 
     def _read(self, key: str, refusals: FileRefusals) -> bytes:
