@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -150,7 +150,14 @@ def queue_of(connection: redis.Redis, priority: str) -> SvdqQueue:
 
 
 def new_rq_job(
-    queue: SvdqQueue, job: Job, job_id: str, *, photo: str = "", is_scheduled: bool = False, after: Sequence[str] = ()
+    queue: SvdqQueue,
+    job: Job,
+    job_id: str,
+    *,
+    photo: str = "",
+    notes: Mapping[str, str] | None = None,
+    is_scheduled: bool = False,
+    after: Sequence[str] = (),
 ) -> rq.job.Job:
     """Create the RQ job of a job, without writing it.
 
@@ -159,12 +166,17 @@ def new_rq_job(
         job: the job.
         job_id: the id of the job.
         photo: the path of its photo, for display; a worker never opens it.
+        notes: what is recorded beside it, such as a prompt that its model ignores.
         is_scheduled: whether it is queued at a set time.
         after: ids of jobs that must finish or fail first.
     """
     return queue.create_job(
         RENDER,
-        kwargs={"job": job.model_dump(mode="json"), **({"photo": photo} if photo else {})},
+        kwargs={
+            "job": job.model_dump(mode="json"),
+            **({"photo": photo} if photo else {}),
+            **({"notes": dict(notes)} if notes else {}),
+        },
         job_id=job_id,
         status=JobStatus.SCHEDULED if is_scheduled else JobStatus.QUEUED,
         depends_on=Dependency(jobs=list(after), allow_failure=True) if after else None,
@@ -236,3 +248,11 @@ def photo_of(rq_job: rq.job.Job) -> str:
     """Return the path of the photo at submission, or ""."""
     photo = rq_job.kwargs.get("photo", "")
     return photo if isinstance(photo, str) else ""
+
+
+def notes_of(rq_job: rq.job.Job) -> dict[str, str]:
+    """Return what was recorded beside a job at its submission."""
+    notes = rq_job.kwargs.get("notes")
+    if not isinstance(notes, dict):
+        return {}
+    return {str(name): value for name, value in notes.items() if isinstance(value, str)}

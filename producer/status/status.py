@@ -14,7 +14,7 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.producer.queue import ENDED, SvdqQueue, fetch, photo_of, read_job
+from svdq.producer.queue import ENDED, SvdqQueue, fetch, notes_of, photo_of, read_job
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many, read_results
@@ -49,6 +49,8 @@ class JobView:
     parameters: dict[str, Any] = field(default_factory=dict)
     #: The path of its photo at submission; "" if it was not recorded.
     photo: str = ""
+    #: What was recorded beside it at submission, such as a prompt that its model ignores.
+    notes: dict[str, str] = field(default_factory=dict)
     #: Its queue, and when it was submitted.
     queue: str = ""
     created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,7 +89,7 @@ class JobView:
         for name in ("created_at", "started_at", "ended_at", "scheduled_at"):
             own[name] = rfc3339(own[name]) if own[name] else None
         own["duration_s"] = None if self.duration_s is None else round(self.duration_s, 3)
-        del own["parameters"], own["is_readable"]
+        del own["parameters"], own["notes"], own["is_readable"]
         return own | {name: value for name, value in self.parameters.items() if name not in own}
 
 
@@ -187,6 +189,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         model=str(value.get("model") or ""),
         parameters=parameters,
         photo=photo_of(rq_job) if job else "",
+        notes=notes_of(rq_job) if job else {},
         queue=rq_job.origin,
         created_at=as_utc(rq_job.created_at),
         started_at=as_utc(rq_job.started_at) if rq_job.started_at else None,

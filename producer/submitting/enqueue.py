@@ -4,8 +4,8 @@ Each job is enqueued atomically and only once.
 """
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import redis
@@ -55,6 +55,8 @@ class Entry:
     priority: str = "default"
     #: When to queue it, with a time zone; None means at once.
     at: datetime | None = None
+    #: Recorded with the job, as in `JobSpec`.
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +82,10 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     with connection.pipeline(transaction=False) as pipeline:
         for entry in entries:
             queue = queue_of(connection, entry.priority)
-            rq_job = new_rq_job(queue, entry.job, entry.job_id, photo=entry.photo, is_scheduled=entry.at is not None)
+            is_scheduled = entry.at is not None
+            rq_job = new_rq_job(
+                queue, entry.job, entry.job_id, photo=entry.photo, notes=entry.notes, is_scheduled=is_scheduled
+            )
             if entry.at is None:
                 rq_job.enqueued_at = now()
             place, due = (queue.key, "") if entry.at is None else (queue.scheduled_job_registry.key, _seconds(entry.at))
@@ -121,7 +126,7 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
             if existing is not None:
                 return Enqueued(rq_job=existing, is_new=False)
             pending_ids = unfinished(connection, parent_ids)
-            rq_job = new_rq_job(queue, entry.job, entry.job_id, photo=entry.photo, after=pending_ids)
+            rq_job = new_rq_job(queue, entry.job, entry.job_id, photo=entry.photo, notes=entry.notes, after=pending_ids)
             queue.enqueue_job(rq_job, pipeline=pipeline)
             pipeline.execute()
             return Enqueued(rq_job=rq_job, is_new=True)

@@ -45,6 +45,9 @@ class JobSpec:
     depends_on: tuple[str, ...] = ()
     #: Make new jobs although the same ones exist.
     force: bool = False
+    #: Names and values that are recorded with the jobs but change neither the videos nor the ids, such as the prompt of
+    #: a request to a model that takes none.
+    notes: tuple[tuple[str, str], ...] = ()
 
     @property
     def num_jobs(self) -> int:

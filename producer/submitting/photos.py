@@ -10,7 +10,7 @@ import stat
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,7 +36,7 @@ _PIXELS = Budget(1 << 23)
 class Photo:
     """A checked photo. It holds no pixels, so that ten thousand of them fit in memory."""
 
-    #: The user's path.
+    #: The user's path; of an upload, only the name of the file.
     path: Path
     #: Hex digest of its bytes.
     sha256: str
@@ -46,6 +46,13 @@ class Photo:
     name: str
     #: Size in bytes.
     num_bytes: int | None = None
+    #: The bytes of an upload; None: they are in the file.
+    data: bytes | None = field(default=None, repr=False)
+
+    @property
+    def shown_path(self) -> str:
+        """The path for display: absolute, or the name of an uploaded file."""
+        return str(self.path if self.data is not None else self.path.absolute())
 
     @property
     def key(self) -> str:
@@ -58,6 +65,8 @@ class Photo:
         Raises:
             InputError: the file has changed since the check.
         """
+        if self.data is not None:
+            return self.data
         data = _read(self.path, sys.maxsize)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InputError(f"The photo {str(self.path)!r} changed while it was being submitted; submit it again.")
@@ -109,6 +118,17 @@ def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
         return _decode(data, path, max_pixels)
 
 
+def check_upload(data: bytes, path: Path, max_pixels: int) -> Photo:
+    """Decode the first frame of a photo that is no file, such as an upload; the result holds its bytes.
+
+    Raises:
+        InputError: as `check_photo`.
+    """
+    if not data:
+        raise _empty(path)
+    return replace(check_data(data, path, max_pixels), data=data)
+
+
 def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
     """Read an open file.
 
@@ -118,7 +138,7 @@ def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
     """
     num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes == 0:
-        raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
+        raise _empty(path)
     limit = max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20)
     if num_bytes > limit:
         raise InputError(
@@ -126,6 +146,10 @@ def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
             "give a photo or raise SVDQ_MAX_PIXELS."
         )
     return file.read(num_bytes)
+
+
+def _empty(path: Path) -> InputError:
+    return InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
 
 
 def _check(path: Path, max_pixels: int) -> Photo:

@@ -1,5 +1,6 @@
 """Submits photos: checks all of them, then stores them, then enqueues their jobs."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +21,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many, unfinished
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.photos import Photo, check_photos
+from svdq.producer.submitting.photos import Photo, check_photos, check_upload
 from svdq.producer.threads import ordered_map
 
 #: Number of photos looked up in the storage at a time, to hide the latency of a network.
@@ -38,6 +39,8 @@ class Request:
     spec: JobSpec
     #: Prefix of errors: where the user asked for it, such as `list.csv, line 7: `.
     where: str = ""
+    #: The bytes of an upload, whose path is only a name; None: they are in the file.
+    data: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +128,7 @@ def submit_all(
     *,
     skip_bad: bool = False,
     observer: Observer | None = None,
+    connection: redis.Redis | None = None,
 ) -> Iterator[Submission]:
     """Submit photos: check all, store all, then enqueue their jobs, yielding each job as it is enqueued.
 
@@ -136,6 +140,7 @@ def submit_all(
         requests: the photos, whose specs were not checked yet.
         skip_bad: leave out bad requests and bad photos, instead of refusing all.
         observer: receives the progress.
+        connection: an open connection, whose errors the caller handles; None connects.
 
     Raises:
         BadPhotosError: several photos are bad.
@@ -145,11 +150,13 @@ def submit_all(
     observer = observer or Observer()
     for spec in {id(request.spec): request.spec for request in requests if isinstance(request, Request)}.values():
         spec.check()
-    if settings.redis_url:
+    if connection is not None:
+        connection.ping()
+    elif settings.redis_url:
         connect(settings).close()  # fails before thousands of photos are checked; changes nothing
     checked = _check(settings, requests, skip_bad, observer)
     storage = Storage(settings.storage)
-    with session(settings) as connection:
+    with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
         for parents in {spec.depends_on for _, spec in checked}:
             unfinished(connection, parents)
         _store(storage, [photo for photo, _ in checked], observer)
@@ -167,14 +174,14 @@ def submit_all(
 def _check(
     settings: Settings, requests: Sequence[Request | BadRequest], skip_bad: bool, observer: Observer
 ) -> list[tuple[Photo, JobSpec]]:
-    paths = [request.path for request in requests if isinstance(request, Request)]
+    paths = [request.path for request in requests if isinstance(request, Request) and request.data is None]
     observer.begin("checking", len(paths))
     results = iter(check_photos(paths, settings.max_pixels, observer.advance))
     checked, reasons = [], []
     for request in requests:
         if isinstance(request, BadRequest):
             reasons.append(request.reason)
-        elif isinstance(result := next(results), Photo):
+        elif isinstance(result := _check_upload(request, settings) or next(results), Photo):
             checked.append((result, request.spec))
         else:
             reasons.append(f"{request.where}{result}")
@@ -185,6 +192,16 @@ def _check(
     for reason in reasons:
         observer.leave_out(reason)
     return checked
+
+
+def _check_upload(request: Request, settings: Settings) -> Photo | InputError | None:
+    """Check the photo of a request that has its bytes."""
+    if request.data is None:
+        return None
+    try:
+        return check_upload(request.data, request.path, settings.max_pixels)
+    except InputError as error:
+        return error
 
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:
@@ -240,8 +257,17 @@ def _entries(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, 
     index = 1
     for photo, spec in checked:
         for job, job_id in spec.jobs(photo, index):
-            path = str(photo.path.absolute())
-            yield Entry(job=job, job_id=job_id, photo=path, priority=spec.priority, at=spec.at), spec
+            yield (
+                Entry(
+                    job=job,
+                    job_id=job_id,
+                    photo=photo.shown_path,
+                    priority=spec.priority,
+                    at=spec.at,
+                    notes=dict(spec.notes),
+                ),
+                spec,
+            )
             index += 1
 
 
