@@ -1,0 +1,175 @@
+"""Writes a copy of a model folder with its large components in half precision, as `svdq model convert` does.
+
+Files are mapped and written in shards of a few gigabytes, so that the largest models need little memory. Weights that
+diffusers and transformers keep in float32 stay so: opened in that dtype, copy and original have the same bits.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.files import is_half, names_in, read_json, weight_files
+from svdq.pipeline.models.folder_check import check_folder
+from svdq.pipeline.models.memory import size_text
+from svdq.pipeline.models.registry import layout_of
+
+#: Bytes of weights in a file of the copy, and so about the memory that writing it takes.
+SHARD_BYTES = 2 * 1024**3
+#: Copied as they are: small, and in half precision their pixels differ more than they save.
+_UNCHANGED = ("vae", "image_encoder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weight:
+    name: str
+    file: Path
+    dtype: torch.dtype
+    num_bytes: int
+
+
+def convert(
+    source: Path,
+    target: Path,
+    name: str,
+    dtype: torch.dtype,
+    *,
+    on_file: Callable[[str, int], None] = lambda _file, _bytes: None,
+    shard_bytes: int = SHARD_BYTES,
+) -> int:
+    """Write the copy; the target appears when it is complete.
+
+    Args:
+        source: a model folder.
+        target: a folder that does not exist yet.
+        name: name of the model in messages.
+        dtype: float16 or bfloat16.
+        on_file: called with each weights file, below the target, and its bytes before it is written.
+        shard_bytes: bytes of weights in a file.
+
+    Returns:
+        The bytes of all weights in the copy.
+
+    Raises:
+        InputError: the source is not a model that svdq runs, the target exists, or its disk has no room.
+    """
+    layout = layout_of(source, name)
+    check_folder(source, name, layout)
+    if target.exists() or target.is_symlink():
+        raise InputError(f"{target} exists; name a folder that does not exist yet.")
+    classes = read_json(source, "model_index.json", name)
+    weights = {
+        component: _weights(
+            source / component, _keeps_float32(classes[component][0], classes[component][1], dtype), dtype
+        )
+        for component in layout.key_weights
+        if component not in _UNCHANGED and component in classes and classes[component][0]
+    }
+    copied = _others(source, [*layout.components, *layout.key_weights], weights)
+    total = sum(weight.num_bytes for each in weights.values() for weight in each)
+    needed = total + sum(file.stat().st_size for file in copied)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+        if free < needed:
+            raise InputError(
+                f"The copy takes {size_text(needed)}, and {target.parent} has {size_text(free)} free; "
+                "name a folder on a larger disk."
+            )
+        with tempfile.TemporaryDirectory(prefix=f".{target.name[:100]}.", dir=target.parent) as folder:
+            partial = Path(folder) / target.name
+            partial.mkdir()
+            for file in copied:
+                place = partial / file.relative_to(source)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, place)
+            for component, each in weights.items():
+                stem = "diffusion_pytorch_model" if classes[component][0] == "diffusers" else "model"
+                _write(partial / component, stem, each, shard_bytes, on_file)
+            partial.rename(target)
+    except OSError as error:
+        raise InputError(f"{target} cannot be written ({error.strerror}); name another folder.") from error
+    return total
+
+
+def _weights(folder: Path, keeps_float32: Sequence[str], dtype: torch.dtype) -> list[_Weight]:
+    """List a component's weights, of the full variant if it has both, with their dtypes in the copy."""
+    files = [file for file in weight_files(names_in(folder)) if not file.endswith(".json")]
+    full = [file for file in files if not is_half(file)]
+    found = []
+    for file in full or files:
+        with safe_open(folder / file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                stored = opened.get_slice(name)
+                is_kept = stored.get_dtype() == "F32" and not {*keeps_float32}.isdisjoint(name.split("."))
+                wanted = torch.float32 if is_kept else dtype
+                num_bytes = torch.Size(stored.get_shape()).numel() * wanted.itemsize
+                found.append(_Weight(name=name, file=folder / file, dtype=wanted, num_bytes=num_bytes))
+    return found
+
+
+def _keeps_float32(library: str, class_name: str, dtype: torch.dtype) -> list[str]:
+    """Return the modules whose weights a library keeps in float32 if it loads a class in a dtype."""
+    import diffusers
+    import transformers
+
+    kind: Any = getattr(diffusers if library == "diffusers" else transformers, class_name)
+    kept = list(getattr(kind, "_keep_in_fp32_modules_strict", None) or [])
+    # transformers keeps those for float16 only, diffusers for every dtype.
+    if library == "diffusers" or dtype == torch.float16:
+        kept += getattr(kind, "_keep_in_fp32_modules", None) or []
+    return kept
+
+
+def _others(source: Path, components: Sequence[str], converted: Collection[str]) -> list[Path]:
+    """List the files that are copied: configs, tokenizers, licenses, and the weights that are not converted."""
+    files = [file for file in source.iterdir() if file.is_file()]
+    for component in components:
+        for file in (source / component).rglob("*") if (source / component).is_dir() else ():
+            is_weights = bool(weight_files([file.name])) or file.suffix in (".bin", ".pt", ".msgpack", ".h5")
+            if file.is_file() and not (component in converted and is_weights):
+                files.append(file)
+    return sorted({*files})
+
+
+def _shards(weights: Sequence[_Weight], shard_bytes: int) -> Iterator[list[_Weight]]:
+    shard: list[_Weight] = []
+    size = 0
+    for weight in weights:
+        if shard and size + weight.num_bytes > shard_bytes:
+            yield shard
+            shard, size = [], 0
+        shard.append(weight)
+        size += weight.num_bytes
+    yield shard
+
+
+def _write(
+    folder: Path, stem: str, weights: Sequence[_Weight], shard_bytes: int, on_file: Callable[[str, int], None]
+) -> None:
+    """Write a component's weights in shards, with their index if there are several."""
+    folder.mkdir(exist_ok=True)
+    shards = list(_shards(weights, shard_bytes))
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"{stem}.safetensors" if len(shards) == 1 else f"{stem}-{number:05}-of-{len(shards):05}.safetensors"
+        on_file(f"{folder.name}/{file}", sum(weight.num_bytes for weight in shard))
+        with ExitStack() as stack:
+            opened = {
+                path: stack.enter_context(safe_open(path, framework="pt")) for path in {weight.file for weight in shard}
+            }
+            tensors = {each.name: opened[each.file].get_tensor(each.name).to(each.dtype) for each in shard}
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": sum(weight.num_bytes for weight in weights)}, "weight_map": weight_map}
+        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")

@@ -1,0 +1,69 @@
+"""`svdq model convert`: a copy in half precision that loads as the original does in that dtype."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from svdq.cli.main import run
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.convert import convert
+from svdq.pipeline.models.loader import open_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_copy_loads_like_the_original_in_its_dtype(tiny_model: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    total = convert(tiny_model, tmp_path / "half", "tiny", dtype, shard_bytes=100_000)
+    files = sorted(path.name for path in (tmp_path / "half" / "unet").iterdir())
+    assert len(files) > 3, "in shards, with an index"
+    assert {tensor.dtype for tensor in load_file(tmp_path / "half" / "unet" / files[1]).values()} == {dtype}
+    assert total < sum(file.stat().st_size for file in tiny_model.rglob("*.safetensors")) / 1.9
+    copy, original = (open_model(str(name), Role.of_rank(0), CPU, dtype) for name in (tmp_path / "half", tiny_model))
+    for component in ("unet", "vae", "image_encoder"):
+        expected = getattr(original, "pipeline").components[component].state_dict()  # noqa: B009
+        found = getattr(copy, "pipeline").components[component].state_dict()  # noqa: B009
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected), component
+
+
+def test_nothing_is_left_of_a_copy_that_fails(tiny_model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "copies" / "half"
+
+    def fail(_file: str, _bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(tiny_model, target, "tiny", torch.float16, on_file=fail)
+    assert list((tmp_path / "copies").iterdir()) == []
+
+
+def test_a_folder_that_exists_is_left_alone(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="exists; name a folder"):
+        convert(tiny_model, tmp_path, "tiny", torch.float16)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny_model, folder)
+    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(InputError, match="cut off"):
+        convert(folder, tmp_path / "half", "damaged", torch.float16)
+
+
+def test_the_command(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "half"
+    assert run(["model", "convert", str(tiny_model), str(target), "--dtype", "fp16"]) == 0
+    out, err = capsys.readouterr()
+    assert f"SVDQ_MODEL={target}" in out
+    assert "unet/diffusion_pytorch_model.safetensors" in err
+    index = json.loads((target / "model_index.json").read_text(encoding="utf-8"))
+    assert index["_class_name"] == "StableVideoDiffusionPipeline"
+    assert run(["model", "convert", str(tmp_path / "absent"), str(tmp_path / "copy")]) == 2
