@@ -102,7 +102,11 @@ def lay_out(
         return steps, decoder
     best: tuple[float, list[int], int] | None = None
     ideal_s = _fill(free_s, step_s, [end_s] * len(ranks), stair_s, first, last, sample.num_steps_worth)
-    for decoder in sample.decoders:
+    decoders = sample.decoders
+    if costs.decode_s < step_s[0]:
+        # Whole steps balance as well, and frames have 24 times the bytes of latents in half precision.
+        decoders = decoders[-1:]
+    for decoder in decoders:
         if decoder < first:
             continue
         steps = _spread(sample, first, decoder, decoder, 0, free_s, until_s, stair_s)

@@ -75,6 +75,13 @@ def test_a_decode_that_exceeds_a_share_takes_turns_and_leaves_no_rank_idle(step_
     assert all(decoders.count(rank) <= share + 1 for rank in range(RANKS))
 
 
+def test_short_decodes_are_left_to_the_last_rank_while_videos_wait() -> None:
+    wall_ms, videos, _ = run(50, costs_of(10, 1, 9))
+    decoders = [video.assignment.decoder for video in videos if video.assignment is not None]
+    assert set(decoders[: 50 - RANKS]) == {RANKS - 1}
+    assert wall_ms <= 1.03 * 50 * (25 * 10 + 1 + 9) / RANKS
+
+
 @pytest.mark.parametrize("slow", range(RANKS))
 def test_a_rank_that_is_slower_gets_less(slow: int) -> None:
     speeds = [1 / 1.5 if rank == slow else 1.0 for rank in range(RANKS)]
