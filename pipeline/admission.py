@@ -131,12 +131,12 @@ class Admission:
         """Handle finished work of any rank: learn what its shape costs."""
         with self._lock:
             for each in work:
-                if (in_flight := self._in_flight.get(each.index)) is None or not 0 <= each.rank < self._num_ranks:
+                if (in_flight := self._in_flight.get(each.sample)) is None or not 0 <= each.rank < self._num_ranks:
                     continue
                 shape, plan = in_flight
                 num_steps = plan.boundaries[each.rank + 1] - plan.boundaries[each.rank]
                 self._costs.record(shape, each.rank, each.kind, num_steps, each.seconds)
-                self._planner.finished(each.index, each.rank, each.kind, time.monotonic())
+                self._planner.finished(each.sample, each.rank, each.kind, time.monotonic())
 
     def on_report(self, report: Report) -> None:
         """Handle the end of a sample."""

@@ -204,6 +204,8 @@ class Planner:
     def _forecast(self, now: float) -> tuple[list[float], float]:
         """Return when each rank has done what it was given, and when rank 0 has encoded what starts on other ranks."""
         free_s = [*self._finished_s]
+        # What is not finished when expected takes longer, or its report is on its way.
+        earliest_s = [now, *[now - REPORT_LAG_S] * (self._num_ranks - 1)]
         encoded_s = now
         encodes_s = 0.0
         for sample in self._in_flight.values():
@@ -216,13 +218,17 @@ class Planner:
                 at_s = encoded_s
             for work in sample.works:
                 rank = work.rank
-                at_s = max(at_s, free_s[rank]) + work.num_steps * step_s[rank]
+                # Comparisons: a call of max takes longer than all of the rest, and there may be 100 works.
+                if at_s < free_s[rank]:
+                    at_s = free_s[rank]
+                at_s += work.num_steps * step_s[rank]
                 if work.encodes:
                     at_s += costs.encode_s
                 if work.decodes:
                     at_s += costs.decode_on(rank)
-                # What is not finished when expected takes longer, or its report is on its way.
-                free_s[rank] = work.expected_s = at_s = max(at_s, now - REPORT_LAG_S if rank else now)
+                if at_s < earliest_s[rank]:
+                    at_s = earliest_s[rank]
+                free_s[rank] = work.expected_s = at_s
         free_s = [max(rank_s, now) for rank_s in free_s]
         free_s[0] += encodes_s
         return free_s, encoded_s

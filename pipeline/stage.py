@@ -17,7 +17,7 @@ from svdq.pipeline.costs import CostModel
 from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.denoising import KEEP_EVERY_S, StepLoop
 from svdq.pipeline.inbox import Inbox
-from svdq.pipeline.models.base import State, VideoModel
+from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.plan import Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, NoCheckpointer, Report, Request, Sink, Source
@@ -164,7 +164,7 @@ class Stage:
                 continue
             work = self._inbox.take()
             if work is None or isinstance(work, Sample):
-                return work and replace(work, tensors=self._on_device(work.tensors))
+                return self._on_device(work)
             if work.job_id:
                 # If the warm-up kills ranks, this job is set aside.
                 sample = Sample(job_id=work.job_id, parameters=work.parameters, boundaries=(), step=0)
@@ -182,8 +182,11 @@ class Stage:
         elif not self.stopped:
             self._pass_on(sample)
 
-    def _on_device(self, tensors: State) -> State:
-        return {name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()}
+    def _on_device(self, sample: Sample | None) -> Sample | None:
+        if sample is None or self._device.type == "cpu":
+            return sample
+        tensors = {name: tensor.to(self._device, non_blocking=True) for name, tensor in sample.tensors.items()}
+        return replace(sample, tensors=tensors)
 
     def _before_step(self, is_last: bool, *, decodes: bool = False) -> float:
         """On rank 0, admit videos that other ranks could begin now; return the seconds that this took."""

@@ -73,7 +73,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         bursts = [burst[number :: len(workload.models)] for burst in bursts]
     feed = _Feed(workload, bursts, barrier) if topology.first else None
     drain = _Drain() if topology.last else None
-    monitor = _MemoryMonitor()
+    monitor = _UsageMonitor()
     tracer = Tracer(topology.rank, on=True)
     stage = build_stage(
         topology=topology,
@@ -88,9 +88,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     )
     if workload.warm:
         stage.warm_up(workload.parameters)
-    cpu_before_s = time.process_time()
     stage.run()
-    cpu_s = time.process_time() - cpu_before_s
     monitor.note()
     log = RankLog(
         spans=[(span.name, span.job_id, span.start_s, span.end_s) for span in tracer.spans],
@@ -98,7 +96,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         finished_s=drain.finished_s if drain else [],
         started_s=feed.started_s if feed else None,
         failures=feed.failures if feed else [],
-        cpu_s=cpu_s,
+        cpu_s=monitor.cpu_s,
         rss_mb=monitor.rss_mb,
         gpu_mb=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
     )
@@ -179,16 +177,19 @@ class _Drain:
         pass
 
 
-class _MemoryMonitor:
-    """Records resident memory at every hundredth sample."""
+class _UsageMonitor:
+    """Records resident memory at every hundredth sample, and processor time from the first sample on."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._latest = ""
         self._num_seen = 0
+        self._cpu_before_s: float | None = None
         self.rss_mb: list[float] = []
 
     def step(self, sample: Sample, index: int) -> None:
+        if self._cpu_before_s is None:
+            self._cpu_before_s = time.process_time()
         if sample.job_id != self._latest:
             self._latest = sample.job_id
             self._num_seen += 1
@@ -197,6 +198,11 @@ class _MemoryMonitor:
 
     def note(self) -> None:
         self.rss_mb.append(self._process.memory_info().rss / 2**20)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of this process since the first sample."""
+        return 0.0 if self._cpu_before_s is None else time.process_time() - self._cpu_before_s
 
     def warm_up(self, sample: Sample) -> None:
         pass

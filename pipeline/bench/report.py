@@ -29,7 +29,7 @@ class RankLog:
     started_s: float | None
     #: Why videos failed; on rank 0 only.
     failures: list[str]
-    #: CPU time of the run in seconds.
+    #: CPU time in seconds, in the loop from the first video on.
     cpu_s: float
     #: Resident memory after each hundredth video and at the end, MiB.
     rss_mb: list[float]

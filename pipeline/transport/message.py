@@ -5,9 +5,9 @@ Messages contain no pickle or other executable data. A checkpoint is the same he
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic_core import from_json, to_json
@@ -43,14 +43,13 @@ class Kind(Enum):
     REPORT = "report"
 
 
-@dataclass(frozen=True)
-class Work:
-    """A piece of work that a rank has finished, as rank 0's planner counts it."""
+class Work(NamedTuple):
+    """A piece of work that a rank has finished, as rank 0's planner counts it; a tuple, which is JSON already."""
 
     #: Who did it.
     rank: int
     #: `Sample.index`.
-    index: int
+    sample: int
     #: `encode`, `steps` or `decode`.
     kind: str
     #: How long it took.
@@ -136,9 +135,9 @@ def encode_header(message: Message, layout: Layout | None = None) -> bytes:
             (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
             for name, tensor in message.tensors.items()
         ]
-    document = {"kind": message.kind.value, "body": message.body, "layout": layout}
+    document: dict[str, Any] = {"kind": message.kind.value, "body": message.body, "layout": layout}
     if message.work:
-        document["work"] = [astuple(work) for work in message.work]
+        document["work"] = message.work
     # pydantic's JSON encoder: after a sleep, the json module takes several times as long to get back into the cache.
     return to_json(document)
 
@@ -163,15 +162,15 @@ def decode_header(header: bytes | bytearray) -> tuple[Message, Layout]:
     return Message(kind=kind, body=body, work=work), layout
 
 
-def _work(rank: object, index: object, kind: object, seconds: object) -> Work:
+def _work(rank: object, sample: object, kind: object, seconds: object) -> Work:
     """Check a piece of finished work.
 
     Raises:
         ValueError: it is not one.
     """
-    if not (type(rank) is type(index) is int and isinstance(kind, str) and type(seconds) in (int, float)):
+    if not (type(rank) is type(sample) is int and isinstance(kind, str) and type(seconds) in (int, float)):
         raise ValueError("the work of a message is not work")
-    return Work(rank, index, kind, seconds)  # type: ignore[arg-type]
+    return Work(rank, sample, kind, seconds)  # type: ignore[arg-type]
 
 
 def num_payload_bytes(layout: Layout) -> int:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -167,7 +167,7 @@ class Sender:
         work = list(message.work)
         while self._work:
             work.append(self._work.popleft())
-        return replace(message, work=work)
+        return Message(kind=message.kind, body=message.body, tensors=message.tensors, work=work)
 
     def _now(self) -> torch.cuda.Event | None:
         """Return a CUDA event that marks the end of this thread's stream so far."""

@@ -1,5 +1,9 @@
 """Running estimates of costs: from a guess to measurements, deaf to disturbances."""
 
+from statistics import quantiles
+
+import pytest
+
 from svdq.pipeline.costs import CostModel, CostPrior, Shape
 
 SHAPE = Shape(frames=14, width=576, height=320, guided=True)
@@ -48,6 +52,15 @@ def test_disturbed_measurements_move_nothing() -> None:
     costs = model.estimate(SHAPE)
     assert costs.step_s == (0.1, 0.1, 0.1)
     assert costs.decode_s == 0.4
+
+
+@pytest.mark.parametrize("number", range(2, 20))
+def test_an_estimate_is_the_lower_quartile_of_the_last_fifteen(number: int) -> None:
+    model = cost_model()
+    times = [((7 * each) % 11 + 1) / 10 for each in range(number)]
+    for its_s in times:
+        record(model, [], encode=its_s)
+    assert model.estimate(SHAPE).encode_s == pytest.approx(quantiles(times[-15:], n=4, method="inclusive")[0])
 
 
 def test_nearly_equal_ranks_count_as_equal_and_slower_ones_do_not() -> None:

@@ -121,7 +121,7 @@ def test_finished_work_is_sent_at_once_and_then_with_the_next_message(pair) -> N
         sender.send_work()
     sender.send(Message(kind=Kind.REPORT))
     sender.close()
-    kinds = [(message.kind, [work.index for work in message.work]) for message in collect(pair[1])]
+    kinds = [(message.kind, [work.sample for work in message.work]) for message in collect(pair[1])]
     assert kinds[0] == (Kind.WORK, [0])
     assert [index for _, indices in kinds for index in indices] == [0, 1, 2]
     assert kinds[-1] == (Kind.CLOSE, [])
