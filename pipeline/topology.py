@@ -4,6 +4,7 @@ Samples go from rank to rank down the chain; reports go back from the last rank 
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,9 +16,9 @@ from svdq.pipeline.plan import Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, Sink, Source
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport import rendezvous
 from svdq.pipeline.transport.address_book import AddressBook, FolderBook, address_among_hosts
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.rendezvous import close_ring
 from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 
 
@@ -88,14 +89,8 @@ def join(
     """
     if topology.num_ranks == 1:
         return Links(rank_info=(rank_info,))
-    if topology.local_num_ranks == topology.num_ranks:
-        book, address = FolderBook(folder), str(folder / f"rank{topology.rank}.sock")
-    else:
-        assert book is not None
-        elsewhere = (topology.rank - topology.local_rank + topology.local_num_ranks) % topology.num_ranks
-        master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        address = address_among_hosts(book, topology.rank, elsewhere, *master)
-    ring = close_ring(book, topology.rank, topology.num_ranks, address, rank_info)
+    book, address = _meeting_place(topology, folder, book)
+    ring = rendezvous.close_ring(book, topology.rank, topology.num_ranks, address, rank_info)
     outgoing, incoming = Channel(ring.following, device), Channel(ring.preceding, device)
     return Links(
         upstream=None if topology.first else incoming,
@@ -104,6 +99,42 @@ def join(
         reports=incoming if topology.first else None,
         rank_info=ring.rank_info if topology.first else (),
     )
+
+
+def agree(
+    topology: Topology,
+    rank_info: str,
+    decide: Callable[[tuple[str, ...]], str],
+    *,
+    folder: Path,
+    book: AddressBook | None = None,
+) -> str:
+    """Return what rank 0 decides from what all ranks tell, before they load their models.
+
+    Args:
+        topology: which rank this is.
+        rank_info: what this rank reports to rank 0.
+        decide: called on rank 0 alone, with what the ranks tell, rank 0 first.
+        folder: as for `join`.
+        book: as for `join`.
+
+    Raises:
+        OSError: the other ranks have ended.
+    """
+    if topology.num_ranks == 1:
+        return decide((rank_info,))
+    book, address = _meeting_place(topology, folder, book)
+    return rendezvous.agree(book, topology.rank, topology.num_ranks, address, rank_info, decide)
+
+
+def _meeting_place(topology: Topology, folder: Path, book: AddressBook | None) -> tuple[AddressBook, str]:
+    """Return where the ranks find each other, and where this one listens."""
+    if topology.local_num_ranks == topology.num_ranks:
+        return FolderBook(folder), str(folder / f"rank{topology.rank}.sock")
+    assert book is not None
+    elsewhere = (topology.rank - topology.local_rank + topology.local_num_ranks) % topology.num_ranks
+    master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    return book, address_among_hosts(book, topology.rank, elsewhere, *master)
 
 
 def build_stage(

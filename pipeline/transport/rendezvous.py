@@ -17,6 +17,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -101,6 +102,50 @@ def close_ring(book: AddressBook, rank: int, num_ranks: int, address: str, rank_
             returned = replace(received, rank_info=(*received.rank_info, rank_info))
             following = _connect(book, next_name, returned)
     return Ring(following=configure(following), preceding=configure(preceding), rank_info=returned.rank_info)
+
+
+def agree(
+    book: AddressBook,
+    rank: int,
+    num_ranks: int,
+    address: str,
+    rank_info: str,
+    decide: Callable[[tuple[str, ...]], str],
+) -> str:
+    """Return what rank 0 decides from what all ranks tell; waits for all ranks. Leaves no connection.
+
+    Args:
+        book: the same for all ranks.
+        rank: this rank.
+        num_ranks: K, at least two.
+        address: where this rank listens, as in `close_ring`.
+        rank_info: what rank 0 is to know of this rank.
+        decide: called on rank 0 alone, with what the ranks tell, rank 0 first.
+
+    Raises:
+        OSError: the others have ended, or been restarted.
+        InputError: the path of the socket is too long.
+    """
+    ring = close_ring(book, rank, num_ranks, address, rank_info)
+    with ring.following, ring.preceding:
+        if rank == 0:
+            text = decide(ring.rank_info).encode()
+        else:
+            (length,) = _LENGTH.unpack(_receive(ring.preceding, _LENGTH.size))
+            text = _receive(ring.preceding, length)
+        if rank < num_ranks - 1:
+            ring.following.sendall(_LENGTH.pack(len(text)) + text)
+    return text.decode()
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+    received = b""
+    while len(received) < num_bytes:
+        part = connection.recv(num_bytes - len(received))
+        if not part:
+            raise ConnectionError("it closed the connection")
+        received += part
+    return received
 
 
 def _name(rank: int) -> str:
@@ -237,12 +282,7 @@ def _call(entry: dict[str, Any], hello: _Hello) -> socket.socket:
     with closing_on_error(connection):
         connection.settimeout(_ANSWER_S)
         connection.sendall(entry["secret"].encode() + hello.encoded())
-        answer = b""
-        while len(answer) < _SECRET_BYTES:
-            part = connection.recv(_SECRET_BYTES - len(answer))
-            if not part:
-                raise ConnectionError("it closed the connection")
-            answer += part
+        answer = _receive(connection, _SECRET_BYTES)
         if not hmac.compare_digest(answer, entry["answer"].encode()):
             raise ConnectionError("another program answers")
     return connection

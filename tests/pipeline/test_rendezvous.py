@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.transport.address_book import FolderBook, address_among_hosts
-from svdq.pipeline.transport.rendezvous import Ring, close_ring
+from svdq.pipeline.transport.rendezvous import Ring, agree, close_ring
 
 LOOPBACK = "127.0.0.1"
 
@@ -53,6 +53,23 @@ def test_ranks_connect_and_connect_again_through_the_same_book(
     check(close_all(book, num_ranks, address))
     check(close_all(book, num_ranks, address))
     assert not list(tmp_path.glob("*.sock")), "no rank listens any more"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 7])
+def test_ranks_agree_on_what_rank_0_decides_and_connect_after_that(book: FolderBook, address, num_ranks: int) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def decide(rank_info: tuple[str, ...]) -> str:
+        asked.append(rank_info)
+        return "größe " * 100_000
+
+    with ThreadPoolExecutor(num_ranks) as ranks:
+        agreed = list(
+            ranks.map(lambda rank: agree(book, rank, num_ranks, address(rank), f"{rank}", decide), range(num_ranks))
+        )
+    assert agreed == ["größe " * 100_000] * num_ranks
+    assert asked == [tuple(f"{rank}" for rank in range(num_ranks))]
+    check(close_all(book, num_ranks, address))
 
 
 def test_sockets_of_killed_ranks_are_replaced(book: FolderBook, tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""Decides which rank holds which denoising components of a model, and so which steps of a video it may do. Pure code.
+
+Samples go down the chain, so the ranks with the component of the first steps come before those of the next.
+"""
+
+from collections.abc import Sequence
+
+from svdq.pipeline.costs import CostPrior
+from svdq.pipeline.models.family import Segment
+
+#: The denoising components that a rank holds; None: all of the model.
+Components = frozenset[str] | None
+#: The steps that a rank may do of a video: the first, and the one after the last.
+Bounds = tuple[int, int]
+
+
+def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior) -> list[Components]:
+    """Bind ranks to the components of a typical video, so that the slowest ranks are as fast as possible.
+
+    Args:
+        segments: of a typical video.
+        has_room: for each rank whether its memory holds all components; each holds any one of them.
+        prior: of the model: rank 0 encodes as well, and the last ranks decode.
+
+    Returns:
+        The components of each rank. Ranks with room hold all where this helps: all ranks, or some at the boundary.
+    """
+    num_ranks = len(has_room)
+    if len(segments) == 1 or num_ranks == 1 or all(has_room):
+        return [None] * num_ranks
+    first, second = segments
+    first_steps = first.stop - first.start + prior.encode_steps
+    second_steps = second.stop - second.start + prior.decode_steps
+    choices = []
+    for start in range(num_ranks + 1):  # the ranks with all components are those from `start` to `stop`
+        for stop in range(start, num_ranks + 1):
+            if stop == 0 or start == num_ranks or not all(has_room[start:stop]):
+                continue
+            slowest = max(
+                first_steps / stop, second_steps / (num_ranks - start), (first_steps + second_steps) / num_ranks
+            )
+            choices.append((slowest, start - stop, start, stop))
+    _, _, start, stop = min(choices)
+    return [
+        frozenset({first.component}) if rank < start else None if rank < stop else frozenset({second.component})
+        for rank in range(num_ranks)
+    ]
+
+
+def bounds_of(segments: Sequence[Segment], components: Sequence[Components]) -> list[Bounds]:
+    """Return the steps of a video that each rank may do, nondecreasing down the chain.
+
+    Args:
+        segments: of the video; a rank whose component has no steps in it has an empty range.
+        components: of each rank, from `bind`.
+    """
+    num_steps = segments[-1].stop
+    bounds: list[Bounds] = []
+    done = 0  # where a rank without steps comes in
+    for held in components:
+        mine = [segment for segment in segments if held is None or segment.component in held]
+        bounds.append((mine[0].start, mine[-1].stop) if mine else (done, done))
+        done = max(done, bounds[-1][1])
+    # A sample that has passed the last rank of a segment does not come back.
+    for rank in range(1, len(bounds)):
+        bounds[rank] = (max(bounds[rank][0], bounds[rank - 1][0]), bounds[rank][1])
+    for rank in range(len(bounds) - 2, -1, -1):
+        bounds[rank] = (bounds[rank][0], min(bounds[rank][1], bounds[rank + 1][1]))
+    assert bounds[0][0] == 0, "no rank has the component of the first step"
+    assert bounds[-1][1] == num_steps, "no rank has the component of the last step"
+    return bounds
