@@ -35,13 +35,14 @@ def _read_sizes(_context: click.Context, option: click.Parameter, values: tuple[
         InputError: a size is not allowed.
     """
     from svdq.pipeline.errors import InputError
-    from svdq.pipeline.parameters import MAX_SIDE, SIZE_MULTIPLE
+    from svdq.pipeline.models.svd.parameters import SIZE_MULTIPLE
+    from svdq.pipeline.parameters import MAX_SIDE
     from svdq.producer.submitting.options import nearest_side, read_field
 
     sizes = []
     for value in values:
         size = read_field("size", value, option.opts[0])
-        width, height = nearest_side(size["width"]), nearest_side(size["height"])
+        width, height = (nearest_side(size[side], SIZE_MULTIPLE) for side in ("width", "height"))
         if size != {"width": width, "height": height}:
             raise InputError(
                 f"{option.opts[0]} {value} is not allowed: both sides must be multiples of {SIZE_MULTIPLE} from "

@@ -1,17 +1,40 @@
-"""Options that several commands share: the parameters of videos, derived from `Job`, and the submission options."""
+"""Options that several commands share: the parameters of videos, derived from the jobs, and the submission options."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import annotated_types
 import click
 
-from svdq.pipeline.parameters import SIZE_MULTIPLE, Format, VideoParameters
-from svdq.producer.job import Job
+from svdq.pipeline.models.registry import PARAMETERS
+from svdq.pipeline.parameters import Format
+from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.keys import PRIORITIES
-from svdq.producer.submitting.options import SubmitOptions, as_flag, read_field
+from svdq.producer.submitting.options import FIELD_OF, SubmitOptions, as_flag, read_field
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class VideoCommand(click.Command):
+    """A command whose help has a section for the options of each family of models."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of all families first."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class _Option(click.Option):
+    """An option in a section of the help."""
+
+    def __init__(self, *names: Any, section: str, **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.section = section
 
 
 def _read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> dict[str, int]:
@@ -19,41 +42,75 @@ def _read_size(_context: click.Context, _option: click.Parameter, value: str | N
     return {} if value is None else read_field("size", value, "--size")
 
 
-#: Default of a parameter, in words, where the job model has none.
+#: Default of a parameter, in words, where it has none.
 _OPEN_DEFAULTS = {
-    "frames": "the model's own",
     "seed": "random, and recorded",
     "decode_chunk_size": "as many as fit into memory",
+    "prompt": "that of a .txt beside the photo, or none",
 }
+#: Default of a parameter that is left to the model.
+_MODELS_OWN = "the model's own"
 #: Larger limits are not shown: they do not help a reader.
 _MAX_SHOWN = 1_000_000
 
 
 def _option(name: str) -> Callable[[Command], Command]:
     """Build the option of a parameter; the job checks the range, with one sentence for every source of parameters."""
-    field = Job.model_fields[name]
+    field, families = FIELD_OF[name], [job for job in JOBS.values() if name in job.model_fields]
     bounds = {type(bound): bound for bound in field.metadata}
     low, high = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
     limits = f"{low.ge:g} to {high.le:g}; " if low and high and high.le < _MAX_SHOWN else ""
-    default = _OPEN_DEFAULTS.get(name, field.default)
-    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)] or [field.annotation]
-    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    kind = _type(field.annotation)
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
     return click.option(
         as_flag(name),
-        type=click.Choice(choices) if choices else kinds[0],
-        help=f"{field.description} [{limits}default: {default}].",
+        cls=_Option,
+        section="Options" if len(families) == len(JOBS) else f"Options for {families[0].title}",
+        type=click.Choice(choices) if choices else kind,
+        help=f"{field.description} [{limits}default: {_by_family([_default(name, job) for job in families])}].",
     )
 
 
+def _type(annotation: Any) -> Any:
+    """Return the type of a value that may be None or have limits."""
+    if get_origin(annotation) is Annotated:
+        return _type(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return annotation
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return _type(kinds[0]) if kinds else annotation
+
+
+def _default(name: str, job: type[Job]) -> str:
+    default = job.model_fields[name].default
+    rule = f", 1 more than a multiple of {job.frame_step}" if name == "frames" and job.frame_step > 1 else ""
+    return f"{_OPEN_DEFAULTS.get(name) or (default if default is not None else _MODELS_OWN)}{rule}"
+
+
+def _by_family(texts: Sequence[str]) -> str:
+    """Join what holds for each family; if it is the same for all, it is said once."""
+    others = zip(list(PARAMETERS.values())[1:], texts[1:], strict=False)
+    return "; ".join([texts[0], *(f"{cls.title}: {text}" for cls, text in others if text != texts[0])])
+
+
+def _size(job: type[Job]) -> str:
+    width, height = (job.model_fields[side].default for side in ("width", "height"))
+    return f"{f'{width}x{height}' if width and height else _MODELS_OWN}, multiples of {job.side_multiple}"
+
+
 def _options() -> list[Callable[[Command], Command]]:
-    width, height = (VideoParameters.model_fields[side].default for side in ("width", "height"))
+    family = click.option(
+        "--family",
+        type=click.Choice(tuple(JOBS)),
+        help="Family of models [default: that of the other parameters, or of the configured model, or svd].",
+    )
     size = click.option(
         "--size",
         metavar="WxH",
         callback=_read_size,
-        help=f"Size in pixels, multiples of {SIZE_MULTIPLE} [default: {width}x{height}].",
+        help=f"Size in pixels [default: {_by_family([_size(job) for job in JOBS.values()])}].",
     )
-    formats = Job.model_fields["formats"]
+    formats = FIELD_OF["formats"]
     file_format = click.option(
         "--format",
         "formats",
@@ -61,8 +118,9 @@ def _options() -> list[Callable[[Command], Command]]:
         type=click.Choice(get_args(Format)),
         help=f"{formats.description}; repeatable [default: {' '.join(formats.default)}].",
     )
-    plain = [name for name in VideoParameters.model_fields if name not in ("width", "height")]
-    return [size, *map(_option, plain), file_format, _option("fit")]
+    own = ("family", "width", "height", "formats", "fit")
+    plain = [name for name in VIDEO_FIELDS if name not in own]
+    return [family, size, *map(_option, plain), file_format, _option("fit")]
 
 
 _SUBMISSION_OPTIONS = (
@@ -78,7 +136,7 @@ priority_option = click.option(
 
 
 def parameter_options(command: Command) -> Command:
-    """Add the options of video parameters; `read_options` converts their values."""
+    """Add the options of video parameters to a `VideoCommand`; `read_options` converts their values."""
     return _with(command, _options())
 
 
@@ -95,4 +153,5 @@ def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> 
 
 def read_options(*, size: dict[str, int], formats: tuple[str, ...], **parameters: Any) -> SubmitOptions:
     """Convert the values of `parameter_options`; a repeated format counts once."""
-    return SubmitOptions(**(parameters | size), formats=tuple(dict.fromkeys(formats)) or None)
+    texts = {name: value.strip() for name, value in parameters.items() if isinstance(value, str)}
+    return SubmitOptions(**(parameters | texts | size), formats=tuple(dict.fromkeys(formats)) or None)

@@ -9,7 +9,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.parameters import parameter_options, priority_option, read_options, submission_options
+from svdq.cli.parameters import VideoCommand, parameter_options, priority_option, read_options, submission_options
 
 EXAMPLES = """\b
 Examples:
@@ -24,7 +24,7 @@ Examples:
 """
 
 
-class _PhotosCommand(click.Command):
+class _PhotosCommand(VideoCommand):
     """Accepts a file whose name begins with a dash, as a shell's `*.jpg` may give it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

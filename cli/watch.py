@@ -13,7 +13,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, redis_options, storage_option
-from svdq.cli.parameters import parameter_options, priority_option, read_options
+from svdq.cli.parameters import VideoCommand, parameter_options, priority_option, read_options
 from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
     return seconds
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=VideoCommand, epilog=EXAMPLES)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--recursive", is_flag=True, help="Include subfolders; outputs have the same folders.")
 @click.option("--glob", "globs", multiple=True, metavar="PATTERN", help="Only these; repeatable [default: all photos].")

@@ -25,7 +25,7 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Links, Topology, build_stage
@@ -90,7 +90,7 @@ class _FolderSink:
 def render(
     model: str,
     image: Image.Image,
-    videos: Sequence[VideoParameters],
+    videos: Sequence[SvdParameters],
     *,
     num_ranks: int,
     device: str = "cpu",
@@ -113,7 +113,7 @@ def _rank_main(
     model = open_model(model_name, role, device, dtype_of(options, device), options)
     image = Image.open(Path(folder, "photo.png"))
     requests = [
-        Request(job_id=f"video-{number}", parameters=VideoParameters.model_validate(document), photo=image)
+        Request(job_id=f"video-{number}", parameters=SvdParameters.model_validate(document), photo=image)
         for number, document in enumerate(json.loads(documents))
     ]
     build_stage(
@@ -130,7 +130,7 @@ def _rank_main(
 
 
 def render_with_diffusers(
-    model: str, image: Image.Image, parameters: VideoParameters, *, device: str = "cpu"
+    model: str, image: Image.Image, parameters: SvdParameters, *, device: str = "cpu"
 ) -> NDArray[np.uint8]:
     """Render one video with diffusers' StableVideoDiffusionPipeline; return frames (F, H, W, 3)."""
     from svdq.pipeline.models.svd.folder import be_quiet
@@ -146,7 +146,7 @@ def render_with_diffusers(
     return np.stack([np.asarray(frame) for frame in frames])
 
 
-def call_diffusers(pipeline: Any, image: Image.Image, parameters: VideoParameters, **more: Any) -> Any:
+def call_diffusers(pipeline: Any, image: Image.Image, parameters: SvdParameters, **more: Any) -> Any:
     """Call a StableVideoDiffusionPipeline as its users do; return the frames of each video.
 
     Args:
@@ -192,7 +192,7 @@ def _compare(options: argparse.Namespace) -> int:
         photo = options.image.read_bytes() if options.image else Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 90)
         image = prepare_photo(photo, int(width), int(height), options.fit, max_pixels=10**9)
         videos = [
-            VideoParameters(
+            SvdParameters(
                 frames=options.frames,
                 steps=options.steps,
                 width=int(width),
@@ -228,7 +228,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    defaults = VideoParameters(seed=0)
+    defaults = SvdParameters(seed=0)
     parser = argparse.ArgumentParser(prog="python -m svdq.pipeline.compare", description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a StableVideoDiffusionPipeline [default: the tiny one]")
     parser.add_argument("--image", type=Path, help="a photo [default: a fractal]")

@@ -1,11 +1,12 @@
-"""The parameters of one video: the arguments of diffusers' StableVideoDiffusionPipeline. Does not import torch.
+"""What the parameters of all videos have in common; each family of models has its own class. Does not import torch.
 
-Names and defaults are diffusers' own wherever diffusers has the argument.
+Names and defaults are diffusers' own wherever diffusers has the argument. `models/registry.py` reads them from JSON.
 """
 
-from typing import Annotated, Literal, Self
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from svdq.pipeline.errors import InputError
 
@@ -14,12 +15,21 @@ Format = Literal["mp4", "gif", "webp", "png"]
 #: How a photo of another aspect ratio is fitted to width x height.
 Fit = Literal["crop", "pad", "stretch"]
 
-#: The sides of a video must be multiples of this many pixels: 8 for the VAE times 8 for the UNet's three halvings.
-SIZE_MULTIPLE = 64
 #: Largest side in pixels.
 MAX_SIDE = 4096
 
-Side = Annotated[int, Field(ge=SIZE_MULTIPLE, le=MAX_SIDE, multiple_of=SIZE_MULTIPLE)]
+# Fields that all families have, with the same limits.
+
+#: None means the model's default, filled in when a worker takes the job.
+Frames = Annotated[int | None, Field(ge=1, le=1024, description="Number of frames")]
+#: diffusers: num_inference_steps.
+Steps = Annotated[int, Field(ge=1, le=1000, description="Denoising steps")]
+#: Of the file and, where the model has it, of its conditioning.
+Fps = Annotated[int, Field(ge=1, le=120, description="Frames a second")]
+#: None means as many as fit into memory. Changes pixels, so it is recorded.
+ChunkSize = Annotated[int | None, Field(ge=1, le=1024, description="Frames decoded at a time")]
+#: Seed of the video's only random generator.
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of the noise")]
 
 
 class VideoParameters(BaseModel):
@@ -31,52 +41,39 @@ class VideoParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    #: None means the model's default (14 or 25), filled in when a worker takes the job.
-    frames: int | None = Field(default=None, ge=1, le=1024, description="Number of frames")
-    #: diffusers: num_inference_steps.
-    steps: int = Field(default=25, ge=1, le=1000, description="Denoising steps")
-    #: Pixels.
-    width: Side = 1024
-    #: Pixels.
-    height: Side = 576
-    #: Of the file and of the model's conditioning.
-    fps: int = Field(default=7, ge=1, le=120, description="Frames a second")
-    motion_bucket_id: int = Field(
-        default=127, ge=0, le=1023, description="Amount of motion; the model was trained with 1 to 255"
-    )
-    #: Standard deviation of the noise added to the photo before it is encoded.
-    noise_aug_strength: float = Field(default=0.02, ge=0.0, le=10.0, description="Noise added to the photo")
-    min_guidance_scale: float = Field(default=1.0, ge=0.0, le=100.0, description="Guidance of the first frame")
-    #: Guidance is off if it is 1 or less.
-    max_guidance_scale: float = Field(default=3.0, ge=0.0, le=100.0, description="Guidance of the last frame")
-    #: None means as many as fit into memory. Changes pixels, so it is recorded.
-    decode_chunk_size: int | None = Field(default=None, ge=1, le=1024, description="Frames decoded at a time")
-    #: Seed of the video's only random generator.
-    seed: int = Field(ge=0, le=2**63 - 1, description="Seed of the noise")
+    #: The family of models in messages.
+    title: ClassVar[str]
+    #: The sides of a video must be multiples of this many pixels.
+    side_multiple: ClassVar[int]
+    #: Frame counts are 1 more than a multiple of this.
+    frame_step: ClassVar[int] = 1
 
-    @model_validator(mode="after")
-    def _guidance_in_order(self) -> Self:
-        if self.min_guidance_scale > self.max_guidance_scale:
-            raise ValueError(
-                f"min_guidance_scale {self.min_guidance_scale} is larger than max_guidance_scale "
-                f"{self.max_guidance_scale}"
-            )
-        return self
+    if TYPE_CHECKING:
+        # Each family declares these itself: the ids of jobs are made from their JSON, in the order of the fields. What
+        # a family leaves open (None) is filled in when a worker takes the job; the pipeline gets numbers.
+        family: str
+        frames: int | None
+        steps: int
+        width: int
+        height: int
+        fps: int
+        decode_chunk_size: int | None
+        seed: int
 
     @classmethod
     def of_shape(cls, text: str) -> Self:
         """Parse a shape such as 1024x576x25 (width, height, frames); other parameters have their defaults.
 
         Raises:
-            InputError: the text is not a shape.
+            InputError: the text is not a shape of this family.
         """
         try:
             width, height, frames = (int(item) for item in text.split("x"))
-            return cls(width=width, height=height, frames=frames, seed=0)
+            return cls.model_validate({"width": width, "height": height, "frames": frames, "seed": 0})
         except ValueError as error:  # pydantic's ValidationError is one
             raise InputError(
-                f"{text!r} is not a shape; write it as WIDTHxHEIGHTxFRAMES with sides in multiples of 64, "
-                "such as 1024x576x25."
+                f"{text!r} is not a shape; write it as WIDTHxHEIGHTxFRAMES with sides in multiples of "
+                f"{cls.side_multiple}, such as 1024x576x25."
             ) from error
 
     @property
@@ -86,6 +83,11 @@ class VideoParameters(BaseModel):
         return self.frames
 
     @property
+    @abstractmethod
     def guided(self) -> bool:
         """Whether classifier-free guidance is on (diffusers: do_classifier_free_guidance)."""
-        return self.max_guidance_scale > 1
+
+
+def side(multiple: int) -> object:
+    """Return the limits of a side in pixels."""
+    return Field(ge=multiple, le=MAX_SIDE, multiple_of=multiple)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from svdq.pipeline.inbox import Inbox, WarmUp
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.registry import parse_parameters
 from svdq.pipeline.protocols import Report, Sink
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.transport.message import Kind, sample_body, sample_from
@@ -58,7 +58,7 @@ class Router:
                 if self.sink is None:
                     # Passed on first, so that all ranks warm up at the same time.
                     arrival.relay(self.outgoing)
-                parameters = VideoParameters.model_validate(message.body["parameters"])
+                parameters = parse_parameters(message.body["parameters"])
                 self.inbox.put(
                     WarmUp(index=message.body["index"], job_id=message.body["job_id"], parameters=parameters)
                 )

@@ -24,7 +24,7 @@ from svdq.pipeline.models.names import has_weights, timings_of
 from svdq.pipeline.models.registry import layout_of
 from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS, is_untrained
 from svdq.pipeline.models.svd.memory import estimate
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage
@@ -196,7 +196,7 @@ def _memory(folder: Path, name: str) -> str:
         for shape in stored_shapes(folder, component, half=True in variants(folder, component)).values()
     )
     frames = (UNET_DEFAULTS | read_json(folder, "unet/config.json", name))["num_frames"]
-    video = VideoParameters(seed=0, frames=frames, decode_chunk_size=1)
+    video = SvdParameters(seed=0, frames=frames, decode_chunk_size=1)
     activities: tuple[Activity, ...] = ("encode", "step", "decode")
     peak = max(estimate(each, shape_for(each, video), "float16", has_decoder=True) for each in activities)
     need = size_text(weights + peak + WORKSPACE_BYTES)

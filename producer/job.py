@@ -7,10 +7,14 @@ again finds the existing job.
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from svdq.pipeline.models.registry import PARAMETERS, class_for
+from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.parameters import Fit, Format, VideoParameters
 
 #: Largest length of a file name in bytes of UTF-8.
@@ -22,7 +26,9 @@ INPUT_KEY = re.compile(r"inputs/[0-9a-f]{64}\.[a-z0-9]{1,5}")
 
 
 class Job(VideoParameters):
-    """One photo to one video; frozen, unknown fields are refused.
+    """One photo to one video, by any family of models; frozen, unknown fields are refused.
+
+    The fields here are those of all families. Each family adds the parameters of its videos before them.
 
     Raises:
         pydantic.ValidationError: a value is out of range, or the image is not a key below inputs/.
@@ -62,7 +68,8 @@ class Job(VideoParameters):
     @property
     def parameters(self) -> VideoParameters:
         """The parameters for the pipeline."""
-        return VideoParameters(**{field: getattr(self, field) for field in VideoParameters.model_fields})
+        cls = PARAMETERS[self.family]
+        return cls.model_validate({field: getattr(self, field) for field in cls.model_fields})
 
     def output_stem(self, job_id: str) -> str:
         """Return the storage key of its files without their extension."""
@@ -85,13 +92,37 @@ class Job(VideoParameters):
         return hashlib.sha256(f"{content}{json.dumps(asked_for) if asked_for else ''}{nonce}".encode()).hexdigest()[:20]
 
 
+class SvdJob(Job, SvdParameters):
+    """A job of Stable Video Diffusion."""
+
+
+class WanJob(Job, WanParameters):
+    """A job of Wan."""
+
+
+#: The jobs of each family.
+JOBS: Mapping[str, type[Job]] = {"svd": SvdJob, "wan": WanJob}
+
+
+def parse_job(document: object) -> Job:
+    """Make a job from its JSON, which anyone may have written; without a family it is SVD's.
+
+    Raises:
+        ValueError: it is not valid (pydantic's ValidationError is one).
+    """
+    return class_for(document, JOBS).model_validate(document)
+
+
 def is_folder_name(name: str) -> bool:
     """Return whether all file systems and object stores accept a folder name, and `ls` shows it."""
     is_plain = bool(name.strip()) and name.isprintable() and "\\" not in name and not name.startswith(".")
     return is_plain and len(name.encode()) <= MAX_FOLDER_NAME_BYTES
 
 
-#: The fields that describe the video, not its photo and the names of its files: the parameters that users give.
-VIDEO_FIELDS = tuple(name for name in Job.model_fields if name not in ("image", "name", "folder"))
+#: The fields of all families that describe the video, not its photo and the names of its files: the parameters that
+#: users give.
+VIDEO_FIELDS = tuple(
+    dict.fromkeys(name for job in JOBS.values() for name in job.model_fields if name not in ("image", "name", "folder"))
+)
 #: The same as users name them: one size for width and height, and format for formats.
 PARAMETER_KEYS = (*(name for name in VIDEO_FIELDS if name not in ("width", "height", "formats")), "size", "format")

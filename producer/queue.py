@@ -16,7 +16,7 @@ from rq.serializers import JSONSerializer
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server
-from svdq.producer.job import Job
+from svdq.producer.job import Job, parse_job
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
@@ -170,6 +170,8 @@ def new_rq_job(
         is_scheduled: whether it is queued at a set time.
         after: ids of jobs that must finish or fail first.
     """
+    # A size that is left to the model is not known here.
+    size = f" {job.width}x{job.height}" if job.width and job.height else ""
     return queue.create_job(
         RENDER,
         kwargs={
@@ -184,7 +186,7 @@ def new_rq_job(
         retry=rq.Retry(max=keys.MAX_RETRIES),
         result_ttl=keys.RESULT_TTL_S,
         failure_ttl=keys.FAILURE_TTL_S,
-        description=f"svdq {job.name} {job.width}x{job.height}",
+        description=f"svdq {job.name}{size}",
     )
 
 
@@ -239,7 +241,7 @@ def statuses(connection: redis.Redis, job_ids: Sequence[str]) -> list[str | None
 def read_job(rq_job: rq.job.Job) -> Job | None:
     """Return our job in an RQ job, or None if it is not ours; nothing is imported or called."""
     try:
-        return Job.model_validate(rq_job.kwargs["job"]) if rq_job.func_name == RENDER else None
+        return parse_job(rq_job.kwargs["job"]) if rq_job.func_name == RENDER else None
     except Exception:  # noqa: BLE001 - anyone can write to Redis; an invalid job is not ours
         return None
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from svdq.pipeline.media.video import write_video
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.storage.storage import Storage
 
 NOTICE = "preview (no diffusion model)"
@@ -33,7 +33,7 @@ def add_video(
     """Put a finished video of two tiny frames into a storage; return the id of its job."""
     image = f"inputs/{hashlib.sha256(photo).hexdigest()}.{suffix}"
     storage.write_bytes(image, photo)
-    job = Job(
+    job = SvdJob(
         image=image, name=name, seed=number, steps=4, width=64, height=64, frames=2, formats=formats, folder=folder
     )
     job_id = job_id or f"{number:020x}"

@@ -10,7 +10,7 @@ from functools import partial
 
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.memory import chunk_of
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.registry import parameters_of
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import build_stage
 from svdq.pipeline.trace import Tracer, usage_event
@@ -104,7 +104,7 @@ def run_rank(process: RankProcess) -> None:
         reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
     if plan is not None:
-        _warm_up(stage, plan, config)
+        _warm_up(stage, plan, config, info.name)
         if advice := decode_advice(plan, info, config.warmup, topology.num_ranks):
             logger.warning("%s", advice)
     if intake is not None:
@@ -149,11 +149,11 @@ def _make_intake(
     return Intake(connection, storage, info, options, checkpoint_reader, checkpoint_writer, connection_health)
 
 
-def _warm_up(stage: Stage, plan: MemoryPlan, config: RankConfig) -> None:
+def _warm_up(stage: Stage, plan: MemoryPlan, config: RankConfig, model: str) -> None:
     """Warm up all ranks for the shapes of --warmup, with the decode chunks that are planned for them."""
     for shape in config.warmup:
         try:
-            stage.warm_up_group(plan.admit(VideoParameters.of_shape(shape)))
+            stage.warm_up_group(plan.admit(parameters_of(model).of_shape(shape)))
         except DoesNotFitError as error:
             logger.warning("--warmup %s: %s", shape, error)
 
@@ -169,7 +169,7 @@ def decode_advice(plan: MemoryPlan, info: ModelInfo, warmup: Sequence[str], num_
         warmup: shapes of --warmup, of which the first is checked; else the default shape is.
         num_ranks: K.
     """
-    shape = VideoParameters.of_shape(next(iter(warmup), f"1024x576x{info.default_frames}"))
+    shape = parameters_of(info.name).of_shape(next(iter(warmup), f"1024x576x{info.default_frames}"))
     try:
         planned = plan.admit(shape)
     except DoesNotFitError:

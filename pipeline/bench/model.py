@@ -25,8 +25,8 @@ from svdq.pipeline.models.svd.folder import SvdFolder
 from svdq.pipeline.models.svd.full_size import COMPONENTS, write_full_size_model
 from svdq.pipeline.models.svd.layout import UNET_DEFAULTS
 from svdq.pipeline.models.svd.model import SvdModel
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG
-from svdq.pipeline.parameters import VideoParameters
 
 #: The parts to measure, and the components of a model that each loads.
 PARTS = {
@@ -232,7 +232,7 @@ class _Bench:
 
     def _work(self, model: SvdModel, case: Case) -> Callable[[int], None]:
         """Return a function that does the work of a case for the n-th time and keeps the first result."""
-        video = VideoParameters(
+        video = SvdParameters(
             width=case.width, height=case.height, frames=case.frames, steps=max(25, self._repeats + 1), seed=0
         )
         if case.part == "encode":

@@ -189,7 +189,9 @@ def camera_move(parameters: VideoParameters) -> list[tuple[float, float, float, 
     """
     # Fibonacci hashing: neighbouring seeds look in quite different directions.
     angle = 2 * math.pi * ((parameters.seed * 0x9E3779B97F4A7C15) % 2**64) / 2**64
-    zoom = _LARGEST_ZOOM * (1 - math.exp(-parameters.motion_bucket_id / 150))
+    # Families without this parameter move as its default does.
+    motion: int = getattr(parameters, "motion_bucket_id", 127)
+    zoom = _LARGEST_ZOOM * (1 - math.exp(-motion / 150))
     boxes = []
     for frame in range(parameters.num_frames):
         time = frame / max(1, parameters.num_frames - 1)

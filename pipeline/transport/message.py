@@ -13,7 +13,7 @@ import torch
 from pydantic_core import from_json, to_json
 from torch import Tensor
 
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.registry import parse_parameters
 from svdq.pipeline.sample import Resumption, Sample
 
 #: Bytes of a header, and of all tensors of a message, at most: a corrupt neighbour must not fill the memory. The
@@ -104,7 +104,7 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
         return Sample(
             job_id=body["job_id"],
             index=body["index"],
-            parameters=VideoParameters.model_validate(body["parameters"]),
+            parameters=parse_parameters(body["parameters"]),
             boundaries=tuple(body["boundaries"]),
             decoder=body["decoder"],
             step=body["step"],

@@ -12,6 +12,7 @@ from typing import Any
 
 from rq.job import JobStatus
 
+from svdq.pipeline.models.registry import PARAMETERS, class_for
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, ShapeCosts
 from svdq.producer.status.status import JobView
 
@@ -196,8 +197,7 @@ def _costs_of(parameters: Parameters, group: GroupStatus) -> ShapeCosts | None:
     if not measured:
         return None
     frames, width, height = (parameters.get(name) for name in ("frames", "width", "height"))
-    guidance = parameters.get("max_guidance_scale")
-    guided = isinstance(guidance, int | float) and guidance > 1
+    guided = _is_guided(parameters)
 
     def scale(costs: ShapeCosts) -> float:
         """Return the relative size of the shape; without a frame count, that of the measured shape is used."""
@@ -215,6 +215,16 @@ def _costs_of(parameters: Parameters, group: GroupStatus) -> ShapeCosts | None:
             "decode_s": nearest.decode_s * factor,
         }
     )
+
+
+def _is_guided(parameters: Parameters) -> bool:
+    try:
+        cls = class_for(parameters, PARAMETERS)
+        return cls.model_validate(
+            {"seed": 0} | {name: parameters[name] for name in cls.model_fields if name in parameters}
+        ).guided
+    except ValueError:  # anyone can write to Redis
+        return False
 
 
 def _steps(parameters: Parameters) -> int:

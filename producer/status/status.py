@@ -169,7 +169,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
     value = result.return_value if result and isinstance(result.return_value, dict) else {}
     used = value.get("used") or meta.get("used") or {}
     parameters = (job.model_dump(mode="json") if job else {}) | used
-    steps = int(parameters.get("steps", 0))
+    steps = int(parameters.get("steps") or 0)
     error = None
     if status == JobStatus.FAILED.value:
         error = last_sentence(result.exc_string if result else None)

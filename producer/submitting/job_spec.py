@@ -12,12 +12,13 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name
 from svdq.producer.queue import check_priority
+from svdq.producer.submitting.family import ConfiguredModel
 from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, as_flag, make_job
 from svdq.producer.submitting.photos import Photo, safe_name
 
 #: Fields of name templates besides the parameters of the video.
 OWN_FIELDS = ("stem", "index", "variation")
-NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats"}
+NAME_FIELDS = frozenset([*OWN_FIELDS, *VIDEO_FIELDS]) - {"formats", "family"}
 
 #: Allowed format specifications, such as `04` or `.2f`: no nested fields, and no width that exhausts memory.
 _LAYOUT = re.compile(r"[^{}]?[<>=^]?[-+ ]?#?0?\d{0,2}[,_]?(\.\d{1,2})?[a-zA-Z%]?")
@@ -31,6 +32,8 @@ class JobSpec:
 
     #: Parameters of its videos: one set, or several for a sweep.
     options: tuple[SubmitOptions, ...] = (SubmitOptions(),)
+    #: The configured model, which decides the family of videos whose parameters do not; None if that is not known.
+    model: ConfiguredModel | None = None
     #: Number of videos for each set, each with its own seed.
     variations: int = 1
     #: The priority, which selects the queue.
@@ -75,7 +78,7 @@ class JobSpec:
             check_template(self.name, NAME_FIELDS)
         for options in self.options:
             for variation in {0, self.variations - 1}:
-                job = make_job(options, spell=spell, variation=variation, folder=self.folder, **_ANY_PHOTO)
+                job = self._make(options, variation, spell, **_ANY_PHOTO)
             if self.name is not None:
                 _render(self.name, job, job.name, index=1, variation=0)
 
@@ -92,8 +95,11 @@ class JobSpec:
                 yield self._job(photo, options, variation, number)
                 number += 1
 
+    def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: str) -> Job:
+        return make_job(options, model=self.model, spell=spell, variation=variation, folder=self.folder, **photo)
+
     def _job(self, photo: Photo, options: SubmitOptions, variation: int, index: int) -> tuple[Job, str]:
-        job = make_job(options, variation=variation, image=photo.key, name=photo.name, folder=self.folder)
+        job = self._make(options, variation, image=photo.key, name=photo.name)
         drawn = options.seed is None
         given_name = ""
         if self.name is not None:
@@ -143,10 +149,14 @@ def render_name(template: str, values: Mapping[str, Any]) -> str:
     """Render a checked template, and replace characters that file systems refuse.
 
     Raises:
-        InputError: a value does not fit its format, or is left to the model.
+        InputError: a value does not fit its format, does not exist or is left to the model.
     """
     used = {field for _, field, _, _ in string.Formatter().parse(template) if field}
     for field in used:
+        if field not in values:
+            raise InputError(
+                f"The name {template!r} has the field {{{field}}}, which such videos do not have; leave it out."
+            )
         if values[field] is None:
             raise InputError(
                 f"The name {template!r} has the field {{{field}}}, which is left to the model; give {field} or leave "

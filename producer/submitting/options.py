@@ -1,25 +1,32 @@
 """The parameters that a user requests for a video: parse them from text, and make jobs of them.
 
-The parameters, with their types, limits and defaults, are the fields of `Job`.
+The parameters, with their types, limits and defaults, are the fields of the `Job` of each family.
 """
 
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.parameters import MAX_SIDE, SIZE_MULTIPLE
-from svdq.producer.job import VIDEO_FIELDS, Job
+from svdq.pipeline.models.registry import DEFAULT_FAMILY
+from svdq.pipeline.parameters import MAX_SIDE
+from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
+from svdq.producer.submitting.family import ConfiguredModel, choose_family
 
 #: Number of bits of random seeds: short enough to type again.
 SEED_BITS = 32
 #: Largest number of videos of one photo in a submission.
 MAX_VIDEOS = 10_000
+#: The field of each parameter; of one that several families have, the first.
+FIELD_OF: Mapping[str, FieldInfo] = {
+    name: field for job in reversed(tuple(JOBS.values())) for name, field in job.model_fields.items()
+}
 #: All names that `read_field` accepts.
 FIELDS = (*VIDEO_FIELDS, "size", "format")
 
@@ -28,8 +35,10 @@ _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubmitOptions:
-    """Requested parameters; None means the default. The fields are those of `Job`."""
+    """Requested parameters; None means the default. The fields are those of the jobs of all families."""
 
+    #: `svd` or `wan`; None: that of the other fields or of the configured model.
+    family: str | None = None
     frames: int | None = None
     steps: int | None = None
     width: int | None = None
@@ -44,10 +53,17 @@ class SubmitOptions:
     seed: int | None = None
     formats: tuple[str, ...] | None = None
     fit: str | None = None
+    prompt: str | None = None
+    negative_prompt: str | None = None
+    guidance_scale: float | None = None
+    guidance_scale_2: float | None = None
+    flow_shift: float | None = None
 
     def with_defaults_from(self, job: dict[str, Any]) -> "SubmitOptions":
         """Fill what was not given from the recorded parameters of another job."""
-        recorded = {name: value for name, value in job.items() if name not in ("image", "name", "folder")}
+        recorded = {"family": DEFAULT_FAMILY} | {
+            name: value for name, value in job.items() if name not in ("image", "name", "folder")
+        }
         unknown = recorded.keys() - set(VIDEO_FIELDS)
         if unknown:
             raise InputError(
@@ -55,6 +71,14 @@ class SubmitOptions:
                 "update svdq or give the parameters as flags."
             )
         return SubmitOptions(**{**recorded, **self.given()})
+
+    def family_for(self, model: ConfiguredModel | None, spell: Callable[[str], str]) -> str:
+        """Return the family of models that is to make the video.
+
+        Raises:
+            InputError: a parameter does not apply to it; `spell` returns the name of a parameter for errors.
+        """
+        return choose_family([name for name in self.given() if name != "family"], self.family, model, spell)
 
     def given(self) -> dict[str, Any]:
         """Return the parameters that were given."""
@@ -95,7 +119,7 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
     if name in ("format", "formats"):
         # A repeated format counts once.
         return {"formats": tuple(dict.fromkeys(text.replace(",", " ").split()))}
-    annotation = Job.model_fields[name].annotation
+    annotation = FIELD_OF[name].annotation
     types = (annotation, *get_args(annotation))
     try:
         return {name: int(text) if int in types else float(text) if float in types else text}
@@ -142,12 +166,18 @@ def _column(text: str) -> list[dict[str, Any]]:
 
 
 def make_job(
-    options: SubmitOptions, *, spell: Callable[[str], str] = as_flag, variation: int = 0, **others: Any
+    options: SubmitOptions,
+    *,
+    model: ConfiguredModel | None = None,
+    spell: Callable[[str], str] = as_flag,
+    variation: int = 0,
+    **others: Any,
 ) -> Job:
     """Create a job; the seed is random if none is given, and variation n adds n to a given seed.
 
     Args:
         options: the requested parameters.
+        model: the configured model.
         spell: returns the name of a parameter for errors.
         variation: number of the variation, from 0.
         others: the fields that are not in `options`.
@@ -155,34 +185,34 @@ def make_job(
     Raises:
         InputError: a value is not allowed.
     """
-    values = options.given() | others
+    family = options.family_for(model, spell)
+    values = options.given() | others | {"family": family}
     if options.seed is None:
         values["seed"] = secrets.randbits(SEED_BITS)
     elif isinstance(options.seed, int):  # a value of another type from a file is refused by the job
         values["seed"] = options.seed + variation
     try:
-        return Job(**values)
+        return JOBS[family](**values)
     except ValidationError as error:
-        raise InputError(_sentence(error, values, spell)) from error
+        raise InputError(_sentence(error, JOBS[family], values, spell)) from error
 
 
-def _sentence(error: ValidationError, values: dict[str, Any], spell: Callable[[str], str]) -> str:
+def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], spell: Callable[[str], str]) -> str:
     """Describe the first error: the flag, its value and what is allowed."""
     first = error.errors(include_url=False)[0]
     field = str(first["loc"][0]) if first["loc"] else ""
     if field in ("width", "height"):
-        width = values.get("width", Job.model_fields["width"].default)
-        height = values.get("height", Job.model_fields["height"].default)
-        hint = ""
+        width, height = (values.get(side, job.model_fields[side].default) for side in ("width", "height"))
+        multiple, hint = job.side_multiple, ""
         if isinstance(width, int) and isinstance(height, int):
-            hint = f"; the nearest such size is {nearest_side(width)}x{nearest_side(height)}"
+            hint = f"; the nearest such size is {nearest_side(width, multiple)}x{nearest_side(height, multiple)}"
         return (
-            f"{spell('size')} {_shorten(width)}x{_shorten(height)} is not allowed: both sides must be multiples of "
-            f"{SIZE_MULTIPLE} from {SIZE_MULTIPLE} to {MAX_SIDE}{hint}."
+            f"{spell('size')} {_side(width)}x{_side(height)} is not allowed: both sides must be multiples of "
+            f"{multiple} from {multiple} to {MAX_SIDE}{hint}."
         )
     allowed = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     if not field:  # a rule about several parameters, which names them itself
-        for name in Job.model_fields:
+        for name in job.model_fields:
             allowed = allowed.replace(name, spell(name))
         return f"{allowed}; change one of them."
     value = first["input"]
@@ -191,12 +221,16 @@ def _sentence(error: ValidationError, values: dict[str, Any], spell: Callable[[s
     return f"{spell(field)} {_shorten(shown)} is not allowed: it must be {allowed}."
 
 
+def _side(pixels: object) -> str:
+    return "default" if pixels is None else _shorten(pixels)
+
+
 def _shorten(value: object) -> str:
     """Format a value from a foreign file for a sentence."""
     text = str(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def nearest_side(pixels: int) -> int:
+def nearest_side(pixels: int, multiple: int) -> int:
     """Return the allowed side of a video that is nearest to `pixels`."""
-    return round(min(max(pixels, SIZE_MULTIPLE), MAX_SIDE) / SIZE_MULTIPLE) * SIZE_MULTIPLE
+    return round(min(max(pixels, multiple), MAX_SIDE) / multiple) * multiple

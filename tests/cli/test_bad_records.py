@@ -70,13 +70,13 @@ READABLE = {
 
 @pytest.mark.parametrize("name", [*UNREADABLE, *READABLE])
 def test_one_bad_record_breaks_no_command(svdq: Cli, connection: redis.Redis, name: str) -> None:
-    from svdq.producer.job import Job
+    from svdq.producer.job import SvdJob
     from tests.queued import enqueue
 
     good, queued = add(connection, 1), add(connection, 2)
     finish(good)
     good.ended_at = None
-    bad = enqueue(connection, Job(image=f"inputs/{'1' * 64}.jpg", name="bad", seed=1), BAD)
+    bad = enqueue(connection, SvdJob(image=f"inputs/{'1' * 64}.jpg", name="bad", seed=1), BAD)
     fail(bad)
     # As RQ scores it: by when it expires.
     registry = SvdqQueue("svdq-default", connection=connection).failed_job_registry

@@ -14,7 +14,7 @@ import pytest
 import redis
 from rq.job import JobStatus
 
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
@@ -57,7 +57,7 @@ def age(days: float, *paths: Path) -> None:
 
 
 def add(connection: redis.Redis, job_id: str, image: str, status: JobStatus | None = None) -> None:
-    job = enqueue(connection, Job(image=image, name="photo", seed=1, steps=4), job_id)
+    job = enqueue(connection, SvdJob(image=image, name="photo", seed=1, steps=4), job_id)
     if status is not None:
         queue = SvdqQueue(job.origin, connection=connection)
         queue.remove(job)
@@ -178,7 +178,9 @@ def test_jobs_that_were_enqueued_through_rq_are_found(
     job_id, forgotten = "6d9fbd0a-8f0a-4a6e-8b1b-0f5f1b0c9a11", "0b6d1c9e-52b2-4a62-9a38-6d9f0e1e7c22"
     queue = SvdqQueue("svdq-default", connection=connection)
     job = queue.enqueue(
-        RENDER, kwargs={"job": Job(image=image_of(b"1"), name="photo", seed=1).model_dump(mode="json")}, job_id=job_id
+        RENDER,
+        kwargs={"job": SvdJob(image=image_of(b"1"), name="photo", seed=1).model_dump(mode="json")},
+        job_id=job_id,
     )
     queue.remove(job)
     job.ended_at = datetime.now(UTC) - timedelta(minutes=20)

@@ -21,7 +21,7 @@ from PIL import Image
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -63,7 +63,7 @@ class Page(HTMLParser):
 
 
 def fail(connection: redis.Redis, number: int, reason: str, name: str = "photo", image: str = "") -> None:
-    job = Job(image=image or f"inputs/{'0' * 64}.jpg", name=name, seed=1, steps=4)
+    job = SvdJob(image=image or f"inputs/{'0' * 64}.jpg", name=name, seed=1, steps=4)
     rq_job = enqueue(connection, job, f"{number:020x}")
     queue = SvdqQueue(rq_job.origin, connection=connection)
     queue.remove(rq_job)

@@ -17,14 +17,14 @@ from rq.job import JobStatus
 from rq.results import Result
 
 from svdq.producer import keys
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts
 from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
 NOTICE = "preview (no diffusion model)"
 
 

@@ -14,7 +14,7 @@ from rq.registry import CanceledJobRegistry
 from rq.results import Result
 
 from svdq.producer import control, keys
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -26,7 +26,7 @@ NOW = datetime.now(UTC)
 
 
 def add(connection: redis.Redis, number: int, name: str = "photo") -> rq.job.Job:
-    job = Job(image=f"inputs/{'0' * 64}.jpg", name=name, seed=1, steps=4)
+    job = SvdJob(image=f"inputs/{'0' * 64}.jpg", name=name, seed=1, steps=4)
     return enqueue(connection, job, f"{number:020x}", "default")
 
 

@@ -8,7 +8,7 @@ import redis
 import rq
 from rq.job import JobStatus
 
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue, fetch, statuses
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -18,7 +18,7 @@ from tests.queued import enqueue
 
 
 def named(connection: redis.Redis, job_id: str, name: str) -> rq.job.Job:
-    return enqueue(connection, Job(image=f"inputs/{'0' * 64}.jpg", name=name, seed=1), job_id)
+    return enqueue(connection, SvdJob(image=f"inputs/{'0' * 64}.jpg", name=name, seed=1), job_id)
 
 
 def test_all_queued_jobs_are_canceled_however_many(svdq: Cli, connection: redis.Redis) -> None:

@@ -10,7 +10,8 @@ import redis
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.producer.queue import SvdqQueue, fetch, read_job
 from svdq.producer.status.ranks import RankStatus
 
@@ -20,14 +21,26 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 def test_help_gives_the_limits_of_the_job(svdq: Cli) -> None:
     """Every parameter is declared once: help, flags and jobs agree on limits and defaults."""
     text = " ".join(svdq("submit", "--help").stdout.split())
-    for name, field in VideoParameters.model_fields.items():
-        if name in ("width", "height", "seed"):
+    for name, field in SvdParameters.model_fields.items() | WanParameters.model_fields.items():
+        limits = [at for at in field.metadata if hasattr(at, "ge") or hasattr(at, "le")]
+        if name in ("width", "height", "seed", "steps") or not limits:
             continue
-        ge, le = (next(getattr(at, side) for at in field.metadata if hasattr(at, side)) for side in ("ge", "le"))
+        ge, le = (next(getattr(at, side) for at in limits if hasattr(at, side)) for side in ("ge", "le"))
         _, _, help_text = text.partition(f"--{name.replace('_', '-')} ")
         assert f"[{ge:g} to {le:g};" in help_text[:150], name
         if field.default is not None:
-            assert f"default: {field.default}]" in help_text[:150], name
+            assert f": {field.default}" in help_text[:150], name
+    assert "[1 to 1000; default: 25; Wan: the model's own]" in text
+
+
+def test_help_has_a_section_for_each_family(svdq: Cli) -> None:
+    for command in ("submit", "watch"):
+        shared, svd, wan = svdq(command, "--help").stdout.replace("Examples:", "\n\n").split("Options for ")
+        assert {"--frames", "--family", "--json"} <= set(shared.split())
+        assert svd.startswith("Stable Video Diffusion:")
+        assert wan.startswith("Wan:")
+        assert "--motion-bucket-id" in svd.split()
+        assert {"--prompt", "--negative-prompt", "--guidance-scale", "--guidance-scale-2"} <= set(wan.split())
 
 
 @pytest.fixture

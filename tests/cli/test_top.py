@@ -28,7 +28,7 @@ from rq.job import JobStatus
 from svdq.cli.view import View, position_of
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, ShapeCosts, read_groups
 from svdq.producer.status.snapshot import Snapshot, take
@@ -302,7 +302,7 @@ def test_an_interval_of_zero(svdq: Callable[..., Any], home: Path) -> None:
 
 # What is drawn, of records in a real Redis.
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="a photo", seed=1, steps=8)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="a photo", seed=1, steps=8)
 
 
 def start(connection: redis.Redis, number: int, name: str, **meta: object) -> str:

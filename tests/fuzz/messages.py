@@ -9,14 +9,14 @@ from random import Random
 
 import torch
 
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.message import Kind, Message, Work, byte_views, encode_header, sample_body, sample_from
 from tests.fuzz.mutate import mutate_bytes, mutate_json
 
 
-def sample(parameters: VideoParameters) -> Sample:
+def sample(parameters: SvdParameters) -> Sample:
     """Make a sample with small tensors."""
     return Sample(
         job_id="job",
@@ -32,7 +32,7 @@ def sample(parameters: VideoParameters) -> Sample:
     )
 
 
-def messages(parameters: VideoParameters) -> list[Message]:
+def messages(parameters: SvdParameters) -> list[Message]:
     """Make a message of each kind."""
     body = sample_body(sample(parameters))
     return [

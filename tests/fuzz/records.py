@@ -13,7 +13,7 @@ from rq.results import Result
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import stop_server
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.status import snapshot
@@ -24,7 +24,7 @@ from tests.fuzz.mutate import mutate_bytes, mutate_json
 from tests.fuzz.run import Target
 from tests.queued import enqueue
 
-_JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
+_JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
 _COSTS = ShapeCosts(frames=2, width=64, height=64, guided=True, step_s=(0.5,), encode_s=0.1, decode_s=2.0)
 _ID, _GOOD = "b" * 20, "a" * 20
 _WORKER = "rq:worker:here.7"

@@ -22,10 +22,10 @@ from svdq.pipeline.media.image import load_photo, prepare_photo
 from svdq.pipeline.media.video import write_video
 from svdq.pipeline.models.base import ModelInfo, State, check_tensor
 from svdq.pipeline.models.memory import ACTIVITIES, MeasuredMemory, shape_for
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.planning.advice import advise
 from svdq.pipeline.planning.recordings import read_profile
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.results.provenance import notice_of, read_provenance
 from svdq.producer.results.results import find_results
 from svdq.producer.settings import Settings, origins
@@ -46,8 +46,8 @@ from tests.fuzz.run import Target
 
 _MAX_PIXELS = 1_000_000
 _NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
-_JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4, width=64, height=64, frames=2)
-_PARAMETERS = VideoParameters(seed=3, steps=9, frames=2, width=64, height=64)
+_JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4, width=64, height=64, frames=2)
+_PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
 
 
 def photos(folder: Path, stack: ExitStack) -> Target:
@@ -195,7 +195,7 @@ def sidecar(folder: Path, stack: ExitStack) -> Target:
     job_id = add_video(storage, 1)
     path = folder / "storage" / "outputs" / f"photo-{job_id}.json"
     seeds = [path.read_bytes(), _document().replace(b"1" * 20, job_id.encode())]
-    job = Job.model_validate(json.loads(seeds[0])["job"])
+    job = SvdJob.model_validate(json.loads(seeds[0])["job"])
     model = ModelInfo(name="preview", notice="", default_frames=2)
     assert find_result(storage, model, job, job_id), "the seed is find_resultd"
 
@@ -239,7 +239,7 @@ def rank_message(folder: Path, stack: ExitStack) -> Target:
 def checkpoint(folder: Path, stack: ExitStack) -> Target:
     """A checkpoint."""
 
-    def check_state(state: State, parameters: VideoParameters) -> None:
+    def check_state(state: State, parameters: SvdParameters) -> None:
         check_tensor(state, "latents", (1, parameters.num_frames, 4, 8, 8), "float32")
 
     codec = Codec(model="tiny", device=torch.device("cpu"), compute={"dtype": "float32"}, check_state=check_state)

@@ -12,7 +12,7 @@ import torch
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.models.base import Frames, ModelInfo, State, VideoModel
 from svdq.pipeline.models.family import Segment
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.plan import Assignment, Planner
 from svdq.pipeline.protocols import Report, Request, Sink
 from svdq.pipeline.sample import Sample
@@ -43,39 +43,39 @@ class CountingModel:
         self.chunk_sizes: list[int] = []
         #: Bytes by what takes them.
         self.taken: dict[str, int] = {}
-        self.warmed: list[VideoParameters] = []
+        self.warmed: list[SvdParameters] = []
         #: The weight that is no number.
         self.broken = ""
 
-    def complete(self, parameters: VideoParameters) -> VideoParameters:
+    def complete(self, parameters: SvdParameters) -> SvdParameters:
         return parameters.model_copy(update={"frames": parameters.frames or 2})
 
-    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
+    def segments(self, parameters: SvdParameters) -> tuple[Segment, ...]:
         return (Segment(component="counter", start=0, stop=parameters.steps),)
 
-    def check_state(self, state: State, parameters: VideoParameters) -> None:
+    def check_state(self, state: State, parameters: SvdParameters) -> None:
         pass
 
-    def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
+    def memory(self, parameters: SvdParameters) -> Mapping[str, int]:
         return self.taken
 
     def broken_weights(self) -> str:
         return self.broken
 
-    def warm_up(self, parameters: VideoParameters) -> None:
+    def warm_up(self, parameters: SvdParameters) -> None:
         self.warmed.append(parameters)
         if (parameters.decode_chunk_size or parameters.num_frames) > self.decodable_frames:
             raise self.out_of_memory
 
-    def encode(self, photo, parameters: VideoParameters) -> dict[str, torch.Tensor]:
+    def encode(self, photo, parameters: SvdParameters) -> dict[str, torch.Tensor]:
         if parameters.seed in self.fail_encode:
             raise self.fail_encode[parameters.seed]
         return {"latents": torch.zeros(1, parameters.num_frames, 4, 8, 8), "image_latents": torch.ones(1, 4, 8, 8)}
 
-    def denoiser(self, tensors, parameters: VideoParameters) -> "CountingDenoiser":
+    def denoiser(self, tensors, parameters: SvdParameters) -> "CountingDenoiser":
         return CountingDenoiser(self, parameters)
 
-    def decode(self, tensors, parameters: VideoParameters, decode_chunk_size: int) -> torch.Tensor:
+    def decode(self, tensors, parameters: SvdParameters, decode_chunk_size: int) -> torch.Tensor:
         self.chunk_sizes.append(decode_chunk_size)
         if parameters.seed in self.fail_decode:
             raise self.fail_decode[parameters.seed]
@@ -87,7 +87,7 @@ class CountingModel:
 
 
 class CountingDenoiser:
-    def __init__(self, model: CountingModel, parameters: VideoParameters) -> None:
+    def __init__(self, model: CountingModel, parameters: SvdParameters) -> None:
         self._model = model
         self._parameters = parameters
 
@@ -164,7 +164,7 @@ class ListMonitor:
 
 
 def request(seed: int, *, steps: int = 5, frames: int = 4) -> Request:
-    parameters = VideoParameters(seed=seed, steps=steps, frames=frames, width=64, height=64)
+    parameters = SvdParameters(seed=seed, steps=steps, frames=frames, width=64, height=64)
     return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, metadata={"name": f"photo-{seed}"})
 
 

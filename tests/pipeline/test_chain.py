@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from svdq.pipeline import compare
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.plan import Assignment, Planner
 from svdq.pipeline.protocols import Request
 from svdq.pipeline.sample import Sample
@@ -139,9 +139,9 @@ def test_any_videos_are_made_as_the_planner_decides(num_ranks: int, steps: list[
 
 
 VIDEOS = [
-    VideoParameters(seed=21, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60),
-    VideoParameters(seed=22, steps=3, frames=2, width=64, height=64, max_guidance_scale=1.0, decode_chunk_size=1),
-    VideoParameters(seed=23, steps=5, frames=4, width=64, height=64, noise_aug_strength=0.1, decode_chunk_size=3),
+    SvdParameters(seed=21, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60),
+    SvdParameters(seed=22, steps=3, frames=2, width=64, height=64, max_guidance_scale=1.0, decode_chunk_size=1),
+    SvdParameters(seed=23, steps=5, frames=4, width=64, height=64, noise_aug_strength=0.1, decode_chunk_size=3),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.channel import Channel, ChannelClosedError
 from svdq.pipeline.transport.message import Kind, Message, decode_header, sample_body, sample_from
@@ -25,7 +25,7 @@ def samples(draw: st.DrawFn) -> Sample:
     names = draw(st.lists(st.sampled_from(["latents", "image_latents", "image_embedding"]), unique=True))
     return Sample(
         job_id=draw(st.text(max_size=30)),
-        parameters=VideoParameters(
+        parameters=SvdParameters(
             seed=draw(st.integers(0, 2**63 - 1)), steps=steps, frames=draw(st.integers(1, 30)), max_guidance_scale=2.5
         ),
         boundaries=tuple(sorted(draw(st.lists(st.integers(0, steps), min_size=2, max_size=8)))),
@@ -51,7 +51,7 @@ def test_a_sample_survives_json(sample: Sample) -> None:
 
 @pytest.mark.parametrize("missing", ["job_id", "boundaries", "stages"])
 def test_what_is_not_a_sample_is_refused(missing: str) -> None:
-    body = sample_body(Sample(job_id="a", parameters=VideoParameters(seed=1), boundaries=(0, 25), step=0))
+    body = sample_body(Sample(job_id="a", parameters=SvdParameters(seed=1), boundaries=(0, 25), step=0))
     del body[missing]
     with pytest.raises(ValueError, match="not a sample"):
         sample_from(body, {})

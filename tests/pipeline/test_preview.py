@@ -12,8 +12,8 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import preview
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG
-from svdq.pipeline.parameters import VideoParameters
 
 ALL = Role.of_rank(0)
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def photo(photo_bytes):
 
 
 def parameters(**changes):
-    return VideoParameters(**({"frames": 5, "steps": 6, "width": 192, "height": 128, "seed": 4} | changes))
+    return SvdParameters(**({"frames": 5, "steps": 6, "width": 192, "height": 128, "seed": 4} | changes))
 
 
 def render(model, photo, values):

@@ -9,14 +9,14 @@ from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 
-GUIDED = VideoParameters(seed=11, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60)
+GUIDED = SvdParameters(seed=11, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60)
 #: Several different jobs in flight: steps divisible by the ranks and not, fewer than ranks, guidance on and off.
 VIDEOS = [
     GUIDED,
-    VideoParameters(seed=12, steps=3, frames=2, width=64, height=64, max_guidance_scale=1.0, decode_chunk_size=1),
-    VideoParameters(seed=13, steps=7, frames=4, width=64, height=64, noise_aug_strength=0.1, decode_chunk_size=3),
+    SvdParameters(seed=12, steps=3, frames=2, width=64, height=64, max_guidance_scale=1.0, decode_chunk_size=1),
+    SvdParameters(seed=13, steps=7, frames=4, width=64, height=64, noise_aug_strength=0.1, decode_chunk_size=3),
     GUIDED.model_copy(update={"seed": 14}),
 ]
 
@@ -35,7 +35,7 @@ def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_model, image
 
 
 def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
-    videos = [VideoParameters(seed=seed, steps=5, frames=4, width=64, height=64) for seed in (1, 2)]
+    videos = [SvdParameters(seed=seed, steps=5, frames=4, width=64, height=64) for seed in (1, 2)]
     alone = open_model("preview", Role.of_rank(0), torch.device("cpu"), torch.float32)
     for frames, video in zip(compare.render("preview", image, videos, num_ranks=3), videos, strict=True):
         tensors = alone.encode(image, video)
@@ -47,7 +47,7 @@ def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
 
 
 def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> None:
-    parameters = VideoParameters(seed=0, steps=9, frames=2, width=64, height=64)
+    parameters = SvdParameters(seed=0, steps=9, frames=2, width=64, height=64)
     logs = run_loop(Workload(models=("simulated:step_ms=1",) * 4, parameters=parameters, bursts=(30,)))
     assert len(logs[-1].finished_s) == 30
     assert logs[0].failures == []

@@ -16,7 +16,7 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.model import SvdModel, to_uint8
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 
 CPU = torch.device("cpu")
 #: Guidance on, off, and both scales high.
@@ -26,7 +26,7 @@ GUIDANCE = {"on": (1.0, 3.0), "off": (1.0, 1.0), "high": (2.0, 4.5)}
 def parameters(guidance="on", **changes):
     low, high = GUIDANCE[guidance]
     defaults = {"frames": 3, "steps": 4, "width": 128, "height": 64, "seed": 11, "noise_aug_strength": 0.1}
-    return VideoParameters(**(defaults | {"min_guidance_scale": low, "max_guidance_scale": high} | changes))
+    return SvdParameters(**(defaults | {"min_guidance_scale": low, "max_guidance_scale": high} | changes))
 
 
 @pytest.fixture(scope="module")

@@ -3,20 +3,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from svdq.producer.job import Job
+from svdq.producer.job import Job, SvdJob
 
 sides = st.integers(1, 64).map(lambda n: n * 64)
 guidance = st.tuples(st.floats(0, 100), st.floats(0, 100)).map(sorted)
 names = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="/\\"), min_size=1, max_size=50)
 folders = st.lists(names.map(lambda name: f"x{name}"), max_size=3).map("/".join)
 
-PLAIN = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+PLAIN = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
     low, high = draw(guidance)
-    return Job(
+    return SvdJob(
         image=f"inputs/{draw(st.text('0123456789abcdef', min_size=64, max_size=64))}.jpg",
         name="x" + draw(names),
         frames=draw(st.none() | st.integers(1, 1024)),
@@ -38,8 +38,8 @@ def jobs(draw: st.DrawFn) -> Job:
 
 @given(jobs())
 def test_json_round_trip(job: Job) -> None:
-    assert Job.model_validate_json(job.model_dump_json()) == job
-    again = Job.model_validate(job.model_dump(mode="json"))
+    assert SvdJob.model_validate_json(job.model_dump_json()) == job
+    again = SvdJob.model_validate(job.model_dump(mode="json"))
     assert again == job
     assert again.digest(seed_was_drawn=True) == job.digest(seed_was_drawn=True)
 
@@ -81,4 +81,4 @@ def test_files_are_in_the_folder() -> None:
 )
 def test_a_folder_stays_inside(folder: str) -> None:
     with pytest.raises(ValidationError):
-        Job(image=PLAIN.image, name="photo", seed=1, folder=folder)
+        SvdJob(image=PLAIN.image, name="photo", seed=1, folder=folder)

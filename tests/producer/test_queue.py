@@ -9,7 +9,7 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer import queue
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import (
     RENDER,
     SvdqQueue,
@@ -24,7 +24,7 @@ from svdq.producer.settings import Settings
 from tests.conftest import Cli
 from tests.queued import enqueue
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 ID = "0" * 20
 
 

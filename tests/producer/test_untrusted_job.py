@@ -12,13 +12,13 @@ from rq.exceptions import NoSuchJobError
 from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.untrusted_job import AT_ONCE, MAX_BYTES, UnreadableJobError, UntrustedJob, read_many
 from tests.queued import enqueue
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 RECORD = "rq:job:bad"
 
 

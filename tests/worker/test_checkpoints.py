@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from svdq.pipeline.models.base import State, check_tensor
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint import writer as writer_module
@@ -31,13 +31,13 @@ from svdq.worker.checkpoint.store import (
 from svdq.worker.checkpoint.writer import CheckpointWriter
 
 
-def check_state(state: State, parameters: VideoParameters) -> None:
+def check_state(state: State, parameters: SvdParameters) -> None:
     """Check the latents, as a model does."""
     check_tensor(state, "latents", (1, parameters.num_frames, 4, 8, 8), "float32")
 
 
 CODEC = Codec(model="tiny", device=torch.device("cpu"), check_state=check_state)
-PARAMETERS = VideoParameters(seed=3, steps=9, frames=2, width=64, height=64)
+PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
 
 
 def sample_at(step: int, job_id: str = "job") -> Sample:
@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_passed_over_with_a_line_in_the_log(
         (CODEC, "job", PARAMETERS.model_copy(update={"seed": 4})),
     ],
 )
-def test_what_would_give_other_bits_is_refused(codec: Codec, job_id: str, parameters: VideoParameters) -> None:
+def test_what_would_give_other_bits_is_refused(codec: Codec, job_id: str, parameters: SvdParameters) -> None:
     with pytest.raises(ValueError, match="another model, with other parameters or on another kind of device"):
         codec.decode(bytes(CODEC.encode(sample_at(4))), job_id, parameters)
 

@@ -10,7 +10,7 @@ import redis
 import rq
 from rq.job import JobStatus
 
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
 from svdq.worker.queue import transitions
@@ -19,7 +19,7 @@ from svdq.worker.queue.recovery import SILENT_S, Recovery
 from svdq.worker.queue.rq_worker import LEASE_S
 from tests.queued import enqueue
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 #: A process on a host whose clock is wrong by so many seconds; `datetime` is where RQ and svdq read it.
 SHIFTED = """

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.results.provenance import read_provenance
 from svdq.worker.checkpoint.codec import Codec
@@ -60,7 +60,7 @@ def test_hosts_that_were_told_different_things_are_one_sentence() -> None:
         check_alike([*alike, json.dumps({"compute": {"dtype": "bfloat16"}})])
 
 
-PARAMETERS = VideoParameters(seed=3, steps=9, frames=2, width=64, height=64)
+PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
 SAMPLE = Sample(
     job_id="job",
     parameters=PARAMETERS,

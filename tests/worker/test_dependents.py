@@ -9,13 +9,13 @@ import rq
 from rq.job import Dependency
 
 from svdq.producer import control
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 
 def put(connection: redis.Redis, job_id: str, depends_on: object = None, priority: str = "default") -> None:

@@ -9,12 +9,12 @@ import rq
 from rq.serializers import JSONSerializer
 
 from svdq.producer import control
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.worker.queue import group_worker, transitions
 from svdq.worker.queue.group_worker import GroupWorker
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 
 def schedule(connection: redis.Redis, *job_ids: str, in_s: float = -10.0, priority: str = "default", **more) -> None:

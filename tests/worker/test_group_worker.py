@@ -29,7 +29,7 @@ from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
 from svdq.producer import control, keys, record_values, untrusted_job
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
 from svdq.producer.status.workers import view_workers
@@ -40,7 +40,7 @@ from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.rq_worker import LEASE_S
 from tests.queued import enqueue
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.memory import MeasuredMemory
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import server_url
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.codec import Codec
@@ -36,7 +36,7 @@ from svdq.worker.redis_client import connect
 MODEL = ModelInfo(name="fake", notice="tiny", default_frames=9, compute={"dtype": "float16"})
 GB = 1_000_000_000
 #: The published SVD-XT in float16.
-XT = VideoParameters(seed=1, frames=25, width=1024, height=576, decode_chunk_size=25)
+XT = SvdParameters(seed=1, frames=25, width=1024, height=576, decode_chunk_size=25)
 
 
 def ranks(*capacities_gb: float) -> list[RankMemory]:
@@ -56,7 +56,7 @@ def plan(*capacities_gb: float) -> MemoryPlan:
     return MemoryPlan(ranks(*capacities_gb), "float16")
 
 
-def refusal(memory: MemoryPlan, parameters: VideoParameters) -> str:
+def refusal(memory: MemoryPlan, parameters: SvdParameters) -> str:
     with pytest.raises(DoesNotFitError) as caught:
         memory.admit(parameters)
     return str(caught.value)
@@ -94,17 +94,17 @@ def test_what_fits_is_left_alone() -> None:
 
 
 def test_ranks_with_the_decoder_and_enough_memory_decode() -> None:
-    video = VideoParameters(seed=1, frames=25, decode_chunk_size=8)
+    video = SvdParameters(seed=1, frames=25, decode_chunk_size=8)
     there = [replace(rank, decodes=number != 1) for number, rank in enumerate(ranks(24, 24, 24, 12, 24))]
     memory = MemoryPlan(there, "float16")
     assert memory.decoders(video) == (0, 2, 4)
     assert memory.need(3, video, decodes=True) > 12 * GB > memory.need(3, video)
-    small = VideoParameters(seed=1, frames=2, width=64, height=64, decode_chunk_size=1)
+    small = SvdParameters(seed=1, frames=2, width=64, height=64, decode_chunk_size=1)
     assert memory.decoders(small) == (0, 2, 3, 4)
 
 
 def test_the_last_rank_decodes_in_any_case() -> None:
-    assert plan(24, 24, 24).decoders(VideoParameters(seed=1, frames=25)) == (2,)
+    assert plan(24, 24, 24).decoders(SvdParameters(seed=1, frames=25)) == (2,)
 
 
 def test_a_refusal_says_where_how_much_and_what_would_fit() -> None:
@@ -131,7 +131,7 @@ def test_nothing_is_named_that_does_not_fit() -> None:
 
 
 shapes = st.builds(
-    lambda frames, chunk, width, height, guided: VideoParameters(
+    lambda frames, chunk, width, height, guided: SvdParameters(
         seed=1,
         frames=frames,
         decode_chunk_size=chunk,
@@ -151,7 +151,7 @@ capacities = st.lists(st.floats(3, 60), min_size=1, max_size=3)
 @settings(max_examples=300)
 @given(parameters=shapes, capacities_gb=capacities)
 def test_every_suggestion_fits_and_the_next_larger_one_does_not(
-    parameters: VideoParameters, capacities_gb: list[float]
+    parameters: SvdParameters, capacities_gb: list[float]
 ) -> None:
     memory = plan(*capacities_gb)
 
@@ -181,7 +181,7 @@ def test_every_suggestion_fits_and_the_next_larger_one_does_not(
 @settings(max_examples=200)
 @given(parameters=shapes, capacities_gb=capacities)
 def test_what_is_admitted_differs_in_an_open_chunk_size_alone_and_is_always_the_same(
-    parameters: VideoParameters, capacities_gb: list[float]
+    parameters: SvdParameters, capacities_gb: list[float]
 ) -> None:
     memory = plan(*capacities_gb)
     chunk = min(parameters.decode_chunk_size or parameters.num_frames, parameters.num_frames)
@@ -209,7 +209,7 @@ def test_a_video_that_leaves_its_chunks_open_gets_the_largest_that_fit() -> None
     )
 
 
-def body_of(parameters: VideoParameters, **more: object) -> dict[str, object]:
+def body_of(parameters: SvdParameters, **more: object) -> dict[str, object]:
     return sample_body(Sample(job_id="id", parameters=parameters, boundaries=(0, 5), step=5, **more))  # type: ignore[arg-type]
 
 
@@ -284,7 +284,7 @@ def test_a_limit_that_does_nothing_is_said_to(
 def test_a_plan_learns_from_what_was_made() -> None:
     memory = MemoryPlan(ranks(24, 12), "float16", MeasuredMemory())
 
-    def video(frames: int) -> VideoParameters:
+    def video(frames: int) -> SvdParameters:
         return XT.model_copy(update={"frames": frames, "decode_chunk_size": 1})
 
     memory.admit(video(25))
@@ -357,7 +357,7 @@ def test_the_stage_is_told_whether_the_worker_chose_the_chunk_size(house, open_i
 def write_video(folder: Path) -> Report:
     sample = Sample(
         job_id="id",
-        parameters=VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1),
+        parameters=SvdParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1),
         boundaries=(0, 4),
         step=4,
         metadata={"image": f"inputs/{'a' * 64}.png", "name": "video", "formats": ("mp4",), "fit": "crop"},
@@ -376,13 +376,13 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
     codec = Codec(model=MODEL.name, device=torch.device("cpu"))
     checkpoint_reader = CheckpointReader(store=store, codec=codec)
     prefetcher = Prefetcher(storage, MODEL, 10**6, checkpoint_reader, plan(0.1, 0.1))
-    job = Job(
+    job = SvdJob(
         image=f"inputs/{'a' * 64}.png", name="video", seed=1, steps=4, frames=2, width=64, height=64, formats=("mp4",)
     )
     with pytest.raises(DoesNotFitError):
         prefetcher.prepare_ahead("id", job)
 
-    begun = VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1)
+    begun = SvdParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=1)
     half_done = Sample(
         job_id="id",
         parameters=begun,

@@ -23,11 +23,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.topology import Topology
 from svdq.producer import keys
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import BOUNDS_S, Condition, IntakeStatus
 from svdq.worker.health import metrics as collector
@@ -43,7 +43,7 @@ from tests.worker.conftest import Group, House, wait_until
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
 DASHBOARD = ROOT / "deploy/grafana/svdq.json"
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 #: A metric of ours in an expression or in prose; not the name of a file or a label.
 METRIC = re.compile(r"\bsvdq_[a-z0-9_]+\b")
 
@@ -179,7 +179,7 @@ def _is_complete(samples: Samples) -> bool:
 def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
     rank_reporter = RankReporter(describe(TOPOLOGY, CPU, "fake"), CPU)
     monitor = ProgressMonitor(connection, rank_reporter, JobLogHandler(0))
-    bare = Sample(job_id="f" * 20, parameters=VideoParameters(seed=1, steps=8, frames=2), boundaries=(0, 3, 8), step=0)
+    bare = Sample(job_id="f" * 20, parameters=SvdParameters(seed=1, steps=8, frames=2), boundaries=(0, 3, 8), step=0)
     encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
 
     def counted() -> int:

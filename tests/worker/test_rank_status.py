@@ -10,10 +10,10 @@ import redis
 import torch
 
 from svdq.pipeline.costs import CostModel, CostPrior, Shape
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Topology
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch
 from svdq.producer.status import job_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
@@ -23,9 +23,9 @@ from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import BusyMeter, RankReporter, costs_in, describe
 from tests.queued import enqueue
 
-PARAMETERS = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
+PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64, decode_chunk_size=2)
 SAMPLE = Sample(job_id="0123456789abcdef0123", parameters=PARAMETERS, boundaries=(0, 3, 8), step=3)
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=8)
 
 
 class Stuck:

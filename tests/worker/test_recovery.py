@@ -14,7 +14,7 @@ import redis
 from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.producer import keys
 from svdq.producer.control import cancel
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.workers import view_workers
 from svdq.worker.health.crash_marker import CrashSuspect, Phase
@@ -24,7 +24,7 @@ from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import POPPED_S, SILENT_S, Recovery
 from tests.queued import enqueue
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 SIMULATED = "simulated:step_ms=50"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.trace import Tracer
@@ -28,7 +28,7 @@ FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
 def sample_of(name: str, formats: tuple[str, ...] = ("gif", "png"), folder: str = "") -> Sample:
     return Sample(
         job_id=f"id-{name}",
-        parameters=VideoParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=2),
+        parameters=SvdParameters(seed=1, steps=4, frames=2, width=64, height=64, decode_chunk_size=2),
         boundaries=(0, 4),
         step=4,
         # `execution` and whatever else is not the job's is nobody's business here.

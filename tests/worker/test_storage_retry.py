@@ -12,7 +12,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.models.base import ModelInfo
-from svdq.producer.job import Job
+from svdq.producer.job import Job, SvdJob
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
 from svdq.worker.storage_retry import NoLongerWantedError, RetryStoppedError, StorageRetry
@@ -101,7 +101,7 @@ def job(folder: Path, tmp_path: Path) -> Job:
     path = tmp_path / "photo.png"
     Image.new("RGB", (80, 80)).save(path)
     key = Storage(str(folder)).put_input(path.read_bytes(), "png")
-    return Job(image=key, name="photo", seed=1, width=64, height=64)
+    return SvdJob(image=key, name="photo", seed=1, width=64, height=64)
 
 
 class Locked(Storage):

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from svdq.pipeline.costs import Shape
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
 from svdq.worker.health.watchdog import StepBounds, Watchdog
 from tests.pipeline.fakes import ListMonitor
 
-PARAMETERS = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64)
+PARAMETERS = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64)
 NEW = Sample(job_id="a-job", parameters=PARAMETERS, boundaries=(0, 8), step=0)
 SHAPE = Shape.of(PARAMETERS)
 SAMPLE = replace(NEW, tensors={"latents": torch.zeros(1)})
@@ -139,12 +139,12 @@ PROGRAM = """
 import ctypes, os, sys
 import torch
 from svdq.pipeline.costs import Shape
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
 from svdq.worker.health.watchdog import StepBounds, Watchdog
 from tests.pipeline.fakes import ListMonitor
 
-parameters = VideoParameters(seed=1, steps=8, frames=2, width=64, height=64)
+parameters = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64)
 sample = Sample(job_id="j", parameters=parameters, boundaries=(0, 8), step=0, tensors={"latents": torch.zeros(1)})
 watchdog = Watchdog(
     ListMonitor(), 0, float(sys.argv[1]), on_stall=lambda: os._exit(3), look_s=1.0,

@@ -18,7 +18,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names import has_weights
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.trace import write_trace
 from svdq.worker.bench.daemon import run_daemon
 from svdq.worker.launcher.preflight import check_model
@@ -150,7 +150,7 @@ def _check_model(options: BenchOptions) -> None:
 def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
     width, _, height = options.size.partition("x")
     try:
-        parameters = VideoParameters(
+        parameters = SvdParameters(
             frames=options.frames, steps=options.steps, width=int(width), height=int(height), seed=0
         )
     except (ValidationError, ValueError) as error:

@@ -19,7 +19,7 @@ from svdq.pipeline.bench.harness import IDLE_S, Workload
 from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.errors import SvdqError
 from svdq.producer.embedded_redis.server import stop_server
-from svdq.producer.job import Job
+from svdq.producer.job import parse_job
 from svdq.producer.queue import queue_of, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -57,7 +57,7 @@ def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -
         entries = []
         for seed in range(sum(workload.bursts)):
             values = workload.parameters.model_dump() | {"seed": seed, "image": key, "name": f"sample-{seed}"}
-            job = Job.model_validate(values)
+            job = parse_job(values)
             entries.append(Entry(job=job, job_id=job.digest(seed_was_drawn=False)))
         trace_path = folder / "trace.json"
         num_queued = workload.bursts[0]

@@ -19,6 +19,7 @@ from pydantic_core import from_json
 from safetensors import SafetensorError
 
 from svdq.pipeline.models.base import State
+from svdq.pipeline.models.registry import AnyParameters
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.message import byte_views, sample_body
@@ -38,7 +39,7 @@ class _Sample(_Record):
 
     job_id: str
     index: NonNegativeInt
-    parameters: VideoParameters
+    parameters: AnyParameters
     boundaries: tuple[NonNegativeInt, ...]
     decoder: NonNegativeInt
     step: NonNegativeInt

@@ -14,6 +14,7 @@ from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.protocols import Report, Request
+from svdq.producer.job import Job
 from svdq.producer.queue import read_job
 from svdq.worker.checkpoint.reader import CheckpointReader, resumed
 from svdq.worker.intake.policy import IntakeOptions, is_too_late
@@ -220,7 +221,7 @@ class Dispatcher:
         if resume is not None:
             resume = resumed(resume, _step_seen(active.rq_job.meta))
             logger.info("Job %s continues from step %d of %d.", job_id, resume.step, job.steps)
-        metadata = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
+        metadata = job.model_dump(mode="json", include=set(Job.model_fields))
         return Request(
             job_id=job_id,
             parameters=prepared.parameters,

@@ -20,8 +20,9 @@ from svdq.pipeline.models.memory import (
     size_text,
 )
 from svdq.pipeline.models.names import has_weights
+from svdq.pipeline.models.registry import parse_parameters
 from svdq.pipeline.models.svd.memory import estimate
-from svdq.pipeline.parameters import SIZE_MULTIPLE, VideoParameters
+from svdq.pipeline.parameters import VideoParameters
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class MemoryPlan:
         if not body:
             return  # the video was not started
         ran_out = body["ran_out"] if body["ran_out"] or "decode" in body["seconds"] else None
-        self._measured.learn(VideoParameters.model_validate(body["parameters"]), body["memory"], ran_out=ran_out)
+        self._measured.learn(parse_parameters(body["parameters"]), body["memory"], ran_out=ran_out)
 
     def decoders(self, parameters: VideoParameters) -> tuple[int, ...]:
         """Return the ranks that have the VAE decoder and the memory to decode a video; the last one in any case."""
@@ -147,7 +148,7 @@ class MemoryPlan:
 
     def _fewer_frames(self, parameters: VideoParameters) -> str | None:
         """Find the most frames with which a video fits, in chunks of at most the same size."""
-        for frames in range(parameters.num_frames - 1, 0, -1):
+        for frames in range(parameters.num_frames - parameters.frame_step, 0, -parameters.frame_step):
             fewer = parameters.model_copy(update={"frames": frames})
             if self._fits(_with_chunks(fewer, chunk_of(fewer))):
                 return _frames_text(frames)
@@ -155,9 +156,10 @@ class MemoryPlan:
 
     def _smaller_size(self, parameters: VideoParameters) -> str | None:
         """Find the largest size of nearly the same shape with which a video fits."""
-        for width in range(parameters.width - SIZE_MULTIPLE, 0, -SIZE_MULTIPLE):
-            height = round(parameters.height * width / parameters.width / SIZE_MULTIPLE) * SIZE_MULTIPLE
-            height = min(max(height, SIZE_MULTIPLE), parameters.height)
+        multiple = parameters.side_multiple
+        for width in range(parameters.width - multiple, 0, -multiple):
+            height = round(parameters.height * width / parameters.width / multiple) * multiple
+            height = min(max(height, multiple), parameters.height)
             if self._fits(parameters.model_copy(update={"width": width, "height": height})):
                 return f"{width}x{height}"
         return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.installed import how_to_install
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.registry import parameters_of
 from svdq.pipeline.trace import trace_text
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
@@ -96,7 +96,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     if device != "cpu" and (failure := all_gpus().failure):
         logger.warning("The list of GPUs may not be complete: %s.", failure)
     for shape in options.rank.warmup:
-        VideoParameters.of_shape(shape)
+        parameters_of(settings.model).of_shape(shape)
     hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
     if hosts is not None:
         logger.warning("%s", hosts.warning)

@@ -10,7 +10,7 @@ from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import Format, VideoParameters
 from svdq.pipeline.sample import Sample
-from svdq.producer.job import Job
+from svdq.producer.job import Job, parse_job
 from svdq.producer.results.provenance import notice_of, parse_document
 from svdq.producer.storage.storage import Storage
 
@@ -28,7 +28,7 @@ def sidecar_key(job: Job, job_id: str) -> str:
 
 def job_as_used(parameters: VideoParameters, metadata: Mapping[str, Any]) -> Job:
     """Make a job from the parameters and the metadata of a sample."""
-    return Job.model_validate(
+    return parse_job(
         parameters.model_dump() | {name: value for name, value in metadata.items() if name in Job.model_fields}
     )
 
@@ -82,7 +82,7 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> di
         return None
     try:
         document = parse_document(storage.read(key))
-        made = (document["job_id"], Job.model_validate(document["job"]), document["model"]["name"])
+        made = (document["job_id"], parse_job(document["job"]), document["model"]["name"])
         result = result_of(document)
         if not isinstance(result["outputs"], list) or not all(isinstance(path, str) for path in result["outputs"]):
             raise ValueError("its outputs are no paths")

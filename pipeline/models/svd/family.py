@@ -8,6 +8,7 @@ from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.memory import Activity, Shape
 from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
 from svdq.pipeline.models.svd.memory import estimate
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.parameters import VideoParameters
 
 
@@ -44,8 +45,8 @@ def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_de
 
 FAMILY = Family(
     name="svd",
-    title="Stable Video Diffusion",
-    parameters=VideoParameters,
+    title=SvdParameters.title,
+    parameters=SvdParameters,
     layouts={LAYOUT.pipeline: LAYOUT},
     model="svdq.pipeline.models.svd.model:SvdModel",
     read_facts=read_facts,

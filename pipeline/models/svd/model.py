@@ -25,6 +25,7 @@ from svdq.pipeline.models.svd.denoiser import SvdDenoiser
 from svdq.pipeline.models.svd.family import FAMILY
 from svdq.pipeline.models.svd.folder import SvdFolder, first_not_finite
 from svdq.pipeline.models.svd.layout import UNET_DEFAULTS, is_untrained
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.parameters import VideoParameters
 
 logger = logging.getLogger(__name__)
@@ -154,6 +155,7 @@ class SvdModel:
         """Encode the photo; see `encode`."""
         from diffusers.utils.torch_utils import randn_tensor
 
+        assert isinstance(parameters, SvdParameters)
         pipeline = self._pipeline
         generator = torch.Generator("cpu").manual_seed(parameters.seed)
         # (3) A PIL image, because CLIP's antialiased resize is skipped for tensors.
@@ -194,6 +196,7 @@ class SvdModel:
     def denoiser(self, state: State, parameters: VideoParameters) -> SvdDenoiser:
         """Prepare the denoising of one sample, with a scheduler of its own, from any step on."""
         assert self._role.has("unet")
+        assert isinstance(parameters, SvdParameters)
         measured = self._meter.begin("step", shape_for("step", parameters))
         # (3), (4) With guidance the batch is [unconditional: zeros, conditional].
         image_embedding = state["image_embedding"]  # (1, 1, E)

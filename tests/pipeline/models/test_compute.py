@@ -17,10 +17,10 @@ from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 
 CPU = torch.device("cpu")
-PARAMETERS = VideoParameters(seed=3, steps=2, frames=2, width=64, height=64)
+PARAMETERS = SvdParameters(seed=3, steps=2, frames=2, width=64, height=64)
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import torch
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.device_memory import CudaCounter, MemoryMeter, capacity, is_out_of_memory, share_of_gpu
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 
 GB = 1_000_000_000
-SMALL = VideoParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)
+SMALL = SvdParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)
 #: Errors as torch, CUDA's libraries and the host's allocators word them.
 RAN_OUT = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),

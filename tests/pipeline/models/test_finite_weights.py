@@ -13,7 +13,7 @@ from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.svd.layout import LAYOUT
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
 from tests.pipeline.fakes import Alone, CountingModel, ListMonitor, request
 
@@ -57,7 +57,7 @@ def test_only_who_computes_in_float16_is_sent_to_float32(dtype: str, advice: str
     model.nan = {1: 0}
     sample = Sample(
         job_id="job",
-        parameters=VideoParameters(seed=1, steps=1, frames=2, width=64, height=64),
+        parameters=SvdParameters(seed=1, steps=1, frames=2, width=64, height=64),
         boundaries=(0, 1),
         step=0,
         tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},

@@ -20,14 +20,14 @@ from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.base import ModelInfo, Role
 from svdq.pipeline.models.svd.full_size import write_full_size_model
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.topology import Links, Topology, build_stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
 
 #: The smallest picture: its latents are 8x8. Without guidance, which would double the time.
-SMALL = VideoParameters(seed=5, frames=2, steps=2, width=64, height=64, max_guidance_scale=1.0)
+SMALL = SvdParameters(seed=5, frames=2, steps=2, width=64, height=64, max_guidance_scale=1.0)
 
 
 class KeepingModel(SvdModel):

@@ -11,13 +11,13 @@ from svdq.pipeline.models.memory import ChunkLimits, MeasuredMemory, shape_for
 from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.svd.memory import estimate
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 
-SMALL = VideoParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)
+SMALL = SvdParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)
 
 
 def gigabytes(activity, size: tuple[int, int], frames: int, *, chunk: int = 1, guided: bool = True) -> float:
-    parameters = VideoParameters(
+    parameters = SvdParameters(
         seed=1,
         width=size[0],
         height=size[1],
@@ -89,7 +89,7 @@ def expected(measured: MeasuredMemory, frames: int) -> int:
     return measured.expected("step", (128, 64, frames, 2), lambda shape: step_of(shape[2]))
 
 
-def video(frames: int) -> VideoParameters:
+def video(frames: int) -> SvdParameters:
     return SMALL.model_copy(update={"frames": frames})
 
 
@@ -169,8 +169,8 @@ def test_a_home_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
 # Chunk sizes that ran out of memory.
 
 
-def shape(width: int = 128, height: int = 64, frames: int = 25, chunk: int | None = None) -> VideoParameters:
-    return VideoParameters(seed=1, width=width, height=height, frames=frames, decode_chunk_size=chunk)
+def shape(width: int = 128, height: int = 64, frames: int = 25, chunk: int | None = None) -> SvdParameters:
+    return SvdParameters(seed=1, width=width, height=height, frames=frames, decode_chunk_size=chunk)
 
 
 def test_no_video_starts_higher_than_a_smaller_one_had_to_go() -> None:
@@ -205,7 +205,7 @@ def test_chunk_limits_outlive_a_worker(tmp_path: Path) -> None:
 
 
 def test_a_file_with_a_number_beyond_floats_is_ignored(tmp_path: Path) -> None:
-    parameters = VideoParameters(seed=0, frames=2, width=64, height=64)
+    parameters = SvdParameters(seed=0, frames=2, width=64, height=64)
     MeasuredMemory(folder=tmp_path).learn(parameters, {"step": 10**9})
     (path,) = tmp_path.glob("*.json")
     document = json.loads(path.read_text())

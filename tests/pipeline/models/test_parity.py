@@ -14,7 +14,7 @@ from svdq.pipeline import compare
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 
 CPU = torch.device("cpu")
 #: Divisors of 1000 and not, powers of 3 (where a rounding once went wrong), fewer and more than ranks.
@@ -44,13 +44,13 @@ class Both:
         self.theirs = StableVideoDiffusionPipeline.from_pretrained(folder)
         self.theirs.set_progress_bar_config(disable=True)
 
-    def call(self, values: VideoParameters, output_type: str, decode_chunk_size: int | None = None):
+    def call(self, values: SvdParameters, output_type: str, decode_chunk_size: int | None = None):
         """What diffusers makes, called as its users do."""
         return compare.call_diffusers(
             self.theirs, self.photo, values, decode_chunk_size=decode_chunk_size, output_type=output_type
         )
 
-    def render(self, values: VideoParameters):
+    def render(self, values: SvdParameters):
         """What we make: the tensors with final latents. Every other step is done by another rank's denoiser."""
         tensors = self.ours.encode(self.photo, values)
         denoisers = [self.ours.denoiser(tensors, values) for _ in range(2)]
@@ -58,7 +58,7 @@ class Both:
             tensors = {**tensors, **denoisers[index % 2].step(tensors, index)}
         return tensors
 
-    def same_with_a_cheap_unet(self, monkeypatch: pytest.MonkeyPatch, values: VideoParameters) -> CheapUnet:
+    def same_with_a_cheap_unet(self, monkeypatch: pytest.MonkeyPatch, values: SvdParameters) -> CheapUnet:
         """Compare all inputs of the UNet, and the final latents."""
         with monkeypatch.context() as patch:
             calls = []
@@ -80,8 +80,8 @@ def both(tiny_model, photo_bytes) -> Both:
     return Both(tiny_model, prepare_photo(photo_bytes, 64, 64))
 
 
-def video(**changes) -> VideoParameters:
-    return VideoParameters(**({"frames": 2, "steps": 2, "width": 64, "height": 64, "seed": 3} | changes))
+def video(**changes) -> SvdParameters:
+    return SvdParameters(**({"frames": 2, "steps": 2, "width": 64, "height": 64, "seed": 3} | changes))
 
 
 def test_sigmas_and_timesteps_for_any_number_of_steps(both: Both, tiny_model) -> None:

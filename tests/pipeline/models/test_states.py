@@ -5,9 +5,9 @@ import torch
 
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.models.svd.parameters import SvdParameters
 
-PARAMETERS = VideoParameters(seed=3, steps=9, frames=2, width=64, height=64)
+PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
 
 
 @pytest.fixture(scope="module", params=["tiny", "preview", "simulated"])

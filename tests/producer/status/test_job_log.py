@@ -4,12 +4,12 @@ import redis
 
 from svdq.producer import keys
 from svdq.producer.control import cancel, retry
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.status import job_log
 from svdq.producer.status.job_log import MAX_TEXT, LogEntry
 from tests.queued import enqueue
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 
 def entry(text: str, level: str = "INFO") -> LogEntry:

@@ -13,7 +13,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.control import retry
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
@@ -94,7 +94,7 @@ def test_a_photo_with_brackets_in_its_name(
 ) -> None:
     storage = Storage(s3)
     job_id = add_video(storage, 1, name="cat [1]", formats=("mp4", "png"))
-    job = enqueue(connection, Job(image=f"inputs/{'0' * 64}.jpg", name="cat [1]", seed=1), job_id)
+    job = enqueue(connection, SvdJob(image=f"inputs/{'0' * 64}.jpg", name="cat [1]", seed=1), job_id)
     done = svdq("fetch", job_id, "-o", tmp_path / "videos", "--storage", s3)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / f"videos/cat [1]-{job_id}/frame_0002.png").exists()

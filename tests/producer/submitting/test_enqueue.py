@@ -10,13 +10,13 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import control
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, read_job
 from svdq.producer.status.status import list_jobs, view
 from svdq.producer.submitting.enqueue import Entry, enqueue_after, enqueue_many
 
-JOB = Job(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 
 def entry(job_id: str, seed: int = 1, priority: str = "default", at: datetime | None = None) -> Entry:

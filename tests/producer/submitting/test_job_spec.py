@@ -96,6 +96,6 @@ def test_errors_name_parameters_as_the_user_does() -> None:
 
 @pytest.mark.parametrize(("pixels", "side"), [(-1, 64), (0, 64), (95, 64), (97, 128), (10**400, 4096)])
 def test_the_nearest_size_of_any_number(pixels: int, side: int) -> None:
-    assert nearest_side(pixels) == side
+    assert nearest_side(pixels, 64) == side
     with pytest.raises(InputError, match=rf"the nearest such size is {side}x576"):
         JobSpec(options=(SubmitOptions(width=pixels),)).check()

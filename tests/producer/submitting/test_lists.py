@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.submitting.lists import COLUMNS, read_batch
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import BadRequest, Request
@@ -48,7 +48,7 @@ def reasons(tmp_path: Path, name: str, text: str) -> list[str]:
 
 
 def test_every_parameter_of_a_job_has_a_column() -> None:
-    assert set(Job.model_fields) - {"image", "folder"} <= set(COLUMNS)
+    assert set(SvdJob.model_fields) - {"image", "folder"} <= set(COLUMNS)
 
 
 @pytest.mark.parametrize(

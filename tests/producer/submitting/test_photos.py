@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import Job
+from svdq.producer.job import SvdJob
 from svdq.producer.submitting.photos import check_photo, safe_name
 
 MAX_PIXELS = 100_000_000
@@ -151,5 +151,5 @@ def test_pillow_keeps_its_limit(photo: Path) -> None:
 )
 def test_names_are_safe(stem: str) -> None:
     name = safe_name(stem)
-    assert Job(image=f"inputs/{'0' * 64}.jpg", name=name, seed=0).name == name
+    assert SvdJob(image=f"inputs/{'0' * 64}.jpg", name=name, seed=0).name == name
     assert len(name.encode()) <= 180

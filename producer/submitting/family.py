@@ -1,0 +1,91 @@
+"""Chooses the family of models for requested parameters: by the parameters, `--family` or the configured model."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.registry import DEFAULT_FAMILY, PARAMETERS, family_of_model
+from svdq.producer.job import JOBS
+
+#: The fields of each family's jobs.
+_FIELDS: Mapping[str, Collection[str]] = {name: job.model_fields for name, job in JOBS.items()}
+#: The families that have prompts.
+WITH_PROMPTS = frozenset(name for name, fields in _FIELDS.items() if "prompt" in fields)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfiguredModel:
+    """The model of the settings, where its family is known on this machine."""
+
+    name: str
+    family: str
+
+    @classmethod
+    def of(cls, name: str) -> "ConfiguredModel | None":
+        """Return the model if its family is known; `preview` and `simulated` render all families."""
+        family = family_of_model(name)
+        return cls(name=name, family=family) if family else None
+
+
+def choose_family(
+    fields: Collection[str], family: str | None, model: ConfiguredModel | None, spell: Callable[[str], str]
+) -> str:
+    """Return the family that all given fields apply to.
+
+    Args:
+        fields: names of the given fields.
+        family: the one that was asked for.
+        model: the configured model.
+        spell: returns the name of a field for errors.
+
+    Raises:
+        InputError: a field does not apply to that family, or two fields apply to two families.
+    """
+    if family is not None:
+        if family not in JOBS:
+            raise InputError(f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.")
+        wrong = _not_in(family, fields)
+        if wrong:
+            raise InputError(
+                f"{spell(wrong[0])} does not apply to {_title(family)} ({spell('family')} {family}), only to "
+                f"{_title_of_field(wrong[0])}; leave out one of the two."
+            )
+        return family
+    if model is not None and (wrong := _not_in(model.family, fields)):
+        there = next(name for name, has in _FIELDS.items() if wrong[0] in has)
+        raise InputError(
+            f"{spell(wrong[0])} does not apply to the configured model {model.name}, which is {_title(model.family)}; "
+            f"leave it out, or give {spell('family')} {there} if the workers have such a model."
+        )
+    fitting = [name for name, has in _FIELDS.items() if all(field in has for field in fields)]
+    if not fitting:
+        raise _conflict(fields, spell)
+    preferred = model.family if model is not None else DEFAULT_FAMILY
+    return preferred if preferred in fitting else fitting[0]
+
+
+def _not_in(family: str, fields: Collection[str]) -> list[str]:
+    return [field for field in fields if field not in _FIELDS[family]]
+
+
+def _title(family: str) -> str:
+    return PARAMETERS[family].title
+
+
+def _title_of_field(field: str) -> str:
+    """Name the families that have a field."""
+    return " and ".join(_title(name) for name, has in _FIELDS.items() if field in has)
+
+
+def _conflict(fields: Collection[str], spell: Callable[[str], str]) -> InputError:
+    """Make the error about the first two fields that no family has both of."""
+    one, other = next(
+        (one, other)
+        for one in fields
+        for other in fields
+        if not any(one in has and other in has for has in _FIELDS.values())
+    )
+    return InputError(
+        f"{spell(one)} applies only to {_title_of_field(one)} and {spell(other)} only to {_title_of_field(other)}; "
+        "leave out one of the two."
+    )

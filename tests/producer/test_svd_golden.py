@@ -1,0 +1,54 @@
+"""Ids, payloads and sidecars of SVD jobs as they were before there were other families: they stay, byte by byte."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from svdq.producer.queue import SvdqQueue, new_rq_job
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.photos import Photo
+from svdq.worker.output.sidecar import job_as_used
+
+#: Made by the code of 2026-11-21, in JSON: the fields of `SubmitOptions` and `JobSpec`, and what became of them.
+GOLDEN = json.loads(Path(__file__).with_name("svd_golden.json").read_text(encoding="utf-8"))
+
+
+class _NoConnection:
+    """Creating an RQ job needs no server."""
+
+    connection_pool = None
+
+
+def record(options: dict[str, Any], spec: dict[str, Any], photo: dict[str, str]) -> dict[str, Any]:
+    formats = options.get("formats")
+    options = options | ({"formats": tuple(formats)} if formats else {})
+    made = []
+    for job, job_id in JobSpec(options=(SubmitOptions(**options),), **spec).jobs(
+        Photo(path=Path("x.jpg"), **photo), first_index=1
+    ):
+        if options.get("seed") is None:  # random
+            job = job.model_copy(update={"seed": 0})
+        queue = SvdqQueue(connection=_NoConnection())  # type: ignore[arg-type]
+        rq_job = new_rq_job(queue, job, job_id, photo="/photos/x.jpg")
+        metadata = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
+        used = job.parameters.model_copy(update={"frames": job.frames or 25, "decode_chunk_size": 7})
+        made.append(
+            {
+                "id": job_id,
+                "payload": rq_job.serializer.dumps(rq_job.kwargs).decode(),
+                "description": rq_job.description,
+                "sidecar": json.dumps(
+                    job_as_used(used, metadata | {"execution": ["x"]}).model_dump(mode="json"), ensure_ascii=False
+                ),
+            }
+        )
+    return {"options": options, "spec": spec, "photo": photo, "made": made}
+
+
+@pytest.mark.parametrize("golden", GOLDEN)
+def test_ids_payloads_and_sidecars_stay(golden: dict[str, Any]) -> None:
+    made = record(golden["options"], golden["spec"], golden["photo"])["made"]
+    assert made == golden["made"]
