@@ -10,8 +10,11 @@ from starlette.middleware import Middleware
 from svdq.cli.serve import api, page
 from svdq.cli.serve.access import Access
 from svdq.cli.serve.backend import Backend
+from svdq.cli.serve.bodies import Bodies, Reader
+from svdq.cli.serve.content import Content
 from svdq.cli.serve.errors import ApiError, answer_error
 from svdq.cli.serve.options import ServeOptions
+from svdq.cli.serve.polling import Polls
 from svdq.cli.serve.sharing import Shared
 from svdq.pipeline.errors import SvdqError
 from svdq.producer.settings import Settings
@@ -33,11 +36,17 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
 
     app = Starlette(
         routes=[*api.routes(), *page.routes()],
-        middleware=[Middleware(Access, options=options)],
+        middleware=[Middleware(Access, options=options), Middleware(Bodies, options=options)],
         exception_handlers=dict.fromkeys((ApiError, SvdqError, HTTPException, Exception), answer_error),
         lifespan=lifespan,
     )
     app.state.options = options
     app.state.backend = backend
     app.state.snapshots = Shared(read_snapshot)
+    app.state.polls = Polls(backend)
+    app.state.pages = Shared(api.PageReader(backend))
+    app.state.content = Content(backend)
+    app.state.reader = Reader(settings.max_pixels)
+    #: Videos that are being removed while nobody waits for it.
+    app.state.removals = set()
     return app

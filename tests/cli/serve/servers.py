@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.cli.serve.multipart import TYPE, multipart
+
 TOKEN = "token-of-the-tests-0123456789"
 
 
@@ -62,6 +64,11 @@ class Server:
 
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, headers={**self.bearer, **headers})
+
+    def create(self, photo: bytes | None = None, file_name: str = "a photo.jpg", **fields: object) -> Answer:
+        """Send a form to /v1/videos."""
+        body = multipart(photo, file_name, **fields)
+        return self.ask("POST", "/v1/videos", body, {**self.bearer, "Content-Type": TYPE})
 
     def stop(self) -> int:
         """Send SIGTERM; return the exit code."""

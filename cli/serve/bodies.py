@@ -1,0 +1,198 @@
+"""Bodies of requests: limited in size and time before they are parsed, and large ones kept on disk, not in memory.
+
+A large part is in a file without a name, which the system removes however the process ends.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from svdq.cli.serve.errors import ApiError
+from svdq.cli.serve.options import ServeOptions
+
+#: Bytes of a body without a photo, and of the text fields of one with a photo.
+MAX_SMALL_BYTES = 1 << 20
+#: Bytes of a JSON body with a photo in it, which is parsed in memory.
+MAX_JSON_BYTES = 64 << 20
+#: Bytes per pixel of the largest photo that may be uploaded: 8-bit RGBA without compression.
+BYTES_PER_PIXEL = 4
+#: Bytes of a photo that are kept in memory; what is more goes to disk.
+SPOOLED_BYTES = 64 * 1024
+#: Bytes per second at which a body must arrive on average, after the first seconds.
+MIN_BYTES_PER_S = 4096
+#: Parsing is done in the main thread: after this many chunks of all uploads, other requests have a turn.
+PARSED_TOGETHER = 4
+MAX_FIELDS = 64
+
+#: Key of the `Body` in the scope of a request.
+_KEY = "svdq.body"
+
+
+class Body:
+    """The `receive` of one request, with limits."""
+
+    def __init__(self, receive: Receive, content_length: str, options: ServeOptions) -> None:
+        self._receive = receive
+        self._content_length = int(content_length) if content_length.isdecimal() else 0
+        self._grace_s = options.body_grace_s
+        self._begun_at: float | None = None
+        self._received = 0
+        self._is_complete = False
+        #: Largest number of bytes; a view that takes photos raises it.
+        self.max_bytes = MAX_SMALL_BYTES
+
+    async def __call__(self) -> Message:
+        """Receive the next message.
+
+        Raises:
+            ApiError: the body is too large or arrives too slowly.
+        """
+        if self._is_complete:
+            return await self._receive()
+        now = time.monotonic()
+        if self._begun_at is None:
+            self._begun_at = now
+            self._check(self._content_length)
+        due_at = self._begun_at + self._grace_s + self._received / MIN_BYTES_PER_S
+        try:
+            async with asyncio.timeout(max(0.0, due_at - now)):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise ApiError(
+                408, "The request arrives too slowly; send it again.", code="too_slow", headers={"Connection": "close"}
+            ) from error
+        self._received += len(message.get("body", b""))
+        self._check(self._received)
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self.max_bytes:
+            raise ApiError(
+                413,
+                f"The request has more than the {self.max_bytes:,} bytes that are allowed here; make the photo smaller "
+                "or raise SVDQ_MAX_PIXELS.",
+                code="too_large",
+                headers={"Connection": "close"},
+            )
+
+
+class Bodies:
+    """Middleware that limits bodies."""
+
+    def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
+        self._app = app
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request, its body limited."""
+        if scope["type"] == "http":
+            lengths = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-length"]
+            receive = Body(receive, lengths[0] if lengths else "", self._options)
+            scope[_KEY] = receive
+        await self._app(scope, receive, send)
+
+
+@dataclass
+class Form:
+    """What a request has sent."""
+
+    #: Fields in their order; of JSON with values of any type.
+    fields: list[tuple[str, Any]] = field(default_factory=list)
+    #: The file, and its name as the client has it.
+    file: BinaryIO | None = None
+    file_name: str = ""
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self.file is not None:
+            self.file.close()
+
+
+class Reader:
+    """Reads the forms of all requests."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self._max_bytes = max(max_pixels * BYTES_PER_PIXEL, MAX_SMALL_BYTES) + MAX_SMALL_BYTES
+        self._turns = asyncio.Semaphore(PARSED_TOGETHER)
+
+    async def read(self, request: Request) -> Form:
+        """Read a form with at most one file, or a JSON object; the caller closes it.
+
+        Raises:
+            ApiError: the body is neither, is too large or arrives too slowly.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        body: Body = request.scope[_KEY]
+        if kind == "multipart/form-data":
+            body.max_bytes = self._max_bytes
+            return await self._read_multipart(request)
+        if kind in ("application/json", ""):
+            body.max_bytes = min(self._max_bytes, MAX_JSON_BYTES)
+            return Form(fields=list((await self._read_json(request)).items()))
+        raise ApiError(
+            400,
+            f"A body of type {kind[:80]!r} cannot be read; send multipart/form-data or application/json.",
+            code="unknown_content_type",
+        )
+
+    async def _read_multipart(self, request: Request) -> Form:
+        stream = self._in_turns(request)
+        try:
+            parts = await _Parser(
+                request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_JSON_BYTES
+            ).parse()
+        except MultiPartException as error:
+            message = str(error.message).rstrip(".")
+            raise ApiError(400, f"The form cannot be read: {message}.", code="bad_form") from error
+        finally:
+            await stream.aclose()
+        form = Form()
+        for name, value in parts.multi_items():
+            if isinstance(value, UploadFile):
+                if name != "input_reference":
+                    await value.close()
+                    raise ApiError(400, f"There is no file {name[:80]!r}; the photo is input_reference.", param=name)
+                form.file, form.file_name = value.file, value.filename or ""
+            else:
+                form.fields.append((name, value))
+        return form
+
+    async def _read_json(self, request: Request) -> dict[str, Any]:
+        with SpooledTemporaryFile(max_size=SPOOLED_BYTES) as file:
+            stream = self._in_turns(request)
+            try:
+                async for chunk in stream:
+                    file.write(chunk)
+            finally:
+                await stream.aclose()
+            file.seek(0)
+            try:
+                document = await asyncio.to_thread(lambda: json.loads(file.read() or b"{}"))
+            except (ValueError, RecursionError) as error:
+                raise ApiError(400, f"The body is not JSON ({error}).", code="bad_json") from error
+        if not isinstance(document, dict):
+            raise ApiError(400, "The body is not a JSON object.", code="bad_json")
+        return document
+
+    async def _in_turns(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Yield the chunks of a body; few of them are worked on before other requests have a turn."""
+        async for chunk in request.stream():
+            async with self._turns:
+                yield chunk
+                await asyncio.sleep(0)
+
+
+class _Parser(MultiPartParser):
+    """Keeps less of each file in memory than Starlette does."""
+
+    spool_max_size = SPOOLED_BYTES

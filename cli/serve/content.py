@@ -1,0 +1,126 @@
+"""Files of videos: addressed by job and format, never by a path; with Range; and posters."""
+
+import tempfile
+import zipfile
+from collections import OrderedDict
+from pathlib import Path, PurePosixPath
+
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse, Response
+
+from svdq.cli.serve.backend import Backend
+from svdq.cli.serve.errors import ApiError
+from svdq.cli.serve.videos import file_names
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.results.poster import poster_of_photo, poster_of_video
+from svdq.producer.status.status import JobView
+from svdq.producer.storage.storage import STAGING_PREFIX
+from svdq.producer.storage.temporary import temporary_name
+
+MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp", "png": "application/zip"}
+#: A browser keeps a file and asks whether it has changed: a job may be rendered again.
+CACHING = {"Cache-Control": "private, no-cache"}
+#: Posters in memory at a time, of about 20 KB each.
+MAX_POSTERS = 500
+
+
+class Content:
+    """The files of one server's videos."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._posters: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
+
+    async def video(self, view: JobView, kind: str | None) -> Response:
+        """Return a file of a finished video, the first if no format is given; frames as a zip.
+
+        Raises:
+            ApiError: the video has no such file, or it was removed.
+        """
+        names = {found: name for name, found in file_names(view)}
+        if not names:
+            raise ApiError(404, f"The video {view.id!r} is not ready.", code="not_ready")
+        kind = kind or next(iter(names))
+        if kind not in names:
+            message = f"The video has no {kind[:20]!r}; it has {', '.join(names)}."
+            raise ApiError(400, message, param="format", code="invalid_value")
+        path, is_temporary = await self._backend.in_thread(lambda: self._local_file(view, names[kind], kind))
+        return FileResponse(
+            path,
+            headers=CACHING,
+            media_type=MEDIA_TYPES.get(kind, "application/octet-stream"),
+            filename=f"{names[kind]}.zip" if kind == "png" else names[kind],
+            content_disposition_type="inline",
+            background=BackgroundTask(path.unlink, missing_ok=True) if is_temporary else None,
+        )
+
+    async def poster(self, view: JobView) -> Response:
+        """Return a small picture: the first frame of a finished video, the photo of any other job.
+
+        Raises:
+            ApiError: there is neither.
+        """
+        key = (view.id, view.status == "finished", view.ended_at)
+        data = self._posters.get(key)
+        if data is None:
+            data = await self._backend.in_thread(lambda: self._make_poster(view))
+            self._posters[key] = data
+            if len(self._posters) > MAX_POSTERS:
+                self._posters.popitem(last=False)
+        else:
+            self._posters.move_to_end(key)
+        return Response(data, headers=CACHING, media_type="image/jpeg")
+
+    def _make_poster(self, view: JobView) -> bytes:
+        try:
+            for name, kind in file_names(view)[:1]:
+                if kind != "png":
+                    path, is_temporary = self._local_file(view, name, kind)
+                    try:
+                        return poster_of_video(path)
+                    finally:
+                        if is_temporary:
+                            path.unlink(missing_ok=True)
+        except (ApiError, InputError, UnavailableError):
+            pass  # a video without a poster shows its photo
+        parameters = view.parameters
+        size = parameters.get("width") or 1024, parameters.get("height") or 576
+        try:
+            data = self._backend.storage.read(str(parameters["image"]))
+            return poster_of_photo(data, size, parameters.get("fit", "crop"), self._backend.settings.max_pixels)
+        except (KeyError, InputError, UnavailableError) as error:
+            raise ApiError(404, f"The video {view.id!r} has no picture.", code="not_found") from error
+
+    def _local_file(self, view: JobView, name: str, kind: str) -> tuple[Path, bool]:
+        """Return a path on this machine, and whether the caller removes it."""
+        storage = self._backend.storage
+        key = "/".join(filter(None, ("outputs", view.parameters.get("folder", ""), name)))
+        if kind == "png":
+            return self._zip(key), True
+        if storage.entry(key) is None:
+            raise _removed(view.id)
+        if storage.folder is not None:
+            return storage.folder / key, False
+        path = _temporary()
+        storage.copy_out(key, path)
+        return path, True
+
+    def _zip(self, key: str) -> Path:
+        storage = self._backend.storage
+        frames = sorted(name for name in storage.names(key) if name.startswith("frame_"))
+        if not frames:
+            raise _removed(key)
+        path = _temporary()
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
+            for frame in frames:
+                file.writestr(f"{PurePosixPath(key).name}/{frame}", storage.read(f"{key}/{frame}"))
+        return path
+
+
+def _temporary() -> Path:
+    """Return a name that the next start removes if this process is killed."""
+    return Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))
+
+
+def _removed(video_id: str) -> ApiError:
+    return ApiError(404, f"The files of the video {video_id!r} were removed.", code="not_found")

@@ -1,0 +1,74 @@
+"""Creates videos, for the page and the API alike, by the same function as `svdq submit`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import redis
+
+from svdq.cli.serve.backend import Backend
+from svdq.cli.serve.errors import ApiError, without_paths
+from svdq.pipeline.errors import InputError
+from svdq.producer.status.status import JobView, view_many
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.submit import Request, Submission, submit_all
+from svdq.producer.threads import Budget
+
+#: Bytes of photos in memory at a time; a larger photo waits until it is alone.
+_BYTES = Budget(1 << 26)
+#: Characters of a file's name that are kept.
+MAX_NAME = 255
+
+
+async def create(
+    backend: Backend, photo: BinaryIO | bytes, file_name: str, spec: JobSpec
+) -> tuple[list[Submission], list[JobView]]:
+    """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
+
+    Args:
+        backend: of this server.
+        photo: its file or its bytes.
+        file_name: as the client has it, without any meaning as a path here.
+        spec: what to make of it.
+
+    Returns:
+        The submissions, and the jobs of those that were not removed at once.
+
+    Raises:
+        ApiError: the photo or a parameter is not allowed, and nothing was stored; or Redis is away.
+        UnavailableError: the storage cannot be written.
+    """
+
+    def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
+        with _BYTES.take(_size(photo)):
+            request = Request(path=_plain_name(file_name), spec=spec, data=_read(photo))
+            try:
+                submissions = list(submit_all(backend.settings, [request], connection=connection))
+            except InputError as error:
+                message = without_paths(str(error), backend.settings)
+                raise ApiError(400, message, param="input_reference", code="invalid_value") from error
+        return submissions, view_many(connection, [each.id for each in submissions])
+
+    return await backend.write(work)
+
+
+def with_seed(spec: JobSpec, seed: int) -> JobSpec:
+    """Return a spec with a given seed for every set of parameters."""
+    return replace(spec, options=tuple(replace(options, seed=seed) for options in spec.options))
+
+
+def _plain_name(file_name: str) -> Path:
+    """Return the last part of a name, whichever system it comes from; never a path."""
+    name = file_name.replace("\\", "/").rpartition("/")[2].replace("\0", "").strip()[-MAX_NAME:]
+    return Path(name if name not in ("", ".", "..") else "photo")
+
+
+def _size(photo: BinaryIO | bytes) -> int:
+    return len(photo) if isinstance(photo, bytes) else photo.seek(0, 2)
+
+
+def _read(photo: BinaryIO | bytes) -> bytes:
+    if isinstance(photo, bytes):
+        return photo
+    photo.seek(0)
+    return photo.read()

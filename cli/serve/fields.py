@@ -1,0 +1,226 @@
+"""The fields of a request: from the names and texts of `/v1/videos` to what is to be made of the photo."""
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from svdq.cli.serve.errors import ApiError
+from svdq.pipeline.errors import InputError
+from svdq.producer.job import VIDEO_FIELDS, Job
+from svdq.producer.submitting.job_spec import JobSpec, read_folder
+from svdq.producer.submitting.options import SubmitOptions, as_key, read_field
+from svdq.producer.timeparse import parse_future
+
+#: The API's names for parameters that svdq calls otherwise.
+RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}
+#: Texts for models that take them; others record them.
+PROMPTS = ("prompt", "negative_prompt")
+#: Characters of a prompt.
+MAX_PROMPT = 5000
+#: The photo in a JSON body or as a field, and the field with its data URL where it is an object.
+PHOTO = "input_reference"
+_PHOTO_URL = "image_url"
+#: Further parameters in one object; the openai client flattens it to `extra_params[name]`.
+EXTRA = "extra_params"
+#: Fields that are no parameters of a video.
+_OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
+_PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in RENAMED.values() and name not in PROMPTS)
+FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN)))
+#: Spellings of truth that mean that nothing was given.
+_NOTHING = ("", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoRequest:
+    """What a request asks for."""
+
+    spec: JobSpec
+    #: The model that is to make the video; "" for whichever runs.
+    model: str = ""
+    #: The data URL of the photo; "" if it was sent as a file.
+    photo_url: str = ""
+
+
+def read_request(fields: Iterable[tuple[str, Any]], now: datetime, base: SubmitOptions | None = None) -> VideoRequest:
+    """Read the fields of a request.
+
+    Args:
+        fields: names with texts or, of JSON, values.
+        now: current time with a time zone, for times of day.
+        base: parameters where the request gives none.
+
+    Raises:
+        ApiError: a field is unknown, is there twice, or has a value that is not allowed.
+    """
+    given = _flatten(fields)
+    photo_url = given.pop(PHOTO, "")
+    texts = {name: _text(name, value) for name, value in given.items() if value not in _NOTHING or name in PROMPTS}
+    options = _options(texts)
+    if base is not None:
+        options = replace(base, **options.given())
+    spelled: list[str] = []
+
+    def spell(field: str) -> str:
+        """Spell a parameter as the API does; the last one that was spelled is the wrong one."""
+        names = {own: name for name, own in RENAMED.items()}
+        spelled.append(names.get(field, as_key(field)))
+        return spelled[-1]
+
+    param = "output"
+    try:
+        folder = read_folder(texts.get("output", ""))
+        param = "at"
+        at = parse_future(texts["at"], "at", now) if "at" in texts else None
+        spec = JobSpec(
+            options=(options,),
+            priority=texts.get("priority", "default"),
+            name=texts.get("name"),
+            folder=folder,
+            at=at,
+            notes=tuple((name, texts[name]) for name in PROMPTS if name in texts),
+        )
+        param = ""
+        spec.check(spell=spell)
+    except InputError as error:
+        message = str(error)
+        if not param:
+            param = spelled[-1] if spelled else "priority" if "priority" in message else "name"
+        raise ApiError(400, message, param=param, code="invalid_value") from error
+    return VideoRequest(spec=spec, model=texts.get("model", ""), photo_url=_photo_url(photo_url))
+
+
+def _flatten(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Take the parameters out of `extra_params`, which is an object, its JSON, or names with brackets."""
+    given: dict[str, Any] = {}
+
+    def add(name: str, value: Any) -> None:
+        if name not in (*FIELDS, PHOTO):
+            raise ApiError(
+                400,
+                f"There is no parameter {name[:80]!a}; the parameters are {', '.join(FIELDS)}.",
+                param=name[:80] if name.isascii() else None,
+                code="unknown_parameter",
+            )
+        if name in given and not (isinstance(given[name], list) and name in ("format", "formats")):
+            raise ApiError(400, f"The parameter {name} is given twice; give it once.", param=name, code="duplicate")
+        given[name] = [*given[name], value] if name in given else value
+
+    for name, value in fields:
+        if name == EXTRA:
+            for inner, each in _extra(value).items():
+                add(inner, each)
+        elif name.startswith(f"{EXTRA}[") and name.endswith("]"):
+            add(name[len(EXTRA) + 1 : -1], value)
+        elif name in (f"{PHOTO}[{_PHOTO_URL}]", f"{PHOTO}[file_id]"):
+            add(PHOTO, {name[len(PHOTO) + 1 : -1]: value})
+        elif name in ("format[]", "formats[]", "format", "formats") and not isinstance(value, list):
+            add(name.removesuffix("[]"), [value])
+        else:
+            add(name, value)
+    return given
+
+
+def _extra(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"{EXTRA} is not JSON ({error}).", param=EXTRA, code="invalid_value") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{EXTRA} must be an object of names and values.", param=EXTRA, code="invalid_value")
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    """Convert a value to the text that a form would have."""
+    if value is None:
+        return ""
+    if isinstance(value, list) and name in ("format", "formats"):
+        return " ".join(map(str, value))
+    if isinstance(value, bool | list | dict):
+        raise _bad(name, f"{name} {json.dumps(value)[:80]} is not allowed: it must be a single value.")
+    text = str(value)
+    if not all(char < "\ud800" or char > "\udfff" for char in text):  # JSON can escape half a character
+        raise _bad(name, f"{name} has a character that is no Unicode character; remove it.")
+    if name in PROMPTS:
+        if len(text) > MAX_PROMPT:
+            raise _bad(name, f"{name} has {len(text):,} characters; {MAX_PROMPT:,} are allowed.")
+        return text
+    return text.strip()
+
+
+def _options(texts: Mapping[str, str]) -> SubmitOptions:
+    fields: dict[str, Any] = {}
+
+    def add(name: str, values: Mapping[str, Any]) -> None:
+        if fields.keys() & values.keys():
+            raise _bad(name, f"{name} repeats the value of another parameter; leave one of them out.")
+        fields.update(values)
+
+    for name, text in texts.items():
+        if name not in _OWN:
+            try:
+                add(name, read_field(RENAMED.get(name, name), text, name))
+            except InputError as error:
+                raise _bad(name, str(error)) from error
+    if "guidance_scale" in texts:
+        scale = _number("guidance_scale", texts["guidance_scale"])
+        add("guidance_scale", {"max_guidance_scale": scale})
+        if scale < Job.model_fields["min_guidance_scale"].default:
+            fields.setdefault("min_guidance_scale", scale)
+    if "seconds" in texts and "frames" not in fields:
+        seconds = _number("seconds", texts["seconds"])
+        fps = fields.get("fps", Job.model_fields["fps"].default)
+        if not 0 < seconds * fps < 1e6:
+            raise _bad("seconds", f"seconds {texts['seconds'][:80]} is not allowed: it must be more than 0.")
+        fields["frames"] = max(1, round(seconds * fps))
+    return SubmitOptions(**fields)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise _bad(name, f"{name} {text[:80]!r} is not allowed: it must be a number, such as 3.")
+    return number
+
+
+def _bad(param: str, message: str) -> ApiError:
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def _photo_url(value: Any) -> str:
+    """Return a data URL, as a text or in an object; an address of a photo is refused, not fetched."""
+    if value in _NOTHING:
+        return ""
+    if isinstance(value, dict):
+        if set(value) != {_PHOTO_URL}:
+            raise _bad(PHOTO, f'{PHOTO} must be a file, a data URL, or {{"{_PHOTO_URL}": "data:…"}}.')
+        value = value[_PHOTO_URL]
+    if not isinstance(value, str) or not value.startswith("data:"):
+        raise _bad(PHOTO, f"{PHOTO} must be a file or a data URL (data:image/jpeg;base64,…); nothing is fetched.")
+    return value
+
+
+def decode_data_url(url: str) -> bytes:
+    """Decode the bytes of a data URL.
+
+    Raises:
+        ApiError: it is not base64.
+    """
+    head, comma, data = url.partition(",")
+    try:
+        if not comma or not head.endswith(";base64"):
+            raise ValueError("it does not begin with data:…;base64,")
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _bad(PHOTO, f"The data URL in {PHOTO} cannot be decoded ({error}).") from error

@@ -1,0 +1,110 @@
+"""The video object of the API: OpenAI's fields, and svdq's own in `svdq`."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from svdq.cli.serve.errors import without_paths
+from svdq.producer import keys
+from svdq.producer.job import Job
+from svdq.producer.settings import Settings
+from svdq.producer.status.estimates import Estimate
+from svdq.producer.status.snapshot import Snapshot
+from svdq.producer.status.status import JobView
+from svdq.producer.timeparse import rfc3339
+
+#: The API's word for each status of RQ; any other is a failure, since clients wait for these four only.
+STATUS = {
+    "queued": "queued",
+    "scheduled": "queued",
+    "deferred": "queued",
+    "started": "in_progress",
+    "finished": "completed",
+}
+#: Frames of a video whose model has not filled in its default yet.
+USUAL_FRAMES = 25
+
+
+def model_stem(name: str) -> str:
+    """Return the last part of a folder or hub id: a model's name without a path of this machine."""
+    return name.rstrip("/").rpartition("/")[2]
+
+
+def models(snapshot: Snapshot, settings: Settings) -> list[str]:
+    """Return the full names of the models that render jobs now; without workers, the configured one."""
+    running = dict.fromkeys(rank.model for group in snapshot.groups for rank in group.ranks)
+    return list(running) or [settings.model]
+
+
+def video_object(
+    view: JobView, estimate: Estimate | None, current_models: Sequence[str], settings: Settings
+) -> dict[str, Any]:
+    """Describe a job."""
+    status = STATUS.get(view.status, "failed")
+    parameters = view.parameters
+    completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
+    ttl_s = keys.RESULT_TTL_S if status == "completed" else keys.FAILURE_TTL_S
+    frames, fps = parameters.get("frames") or USUAL_FRAMES, parameters.get("fps") or Job.model_fields["fps"].default
+    progress = 100 if status == "completed" else int(100 * view.step / view.steps) if view.steps else 0
+    return {
+        "id": view.id,
+        "object": "video",
+        "status": status,
+        "progress": min(progress, 100),
+        "created_at": _epoch(view.created_at),
+        "completed_at": completed_at,
+        "expires_at": None if completed_at is None else completed_at + ttl_s,
+        "model": model_stem(view.model or current_models[0]),
+        "prompt": parameters.get("prompt", view.notes.get("prompt")),
+        "seconds": f"{frames / fps:.3f}".rstrip("0").rstrip("."),
+        "size": f"{parameters.get('width', 0)}x{parameters.get('height', 0)}",
+        "remixed_from_video_id": view.notes.get("remixed_from"),
+        "error": _error(view, settings) if status == "failed" else None,
+        "svdq": _own(view, estimate, settings),
+    }
+
+
+def _error(view: JobView, settings: Settings) -> dict[str, str]:
+    if view.status in ("canceled", "stopped"):
+        return {"code": "cancelled", "message": "The video was canceled."}
+    return {"code": "failed", "message": without_paths(view.error or "The video failed.", settings)}
+
+
+def _own(view: JobView, estimate: Estimate | None, settings: Settings) -> dict[str, Any]:
+    estimate = estimate or Estimate()
+    ignored = [name for name in ("prompt", "negative_prompt") if name in view.notes and name not in view.parameters]
+    notices = [view.notice] if view.notice else []
+    if ignored:
+        notices.append(f"This model takes no {' and no '.join(ignored)}: recorded, and ignored.")
+    return {
+        "status": view.status,
+        "name": view.name,
+        "photo": view.photo.replace("\\", "/").rpartition("/")[2],
+        "seed": view.parameters.get("seed"),
+        "step": view.step,
+        "steps": view.steps,
+        "eta_s": None if estimate.eta_s is None else round(estimate.eta_s, 1),
+        "eta_reason": without_paths(estimate.reason, settings) or None,
+        "at": rfc3339(view.scheduled_at) if view.scheduled_at else None,
+        "priority": view.queue.removeprefix("svdq-"),
+        "duration_s": None if view.duration_s is None else round(view.duration_s, 3),
+        "ignored": ignored,
+        "notice": " ".join(notices) or None,
+        "parameters": {
+            name: value for name, value in view.parameters.items() if name not in ("image", "name", "folder", "seed")
+        },
+        "files": [
+            {"name": name, "format": kind, "url": f"/v1/videos/{view.id}/content?format={kind}"}
+            for name, kind in file_names(view)
+        ],
+    }
+
+
+def file_names(view: JobView) -> list[tuple[str, str]]:
+    """Return the names and formats of the files of a finished job; frames are a folder of the format png."""
+    names = [location.rstrip("/").rpartition("/")[2] for location in view.outputs] if view.status == "finished" else []
+    return [(name, "png" if name.endswith(f"-{view.id}") else name.rpartition(".")[2]) for name in names]
+
+
+def _epoch(moment: datetime | None) -> int:
+    return int(moment.timestamp()) if moment else 0

@@ -1,0 +1,75 @@
+"""Makes small pictures of videos and photos, encoded anew: nothing of a foreign file reaches a browser."""
+
+import io
+import subprocess
+from pathlib import Path
+
+from PIL import Image
+
+from svdq.pipeline.errors import InputError, SampleError
+from svdq.pipeline.media.ffmpeg import find_ffmpeg
+from svdq.pipeline.media.image import load_photo, pillow_without_limits, prepare_photo
+from svdq.pipeline.parameters import Fit
+
+#: Longest side of a poster in pixels.
+MAX_SIDE = 512
+QUALITY = 80
+#: Seconds that ffmpeg may take for one frame.
+TIMEOUT_S = 30
+
+
+def poster_of_video(path: Path) -> bytes:
+    """Return the first frame of an mp4, gif or webp, or a png, as a JPEG.
+
+    Raises:
+        UnavailableError: an mp4 needs ffmpeg, which is not installed.
+        InputError: the file cannot be decoded.
+    """
+    if path.suffix == ".mp4":
+        return _encode(_first_frame(path))
+    try:
+        with pillow_without_limits(), Image.open(path) as image:
+            return _encode(image.convert("RGB"))
+    except Exception as error:
+        # Pillow's decoders raise more types than they document.
+        raise InputError(f"The first frame of {path.name!r} cannot be decoded.") from error
+
+
+def poster_of_photo(data: bytes, size: tuple[int, int], fit: Fit, max_pixels: int) -> bytes:
+    """Return a photo as its video shows it, as a JPEG.
+
+    Args:
+        data: the bytes of the photo.
+        size: width and height of the video.
+        fit: how the photo is fitted to it.
+        max_pixels: limit of the photo.
+
+    Raises:
+        InputError: the photo cannot be decoded.
+    """
+    scale = min(1.0, MAX_SIDE / max(size))
+    width, height = (max(1, round(side * scale)) for side in size)
+    try:
+        return _encode(prepare_photo(load_photo(data, max_pixels), width, height, fit, note=lambda sentence: None))
+    except SampleError as error:
+        raise InputError(str(error)) from error
+
+
+def _first_frame(path: Path) -> Image.Image:
+    command = [find_ffmpeg(), "-v", "error", "-nostdin", "-i", str(path), "-frames:v", "1"]
+    try:
+        done = subprocess.run(
+            [*command, "-f", "image2pipe", "-c:v", "png", "-"], capture_output=True, timeout=TIMEOUT_S, check=True
+        )
+        with Image.open(io.BytesIO(done.stdout), formats=["PNG"]) as image:
+            return image.convert("RGB")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InputError(f"The first frame of {path.name!r} cannot be decoded.") from error
+
+
+def _encode(image: Image.Image) -> bytes:
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    image.info.clear()
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()

@@ -1,0 +1,90 @@
+"""Removes one job with its files, wherever it is on its way."""
+
+import contextlib
+
+import redis
+from rq.job import JobStatus
+from rq.utils import as_text
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.control import cancel
+from svdq.producer.job import Job
+from svdq.producer.queue import ENDED, fetch, read_job
+from svdq.producer.results.results import read_results
+from svdq.producer.storage.storage import Storage
+from svdq.producer.untrusted_job import key_of
+
+
+def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
+    """Cancel a job that has not ended; remove the record of one that has, and the files that svdq made for it.
+
+    Its photo stays, since other jobs may have the same one; `svdq prune` removes it later.
+
+    Args:
+        connection: to Redis.
+        storage: with the videos.
+        job_id: the job.
+
+    Returns:
+        False if it is in flight: it stops after its current step, and can be removed then.
+
+    Raises:
+        InputError: there is no such job, or its record cannot be read.
+        UnavailableError: the storage cannot be reached.
+    """
+    while True:
+        rq_job = fetch(connection, job_id)
+        if rq_job.get_status(refresh=False).value not in ENDED:
+            with contextlib.suppress(InputError):  # it has just ended
+                if cancel(connection, job_id) == "stopping":
+                    return False
+            continue
+        job = read_job(rq_job)
+        sidecar = None if job is None else f"{job.output_stem(job_id)}.json"
+        files = [] if job is None else _files_of(storage, job, job_id)
+        if sidecar is not None:
+            storage.remove(sidecar)  # first: its presence means that the files are complete
+        # The record before the files: a new job of the same id may write its own.
+        if _forget(connection, job_id):
+            for key in files:
+                storage.remove(key)
+            return True
+
+
+def _files_of(storage: Storage, job: Job, job_id: str) -> list[str]:
+    """Return the keys of what svdq has written for a job, which does not include files that others have added."""
+    stem = job.output_stem(job_id)
+    folder = list(storage.entries(stem))
+    keys_of_files = (f"{stem}.json", *(f"{stem}.{kind}" for kind in job.formats))
+    found = [entry for key in keys_of_files if (entry := storage.entry(key)) is not None]
+    keys = {entry.key for entry in found if not entry.key.endswith(".json")}
+    for result in read_results(storage, [*found, *folder], lambda sidecar: True, lambda reason: None):
+        keys |= {entry.key for entry in result.files}
+    if "png" in job.formats:
+        frames = {entry.key for entry in folder if entry.key.rpartition("/")[2].startswith("frame_")}
+        keys -= frames
+        # A folder of frames is removed as a whole, unless somebody has added files.
+        keys |= {stem} if frames and len(frames) == len(folder) else frames
+    return sorted(keys)
+
+
+def _forget(connection: redis.Redis, job_id: str) -> bool:
+    """Delete the record of a job unless it has just been queued again."""
+    key = key_of(job_id)
+    with connection.pipeline() as pipeline:
+        pipeline.watch(key)  # type: ignore[no-untyped-call]
+        status = as_text(connection.hget(key, "status") or b"")
+        if not status:
+            return True
+        if status not in ENDED:
+            return False
+        job = fetch(connection, job_id)
+        if status == JobStatus.CANCELED.value and connection.scard(job.dependents_key):
+            return True  # jobs wait for it, until it is retried or they are canceled
+        pipeline.multi()
+        job.delete(pipeline=pipeline)
+        try:
+            pipeline.execute()
+        except redis.WatchError:
+            return False
+    return True

@@ -1,0 +1,57 @@
+"""Pages of jobs by the time of their submission, from a job onwards."""
+
+from collections.abc import Sequence
+
+import redis
+
+from svdq.producer.status.registries import newest_ids
+from svdq.producer.status.status import JobView, view_many
+from svdq.producer.untrusted_job import key_of
+
+#: Where a page begins: the time of submission as RQ writes it, which sorts as text, and the id.
+Place = tuple[bytes, str]
+
+#: Ids read at first, per queue and status; more if a page needs them.
+WINDOW = 1000
+
+
+def place_of(connection: redis.Redis, job_id: str) -> Place | None:
+    """Return the place of a job; None if there is no such job."""
+    return next(iter(_places(connection, [job_id])), None)
+
+
+def read_page(
+    connection: redis.Redis, limit: int, after: Place | None = None, *, newest_first: bool = True
+) -> tuple[list[JobView], bool]:
+    """Read the jobs after a place, and whether there are more.
+
+    Args:
+        connection: to Redis.
+        limit: number of jobs at most.
+        after: where the page before ended; None begins.
+        newest_first: the order; the oldest jobs come first otherwise, for which all ids are read.
+    """
+    window = WINDOW if newest_first else 1 << 31
+    while True:
+        job_ids = newest_ids(connection, window)
+        places = sorted(_places(connection, job_ids), reverse=newest_first)
+        if after is not None:
+            places = [place for place in places if (place < after if newest_first else place > after)]
+        # Each queue and status gives as many ids as there are, up to the window.
+        if len(places) > limit or len(job_ids) < window:
+            page = [job_id for _, job_id in places[:limit]]
+            return view_many(connection, page), len(places) > limit
+        window *= 4
+
+
+def _places(connection: redis.Redis, job_ids: Sequence[str]) -> list[Place]:
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in job_ids:
+            pipeline.exists(key_of(job_id))
+            pipeline.hget(key_of(job_id), "created_at")
+        answers = pipeline.execute(raise_on_error=False)
+    return [
+        (moment if isinstance(moment, bytes) else b"", job_id)
+        for is_there, moment, job_id in zip(answers[::2], answers[1::2], job_ids, strict=True)
+        if is_there is True or is_there == 1
+    ]

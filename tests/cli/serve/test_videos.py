@@ -1,0 +1,207 @@
+"""`/v1/videos`: create, retrieve, list, delete and remix, without a worker."""
+
+import base64
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from svdq.producer.queue import fetch, read_job
+from svdq.producer.settings import Settings
+from svdq.producer.status.status import view
+from svdq.producer.storage.storage import Storage
+from tests.cli.serve.servers import Server
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def data(photo: Path) -> bytes:
+    return photo.read_bytes()
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/jpeg;base64," + base64.b64encode(data).decode()
+
+
+def test_create_and_retrieve(server: Server, data: bytes, settings: Settings) -> None:
+    answer = server.create(data, prompt="a dog", seconds=2, size="576x320", seed=7)
+    assert answer.status == 200, answer.body
+    video = answer.json
+    assert video["object"] == "video"
+    assert (video["status"], video["progress"], video["size"], video["seconds"]) == ("queued", 0, "576x320", "2")
+    assert (video["model"], video["prompt"], video["error"]) == ("preview", "a dog", None)
+    assert video["svdq"]["seed"] == 7
+    assert video["svdq"]["ignored"] == ["prompt"]
+    assert "ignored" in video["svdq"]["notice"]
+    assert video["svdq"]["parameters"]["frames"] == 14
+    assert server.get(f"/v1/videos/{video['id']}").json["id"] == video["id"]
+    assert str(settings.home) not in server.get(f"/v1/videos/{video['id']}").body.decode()
+
+
+def test_the_command_line_and_json_give_the_same_job(
+    server: Server, data: bytes, svdq: Cli, photo: Path, connection: redis.Redis
+) -> None:
+    made = [
+        server.create(data, file_name="x/../../other name.png").json["id"],
+        server.ask("POST", "/v1/videos", {"prompt": "", "input_reference": data_url(data)}).json["id"],
+        server.ask("POST", "/v1/videos", {"input_reference": {"image_url": data_url(data)}}).json["id"],
+        svdq("submit", photo, "--json").stdout.partition('"id": "')[2][:20],
+    ]
+    assert len(set(made)) == 1
+    assert view(connection, made[0]).name == "other name"
+
+    flags = ("--frames", "20", "--steps", "3", "--size", "320x320", "--seed", "5", "--motion-bucket-id", "9")
+    more = (*flags, "--output", "trip/day 1", "--name", "x-{seed}", "--format", "gif", "--format", "mp4")
+    [line] = svdq("submit", photo, *more, "--json").stdout.splitlines()
+    fields = {
+        "num_frames": "20",
+        "num_inference_steps": "3",
+        "size": "320x320",
+        "seed": "5",
+        "extra_params[motion_bucket_id]": "9",
+        "extra_params[output]": "trip/day 1",
+        "name": "x-{seed}",
+        "formats[]": "gif mp4",
+    }
+    body: dict[str, Any] = {
+        "num_frames": 20,
+        "num_inference_steps": 3,
+        "width": 320,
+        "height": 320,
+        "seed": 5,
+        "extra_params": {"motion_bucket_id": 9, "output": "trip/day 1", "formats": ["gif", "mp4"]},
+        "name": "x-{seed}",
+        "input_reference": data_url(data),
+    }
+    by_form = server.create(data, **fields).json["id"]
+    assert by_form in line
+    assert server.ask("POST", "/v1/videos", body).json["id"] == by_form
+
+
+@pytest.mark.parametrize(
+    ("fields", "job"),
+    [
+        ({"guidance_scale": "2.5"}, {"max_guidance_scale": 2.5, "min_guidance_scale": 1.0}),
+        ({"guidance_scale": "0.5"}, {"max_guidance_scale": 0.5, "min_guidance_scale": 0.5}),
+        ({"seconds": "4"}, {"frames": 28, "fps": 7}),
+        ({"seconds": "1.5", "fps": "10"}, {"frames": 15, "fps": 10}),
+        ({"seconds": "4", "num_frames": "14"}, {"frames": 14}),
+        ({"extra_params": '{"fit": "pad", "fps": 8}'}, {"fit": "pad", "fps": 8}),
+    ],
+)
+def test_parameters(
+    server: Server, data: bytes, connection: redis.Redis, fields: dict[str, str], job: dict[str, Any]
+) -> None:
+    made = read_job(fetch(connection, server.create(data, **fields).json["id"]))
+    assert made is not None
+    assert {name: getattr(made, name) for name in job} == job
+
+
+def test_priority_and_time(server: Server, data: bytes) -> None:
+    later = server.create(data, at="+2h", priority="high").json
+    assert (later["status"], later["svdq"]["status"], later["svdq"]["priority"]) == ("queued", "scheduled", "high")
+    assert later["svdq"]["at"]
+
+
+def test_a_remix_has_another_seed(server: Server, data: bytes, connection: redis.Redis) -> None:
+    first = server.create(data, size="320x320", seed=7, output="trip").json
+    path = f"/v1/videos/{first['id']}/remix"
+    second = server.ask("POST", path, {"prompt": "again"}).json
+    assert second["id"] != first["id"]
+    assert second["remixed_from_video_id"] == first["id"]
+    assert second["prompt"] == "again"
+    assert second["svdq"]["seed"] != 7
+    jobs = [read_job(fetch(connection, video["id"])) for video in (first, second)]
+    assert jobs[0] is not None
+    assert jobs[1] is not None
+    assert jobs[0].model_dump(exclude={"seed"}) == jobs[1].model_dump(exclude={"seed"})
+
+    third = server.ask("POST", path, {"prompt": "again", "seed": 9, "num_frames": 5}).json
+    assert (third["svdq"]["seed"], third["svdq"]["parameters"]["frames"]) == (9, 5)
+    repeated = [
+        server.ask("POST", path, '{"prompt": ""}', {**server.bearer, "Idempotency-Key": "k"}).json["id"]
+        for _ in range(2)
+    ]
+    assert repeated[0] == repeated[1] != second["id"]
+
+
+def test_pages(server: Server, data: bytes) -> None:
+    made = [server.create(data, seed=seed).json["id"] for seed in range(5)]
+    assert server.get("/v1/videos").json == {
+        "object": "list",
+        "data": server.get("/v1/videos").json["data"],
+        "first_id": made[4],
+        "last_id": made[0],
+        "has_more": False,
+    }
+
+    def pages(query: str) -> list[list[str]]:
+        found, after = [], ""
+        while True:
+            page = server.get(f"/v1/videos?limit=2&{query}{after}").json
+            found.append([video["id"] for video in page["data"]])
+            if not page["has_more"]:
+                return found
+            after = f"&after={page['last_id']}"
+
+    assert pages("") == [[made[4], made[3]], [made[2], made[1]], [made[0]]]
+    assert pages("order=asc&") == [[made[0], made[1]], [made[2], made[3]], [made[4]]]
+
+    # Whoever deletes what each page has goes on where the page ended.
+    page = server.get("/v1/videos?limit=2").json
+    for video in page["data"]:
+        assert server.ask("DELETE", f"/v1/videos/{video['id']}").status == 200
+    rest = server.get(f"/v1/videos?limit=2&after={page['last_id']}").json
+    assert [video["id"] for video in rest["data"]] == [made[2], made[1]]
+
+
+def test_an_empty_list(server: Server) -> None:
+    empty = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    assert server.get("/v1/videos").json == empty
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=101", "limit=x", "limit=%C2%B2", "order=up", "after=no", "after=."]
+)
+def test_bad_pages(server: Server, query: str) -> None:
+    answer = server.get(f"/v1/videos?{query}")
+    assert answer.status == 400
+    assert answer.error["param"] == query.partition("=")[0]
+
+
+def test_delete_before_a_worker_takes_it(server: Server, data: bytes, settings: Settings) -> None:
+    video_id = server.create(data).json["id"]
+    assert server.get(f"/v1/videos/{video_id}").status == 200
+    deleted = {"id": video_id, "object": "video.deleted", "deleted": True}
+    assert server.ask("DELETE", f"/v1/videos/{video_id}").json == deleted
+    assert server.get(f"/v1/videos/{video_id}").status == 404
+    assert server.ask("DELETE", f"/v1/videos/{video_id}").status == 404
+    assert len(list(Storage(settings.storage).entries("inputs"))) == 1  # `svdq prune` removes photos
+    # A new submission of the same is a new job.
+    again = server.create(data).json
+    assert (again["id"], again["status"]) == (video_id, "queued")
+
+
+def test_a_canceled_video_has_failed(server: Server, data: bytes, svdq: Cli) -> None:
+    video_id = server.create(data).json["id"]
+    assert svdq("cancel", video_id).returncode == 0
+    video = server.get(f"/v1/videos/{video_id}").json
+    assert (video["status"], video["error"]["code"]) == ("failed", "cancelled")
+    assert server.get(f"/v1/videos/{video_id}/content").error["code"] == "not_ready"
+
+
+def test_models(server: Server) -> None:
+    [model] = server.get("/v1/models").json["data"]
+    assert (model["id"], model["object"]) == ("preview", "model")
+
+
+@pytest.mark.parametrize("path", ["/v1/videos/none", "/v1/videos/..%2f..%2fetc", "/v1/videos/%00", "/v1/videos/a:b"])
+def test_there_is_no_such_video(server: Server, path: str) -> None:
+    for method, suffix in [("GET", ""), ("DELETE", ""), ("GET", "/content"), ("POST", "/remix")]:
+        answer = server.ask(method, path + suffix)
+        assert answer.status == 404, answer.body
+        assert answer.error["code"] == "not_found"
