@@ -10,82 +10,63 @@ last sample runs on rank 0 alone, the one before ends on rank 1, and so on, each
 samples this is the wrap-around rule of R. McNaughton, "Scheduling with deadlines and loss functions" (1959).
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from svdq.pipeline.costs import Costs
+from svdq.pipeline.blocks import Block
+from svdq.pipeline.filling import common_end_s, fill
 
 #: How much more than the end of the common time weighs than the same time elsewhere, squared.
 _OVERTIME_WEIGHT = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remainder:
-    """What is left to do of a sample, and where it may be done."""
-
-    #: Denoising steps.
-    num_steps: int
-    costs: Costs
-    #: Ranks that can decode, ascending; no rank behind the last of them can do anything.
-    decoders: Sequence[int]
-
-    @property
-    def ranks(self) -> range:
-        """The ranks that can do something."""
-        return range(self.decoders[-1] + 1)
-
-    @property
-    def num_steps_worth(self) -> float:
-        """The steps and the decode, in steps."""
-        costs = self.costs
-        decodes = [costs.decode_on(rank) / costs.step_s[rank] for rank in self.decoders]
-        return self.num_steps + sum(decodes) / len(decodes)
-
-
-def common_end_s(free_s: Iterable[float], step_s: Iterable[float], num_steps: float) -> float:
-    """Return when ranks that are free from `free_s` on and end together have done `num_steps`."""
-    rate = offset = end_s = 0.0
-    for one_free_s, one_step_s in sorted(zip(free_s, step_s, strict=True)):
-        # The rate is 0 for the first rank: the end is not before it is free.
-        if rate and end_s <= one_free_s:
-            break
-        rate += 1 / one_step_s
-        offset += one_free_s / one_step_s
-        end_s = (num_steps + offset) / rate
-    return end_s
-
-
 def lay_out(
-    sample: Remainder, *, first: int, free_s: Sequence[float], num_waiting: int, share_s: float, stair_s: float
+    block: Block,
+    *,
+    first: int,
+    free_s: Sequence[float],
+    num_waiting: int,
+    share_s: float,
+    stair_s: float,
+    apart_s: float = 0.0,
 ) -> tuple[list[int], int]:
-    """Lay out a sample.
+    """Lay out a sample on a block of ranks, which count from 0.
 
     Args:
-        sample: what is left of it.
+        block: ranks, and what they do of it.
         first: the rank on which it starts.
         free_s: when each rank is free, and for `first` the sample there.
         num_waiting: samples like it that wait after this one.
         share_s: the fair share of each rank in it.
         stair_s: how much further each rank should be ahead than the one before.
+        apart_s: how much later each of the last samples ends than the one before.
 
     Returns:
-        The number of steps of each rank, and the rank that decodes.
+        The number of steps of each rank, up to the last that has some, and the rank that decodes.
     """
-    costs, num_steps, ranks = sample.costs, sample.num_steps, sample.ranks
+    costs, num_steps, ranks = block.costs, block.num_steps, block.ranks
     if not num_steps:
-        return [0] * len(ranks), min(rank for rank in sample.decoders if rank >= first)
+        return [0], min(rank for rank in block.enders if rank >= first)
     step_s, decode_s = costs.step_s, [costs.decode_on(rank) for rank in ranks]
+    # A rank that may not do the first steps waits for them.
+    free_s = [
+        max(free_s[rank], free_s[first] + block.least[rank] * step_s[first]) if rank > first else free_s[rank]
+        for rank in range(len(free_s))
+    ]
     # With fewer samples left than ranks, this one is the last of a rank: it ends there and fills it.
-    fills = num_waiting < len(ranks)
-    last = max(num_waiting, first) if fills else ranks[-1]
+    enders = [rank for rank in ranks if block.most[rank] >= num_steps]
+    fills = num_waiting < len(enders)
+    last = max(enders[num_waiting], first) if fills else ranks[-1]
     # Idle ranks before the first are free for the samples after this one, when their photos are encoded.
     backlog_s = [*free_s[: last + 1]]
     for rank in range(first):
         backlog_s[rank] = max(free_s[rank], free_s[first] + min(num_waiting, first - rank) * costs.encode_s)
     backlog_s[0] += max(0, num_waiting - first) * costs.encode_s
+    # What a rank may not do of the last steps comes after it.
+    for rank in range(last + 1):
+        backlog_s[rank] += max(0.0, num_steps - block.most[rank]) * step_s[rank] + rank * apart_s
     end_s = max(
-        common_end_s(backlog_s, step_s[: last + 1], (num_waiting + 1) * sample.num_steps_worth),
-        free_s[first] + num_steps * step_s[first] + min(decode_s[rank] for rank in sample.decoders),
+        common_end_s(backlog_s, step_s[: last + 1], (num_waiting + 1) * block.num_steps_worth),
+        free_s[first] + num_steps * step_s[first] + min(decode_s[rank] for rank in block.enders),
     )
     until_s = []
     steps_of_last = float(num_steps)
@@ -94,26 +75,31 @@ def lay_out(
         until_s.append(end_s - decode_s[rank] - max(0.0, steps_of_last) * step_s[rank])
         steps_of_last -= share_s / step_s[rank]
     if fills:
-        decoder = min((rank for rank in sample.decoders if rank >= last), key=lambda rank: (rank != last, free_s[rank]))
+        end_s -= num_waiting * apart_s
+        decoder = min((rank for rank in block.enders if rank >= last), key=lambda rank: (rank != last, free_s[rank]))
         room_s = end_s - free_s[last] - decode_s[decoder]
-        tail = max(0, min(num_steps, int(room_s / step_s[last] + 0.5))) if last > first else num_steps
+        room = int(room_s / step_s[last] + 0.5)
+        tail = max(0, min(num_steps - block.least[last], room)) if last > first else num_steps
         until_s[last] = end_s
-        steps = _spread(sample, first, last, decoder, tail, free_s, until_s, stair_s)
+        steps = _spread(block, first, last, decoder, tail, free_s, until_s, stair_s)
         return steps, decoder
     best: tuple[float, list[int], int] | None = None
-    ideal_s = _fill(free_s, step_s, [end_s] * len(ranks), stair_s, first, last, sample.num_steps_worth)
-    decoders = sample.decoders
+    ideal_s = fill(
+        free_s, step_s, [end_s] * len(ranks), stair_s, ranks[first:], block.num_steps_worth,
+        least=block.least, most=block.most,
+    )  # fmt: skip
+    decoders = block.enders
     if costs.decode_s < step_s[0]:
         # Whole steps balance as well, and frames have 24 times the bytes of latents in half precision.
         decoders = decoders[-1:]
     for decoder in decoders:
         if decoder < first:
             continue
-        steps = _spread(sample, first, decoder, decoder, 0, free_s, until_s, stair_s)
+        steps = _spread(block, first, decoder, decoder, 0, free_s, until_s, stair_s)
         at_s, score = free_s[first], 0.0
-        for rank in range(first, len(ranks)):
+        for rank in ranks[first:]:
             after_s = free_s[rank]
-            if steps[rank] or rank == decoder:
+            if rank <= decoder and (steps[rank] or rank == decoder):
                 at_s = max(at_s, after_s) + steps[rank] * step_s[rank]
                 if rank == decoder:
                     at_s += decode_s[rank]
@@ -126,7 +112,7 @@ def lay_out(
 
 
 def _spread(
-    sample: Remainder,
+    block: Block,
     first: int,
     last: int,
     decoder: int,
@@ -136,22 +122,28 @@ def _spread(
     stair_s: float,
 ) -> list[int]:
     """Spread the steps over the ranks from `first` to `last`, of which the last does at least `tail`."""
-    step_s, num_steps = sample.costs.step_s, sample.num_steps
-    steps = [0] * len(step_s)
+    step_s, num_steps = block.costs.step_s, block.num_steps
+    steps = [0] * (last + 1)
     steps[last] = tail
     given, wanted = tail, float(tail)
     if given < num_steps:
         busy_s = [*free_s]
-        busy_s[decoder] += sample.costs.decode_on(decoder)
+        busy_s[decoder] += block.costs.decode_on(decoder)
         busy_s[last] += tail * step_s[last]
-        filled_s = _fill(busy_s, step_s, until_s, stair_s, first, last, num_steps - given)
+        filled_s = fill(
+            busy_s, step_s, until_s, stair_s, range(first, last + 1), num_steps - given,
+            least=block.least, most=block.most,
+        )  # fmt: skip
         for rank in range(first, last + 1):
             wanted += max(0.0, filled_s[rank - first] - busy_s[rank]) / step_s[rank]
-            upto = num_steps if rank == last else min(num_steps, int(wanted + 0.5))
+            upto = num_steps
+            if rank < last:
+                upto = min(max(int(wanted + 0.5), block.least[rank + 1] + tail), num_steps)
+                upto = int(min(upto, block.most[rank] + tail))
             steps[rank] += upto - given
             given = upto
     if not steps[first]:
-        _start_early(steps, first, last, free_s, until_s, step_s)
+        _start_early(steps, first, last, free_s, until_s, step_s, block.most[first])
     return steps
 
 
@@ -162,48 +154,14 @@ def _start_early(
     free_s: Sequence[float],
     until_s: Sequence[float],
     step_s: Sequence[float],
+    most: float,
 ) -> None:
-    """Do on the first rank, which is free, steps of the time for which the sample would otherwise wait."""
+    """Do on the first rank, which is free, up to `most` steps of the time for which the sample would otherwise wait."""
     begins = next((rank for rank in range(first, last + 1) if steps[rank]), first)
     idle_s = min(free_s[begins], until_s[first]) - free_s[first]
-    idle_steps = int(idle_s / step_s[first])
+    idle_steps = int(min(most, idle_s / step_s[first]))
     for rank in range(begins, last + 1):
         moved = max(0, min(idle_steps, steps[rank]))
         steps[rank] -= moved
         steps[first] += moved
         idle_steps -= moved
-
-
-def _fill(
-    free_s: Sequence[float],
-    step_s: Sequence[float],
-    until_s: Sequence[float],
-    stair_s: float,
-    first: int,
-    last: int,
-    num_steps: float,
-) -> list[float]:
-    """Return up to when each rank from `first` to `last` is busy with `num_steps` more.
-
-    Ranks are filled like stairs into which water runs, none beyond `until_s`; what is left then is spread evenly.
-    """
-    ranks = range(first, last + 1)
-    events = []
-    for rank in ranks:
-        if free_s[rank] < until_s[rank]:
-            events.append((free_s[rank] - rank * stair_s, 1 / step_s[rank]))
-            events.append((until_s[rank] - rank * stair_s, -1 / step_s[rank]))
-    events.sort()
-    level_s = rate = 0.0
-    left = num_steps
-    for at_s, change in events:
-        risen = rate * (at_s - level_s)
-        if risen >= left:
-            level_s += left / rate if rate > 0 else 0.0
-            return [max(free_s[rank], min(level_s + rank * stair_s, until_s[rank])) for rank in ranks]
-        left -= risen
-        level_s = at_s
-        rate = max(0.0, rate + change)
-    full_s = [max(free_s[rank], until_s[rank]) for rank in ranks]
-    common_s = common_end_s(full_s, step_s[first : last + 1], left)
-    return [max(common_s, rank_s) for rank_s in full_s]

@@ -1,22 +1,24 @@
 """Plans who does which steps of each sample, and who decodes it. Pure code: no torch, and times are arguments.
 
-The planner keeps what each rank has been given and has not finished, and forecasts from that when each rank is free. A
-sample is admitted when a rank can start it, and is then laid out over that rank and the ranks behind it.
+A sample is admitted when a rank can start it, and is then laid out over that rank and the ranks behind it, by the
+forecast of when each of them is free. Ranks may be bound to a range of a sample's steps.
 """
 
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
+from svdq.pipeline.blocks import Block, divide
 from svdq.pipeline.costs import Costs
-from svdq.pipeline.layout import Remainder, lay_out
+from svdq.pipeline.forecast import Forecast, InFlight, RankWork
+from svdq.pipeline.layout import lay_out
 
-#: Seconds for which the reports of other ranks may be on their way: so long, work counts as finished when expected.
-REPORT_LAG_S = 0.15
 #: How much further ahead each rank is than the one before, in fair shares: one is the rank's part of a sample, the rest
 #: covers decodes that exceed a share, whole steps and disturbances.
 STAIR_SHARES = 1.8
+#: How much later each of the last samples reaches the next block than the one before, in fair shares. A rank works on
+#: what has arrived: if a later sample came first, the one before would wait for all of its work.
+APART_SHARES = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,27 +43,15 @@ class Assignment:
         return next((rank for rank, (start, stop) in enumerate(pairs) if start < stop), self.decoder)
 
 
-@dataclass(slots=True)
-class _Work:
-    """What a rank still has to do of a sample."""
+@dataclass(frozen=True, kw_only=True)
+class _Reach:
+    """Ranks for which samples should be admitted neither too late nor too early."""
 
-    rank: int
-    num_steps: int
-    encodes: bool
-    decodes: bool
-    #: When it should be finished, as of the last forecast.
-    expected_s: float = math.inf
-
-
-@dataclass(slots=True)
-class _InFlight:
-    shape: Hashable
-    share_s: float
-    #: When it is ready for its next rank, at the latest known.
-    ready_s: float
-    #: Whether rank 0 has yet to encode it between steps of other samples.
-    to_encode: bool
-    works: list[_Work]
+    ranks: range
+    #: The least seconds from the admission of a sample until it reaches them.
+    least_s: float
+    #: How many seconds of work they should have in advance.
+    ahead_s: float
 
 
 class Planner:
@@ -70,15 +60,12 @@ class Planner:
     def __init__(self, num_ranks: int) -> None:
         """Begin with idle ranks; `num_ranks` is K."""
         self._num_ranks = num_ranks
-        #: Ranks up to the last that can decode the latest sample.
-        self._num_used = num_ranks
-        #: In the order of their admission.
-        self._in_flight: dict[int, _InFlight] = {}
-        #: The latest costs of each shape of video, and of any.
-        self._costs: dict[Hashable, Costs] = {}
+        self._forecast = Forecast(num_ranks)
         self._latest_costs: Costs | None = None
-        #: When each rank last finished something.
-        self._finished_s = [0.0] * num_ranks
+        #: Ranks up to the last that can start the latest sample.
+        self._num_starters = num_ranks
+        #: What must have room for a sample, besides rank 0, when it is admitted.
+        self._reach: list[_Reach] = []
         #: When a sample should be admitted for another rank, as last forecast, and when to forecast that again.
         self._wanted_s = self._look_s = 0.0
 
@@ -86,6 +73,16 @@ class Planner:
     def step_s(self) -> float:
         """Seconds of a step on rank 0, as far as known."""
         return self._latest_costs.step_s[0] if self._latest_costs is not None else 0.0
+
+    def wait_for_room_s(self, now: float) -> float:
+        """Return the seconds until a sample should be admitted, even if rank 0 is idle.
+
+        Where other ranks are bound to the steps that cost most, samples would pile up before them, and a job of a high
+        priority would wait behind all of these.
+        """
+        if not self._reach:
+            return 0.0
+        return max(0.0, self._room_s(self._forecast.free_s(now)[0]) - now)
 
     def wait_for_others_s(self, now: float, *, decodes: bool = False) -> float:
         """Return the seconds until a sample should be admitted for another rank than 0; must be cheap.
@@ -99,12 +96,13 @@ class Planner:
         costs = self._latest_costs
         if costs is None:
             return 0.0
-        if self._num_used == 1:
+        if self._num_starters == 1:
             return math.inf
         if now >= self._look_s or decodes:
-            free_s, encoded_s = self._forecast(now)
+            free_s, encoded_s = self._forecast.free_s(now)
             next_s = costs.decode_on(0) if decodes else costs.step_s[0]
-            self._wanted_s = min(free_s[1 : self._num_used]) - (encoded_s - now) - costs.encode_s - next_s
+            self._wanted_s = min(free_s[1 : self._num_starters]) - (encoded_s - now) - costs.encode_s - next_s
+            self._wanted_s = max(self._wanted_s, self._room_s(free_s))
             # Reports change the forecast, but half of the time passes in any case.
             self._look_s = now if decodes else now + (self._wanted_s - now) / 2
         return max(0.0, self._wanted_s - now)
@@ -121,6 +119,7 @@ class Planner:
         encoded: bool,
         num_waiting: int,
         now: float,
+        bounds: Sequence[tuple[int, int]] | None = None,
     ) -> Assignment:
         """Assign the next sample.
 
@@ -129,43 +128,65 @@ class Planner:
             first_step: 0, or the step from which it resumes.
             num_steps: T.
             costs: estimated costs of its shape.
-            decoders: the ranks that can decode it, ascending; at least one.
+            decoders: the ranks that can decode it, ascending; the last one must be able to do the last step.
             shape: whatever identifies samples of the same costs.
             encoded: whether its photo is encoded already.
             num_waiting: jobs that wait after this one.
             now: the present time in seconds.
+            bounds: the steps (first, stop) that each rank may do, nondecreasing down the chain, together all of 0 to T;
+                None: every rank may do every step.
         """
-        self._costs[shape] = self._latest_costs = costs
-        sample = Remainder(num_steps=num_steps - first_step, costs=costs, decoders=decoders)
-        self._num_used = len(sample.ranks)
+        self._forecast.costs[shape] = self._latest_costs = costs
         self._look_s = now
-        step_s = costs.step_s
-        free_s, encoded_s = self._forecast(now)
+        free_s, ready_s = self._forecast.free_s(now)
+        encode_s = 0.0 if encoded else costs.encode_s
+        ready_s += encode_s
+        free_s[0] += encode_s
+        bounds = bounds or [(0, num_steps)] * self._num_ranks
+        blocks = divide(bounds, first_step, num_steps, costs, decoders, encodes=not encoded)
+        boundaries, decoder, share_s = [first_step], 0, [0.0] * self._num_ranks
+        reach = []
+        for block in blocks:
+            # The rank that is free first; of those within half a step, or free when the sample is ready, the last.
+            starters = [block.rank + rank for rank in block.starters]
+            soon_s = max(min(free_s[rank] for rank in starters) + costs.step_s[block.rank] / 2, ready_s)
+            first = max(rank for rank in starters if free_s[rank] <= soon_s)
+            if first:
+                free_s[first] = max(free_s[first], ready_s)
+            share = block.share_s(0.0 if block.rank else encode_s)
+            stair_s = self._stair_s(block, share)
+            if block is not blocks[0]:
+                least_s = encode_s + (block.step - first_step) * min(costs.step_s)
+                ranks = range(block.rank, block.rank + len(block.ranks))
+                reach.append(_Reach(ranks=ranks, least_s=least_s, ahead_s=stair_s))
+            elif not (encoded and block.rank):
+                self._num_starters = starters[-1] + 1
+                if block.rank:
+                    # Rank 0 only encodes: that it is idle does not mean that a sample can start.
+                    ranks = range(block.rank, self._num_starters)
+                    reach.append(_Reach(ranks=ranks, least_s=encode_s + max(costs.step_s), ahead_s=0.0))
+            steps, decoder = lay_out(
+                block,
+                first=first - block.rank,
+                free_s=free_s[block.rank : block.rank + len(block.costs.step_s)],
+                num_waiting=num_waiting,
+                share_s=share,
+                stair_s=stair_s,
+                apart_s=0.0 if block is blocks[-1] else APART_SHARES * share,
+            )
+            decoder += block.rank
+            boundaries += [boundaries[-1]] * (block.rank + 1 - len(boundaries))
+            ready_s = free_s[first]
+            for rank, number in enumerate(steps, block.rank):
+                share_s[rank] = share
+                boundaries.append(boundaries[-1] + number)
+                if number:
+                    ready_s = max(ready_s, free_s[rank]) + number * costs.step_s[rank]
+        boundaries += [num_steps] * (self._num_ranks + 1 - len(boundaries))
         if not encoded:
-            encoded_s += costs.encode_s
-            free_s[0] += costs.encode_s
-        # The rank that is free first; of those within half a step, or free when the photo is encoded, the last.
-        soon_s = max(min(free_s[rank] for rank in sample.ranks) + step_s[0] / 2, encoded_s)
-        first = max(rank for rank in sample.ranks if free_s[rank] <= soon_s)
-        if first:
-            free_s[first] = max(free_s[first], encoded_s)
-        share_s = fair_share_s(sample, 0.0 if encoded else costs.encode_s)
-        # The largest video in flight needs the highest stairs. With few steps, a step exceeds the rest of a stair.
-        large_s = max([share_s, *(other.share_s for other in self._in_flight.values())])
-        stair_s = max(STAIR_SHARES * large_s, large_s + max(step_s))
-        steps, decoder = lay_out(
-            sample, first=first, free_s=free_s, num_waiting=num_waiting, share_s=share_s, stair_s=stair_s
-        )
-        boundaries = tuple(accumulate(steps, initial=first_step))
-        boundaries += (num_steps,) * (self._num_ranks + 1 - len(boundaries))
-        assignment = Assignment(boundaries=boundaries, decoder=decoder)
-        own_encode = not encoded and assignment.first_rank == 0
-        works = [
-            _Work(rank, steps[rank], own_encode and rank == 0, rank == decoder)
-            for rank in sample.ranks
-            if steps[rank] or rank == decoder
-        ]
-        self._in_flight[index] = _InFlight(shape, share_s, now, not encoded and not own_encode, works)
+            self._reach = reach
+        assignment = Assignment(boundaries=tuple(boundaries), decoder=decoder)
+        self._note(index, assignment, shape, share_s, encoded=encoded, now=now)
         return assignment
 
     def finished(self, index: int, rank: int, what: str, now: float) -> None:
@@ -173,68 +194,40 @@ class Planner:
 
         Of a sample that is not known, nothing is learned.
         """
-        sample = self._in_flight.get(index)
-        if sample is None:
-            return
-        if sample.to_encode:
-            sample.to_encode = False
-            if what == "encode":
-                sample.ready_s = now
-                return
-        # What ranks before have not reported yet is done, too.
-        sample.works = [work for work in sample.works if work.rank >= rank]
-        ended_s = now
-        if sample.works and rank:
-            ended_s = min(now, max(now - REPORT_LAG_S, sample.works[0].expected_s))
-        self._finished_s[rank] = sample.ready_s = ended_s
-        for work in sample.works[:1]:
-            work.encodes = False
-            if what != "encode":
-                work.num_steps = 0
-            if what == "decode" or not (work.num_steps or work.decodes):
-                del sample.works[0]
-        if not sample.works:
-            self.ended(index)
+        self._forecast.finished(index, rank, what, now)
+        if index not in self._forecast.in_flight:
+            self._look_s = 0.0
 
     def ended(self, index: int) -> None:
         """Forget a sample, which is decoded, has failed or was canceled."""
-        self._in_flight.pop(index, None)
+        self._forecast.ended(index)
         self._look_s = 0.0
 
-    def _forecast(self, now: float) -> tuple[list[float], float]:
-        """Return when each rank has done what it was given, and when rank 0 has encoded what starts on other ranks."""
-        free_s = [*self._finished_s]
-        # What is not finished when expected takes longer, or its report is on its way.
-        earliest_s = [now, *[now - REPORT_LAG_S] * (self._num_ranks - 1)]
-        encoded_s = now
-        encodes_s = 0.0
-        for sample in self._in_flight.values():
-            costs = self._costs[sample.shape]
-            step_s = costs.step_s
-            at_s = sample.ready_s
-            if sample.to_encode:
-                encodes_s += costs.encode_s
-                encoded_s += costs.encode_s
-                at_s = encoded_s
-            for work in sample.works:
-                rank = work.rank
-                # Comparisons: a call of max takes longer than all of the rest, and there may be 100 works.
-                if at_s < free_s[rank]:
-                    at_s = free_s[rank]
-                at_s += work.num_steps * step_s[rank]
-                if work.encodes:
-                    at_s += costs.encode_s
-                if work.decodes:
-                    at_s += costs.decode_on(rank)
-                if at_s < earliest_s[rank]:
-                    at_s = earliest_s[rank]
-                free_s[rank] = work.expected_s = at_s
-        free_s = [max(rank_s, now) for rank_s in free_s]
-        free_s[0] += encodes_s
-        return free_s, encoded_s
+    def _room_s(self, free_s: Sequence[float]) -> float:
+        """Return when a sample must be admitted to reach all ranks when they have little left to do, at the latest."""
+        room_s = 0.0
+        for reach in self._reach:
+            wanted_s = min(free_s[rank] for rank in reach.ranks) - reach.ahead_s
+            # Otherwise they have little left to do before what is on its way reaches them.
+            if wanted_s > max(free_s[: reach.ranks.start]):
+                room_s = max(room_s, wanted_s - reach.least_s)
+        return room_s
 
+    def _stair_s(self, block: Block, share_s: float) -> float:
+        """Return how much further each rank of a block should be ahead than the one before, in seconds."""
+        # The largest video in flight needs the highest stairs. With few steps, a step exceeds the rest of a stair.
+        large_s = max([share_s, *(sample.share_s[block.rank] for sample in self._forecast.in_flight.values())])
+        return max(STAIR_SHARES * large_s, large_s + max(block.costs.step_s))
 
-def fair_share_s(sample: Remainder, encode_s: float) -> float:
-    """Return the seconds that each rank is busy with a sample when all are equally busy with it."""
-    step_s = sample.costs.step_s
-    return (sample.num_steps_worth + encode_s / step_s[0]) / sum(1 / step_s[rank] for rank in sample.ranks)
+    def _note(
+        self, index: int, assignment: Assignment, shape: Hashable, share_s: list[float], *, encoded: bool, now: float
+    ) -> None:
+        """Add what was assigned to the forecast."""
+        boundaries = assignment.boundaries
+        own_encode = not encoded and assignment.first_rank == 0
+        works = []
+        for rank in range(self._num_ranks):
+            num_steps, decodes = boundaries[rank + 1] - boundaries[rank], rank == assignment.decoder
+            if num_steps or decodes:
+                works.append(RankWork(rank, num_steps, own_encode and rank == 0, decodes))
+        self._forecast.in_flight[index] = InFlight(shape, share_s, now, not encoded and not own_encode, works)

@@ -17,6 +17,8 @@ class Video:
 
     costs: Costs
     num_steps: int
+    #: The steps that each rank may do; None: all.
+    bounds: Sequence[tuple[int, int]] | None = None
     #: Where it resumes; None: from its photo.
     resumes_at: int | None = None
     queued_s: float = 0.0
@@ -103,6 +105,9 @@ class Chain:
             decodes = work is not None and not work.num_steps
             if not is_idle and self._planner.wait_for_others_s(self._now, decodes=decodes) > 1e-9:
                 return False
+            if is_idle and (wait_s := self._planner.wait_for_room_s(self._now)) > 1e-9:
+                self._after(wait_s, lambda: self._go_on(0))
+                return False
             video = self._waiting.pop(0)
             index, self._num_taken = self._num_taken, self._num_taken + 1
             video.taken_s = self._now
@@ -116,6 +121,7 @@ class Chain:
                 encoded=video.resumes_at is not None,
                 num_waiting=len(self._waiting),
                 now=self._now,
+                bounds=video.bounds,
             )
             self._in_flight.add(index)
             self.most_in_flight = max(self.most_in_flight, len(self._in_flight))

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svdq.pipeline.costs import Costs
-from svdq.pipeline.layout import common_end_s
-from svdq.pipeline.plan import REPORT_LAG_S, Assignment, Planner
+from svdq.pipeline.filling import common_end_s
+from svdq.pipeline.forecast import REPORT_LAG_S
+from svdq.pipeline.plan import Assignment, Planner
 from tests.pipeline.chain import Chain, Video
 
 RANKS = 7

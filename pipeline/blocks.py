@@ -1,0 +1,135 @@
+"""Divides a sample among blocks of ranks, each of which shares a fixed range of the steps. Pure code.
+
+Where every rank may do every step, all ranks are one block. Ranks that are bound to a range of the steps may be unable
+to share evenly: some reach their last step before they have done as much as the ranks behind them. There the sample is
+cut, and the ranks on either side of the cut are a block of their own.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from svdq.pipeline.costs import Costs
+from svdq.pipeline.filling import fill
+
+#: Rounding of floats, in steps and in seconds.
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Successive ranks, and what they do of a sample; ranks and steps count from the first of the block."""
+
+    #: The number of its first rank in the chain, and of its first step in the sample.
+    rank: int
+    step: int
+    #: Denoising steps.
+    num_steps: int
+    #: Of its ranks; in all blocks but the last, decoding is free.
+    costs: Costs
+    #: Ranks that can do its last step, and in the last block decode; ascending. None behind them can do anything.
+    enders: Sequence[int]
+    #: How many of the steps must be done before each rank.
+    least: Sequence[int]
+    #: How many may be done up to and with each rank; infinite for ranks that may do the last step.
+    most: Sequence[float]
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that can do something."""
+        return range(self.enders[-1] + 1)
+
+    @property
+    def starters(self) -> list[int]:
+        """The ranks that can do its first step, or end it if there is none."""
+        return [rank for rank in self.ranks if not self.least[rank] and self.most[rank]]
+
+    @property
+    def num_steps_worth(self) -> float:
+        """The steps and the decode, in steps."""
+        costs = self.costs
+        decodes = [costs.decode_on(rank) / costs.step_s[rank] for rank in self.enders]
+        return self.num_steps + sum(decodes) / len(decodes)
+
+    def share_s(self, encode_s: float) -> float:
+        """Return the seconds that each rank is busy when all are equally busy, the first one also with an encode."""
+        step_s = self.costs.step_s
+        return (self.num_steps_worth + encode_s / step_s[0]) / sum(1 / step_s[rank] for rank in self.ranks)
+
+
+def divide(
+    bounds: Sequence[tuple[int, int]],
+    first_step: int,
+    num_steps: int,
+    costs: Costs,
+    decoders: Sequence[int],
+    *,
+    encodes: bool,
+) -> list[Block]:
+    """Divide ranks into blocks.
+
+    Args:
+        bounds: the steps (first, stop) that each rank may do, nondecreasing; together all of 0 to T.
+        first_step: the first step that is left to do.
+        num_steps: T.
+        costs: of the sample.
+        decoders: the ranks that can decode it, ascending; the last one must be able to do the last step.
+        encodes: whether rank 0 encodes it.
+
+    Returns:
+        The blocks that have steps, down the chain, and the one that decodes.
+    """
+    _check(bounds, num_steps)
+    assert bounds[decoders[-1]][1] == num_steps, "a rank that decodes may do the last step"
+    ranks = range(decoders[-1] + 1)
+    left = num_steps - first_step
+    least = [min(max(bounds[rank][0] - first_step, 0), left) for rank in ranks]
+    most = [
+        math.inf if bounds[rank][1] == num_steps else min(max(bounds[rank][1] - first_step, 0), left) for rank in ranks
+    ]
+    # When each rank ends if all are as equally busy as the bounds allow.
+    step_s, free_s = costs.step_s, [0.0] * len(ranks)
+    free_s[0] = costs.encode_s if encodes else 0.0
+    worth = left + costs.decode_s * len(step_s) / sum(step_s)
+    busy_s = fill(free_s, step_s, [math.inf] * len(ranks), 0.0, ranks, worth, least=least, most=most)
+    blocks, rank, step, done = [], 0, 0, 0.0
+    for following in range(1, len(ranks)):
+        done += max(0.0, busy_s[following - 1] - free_s[following - 1]) / step_s[following - 1]
+        cut = min(least[following], most[following - 1], key=lambda bound: abs(bound - done))
+        if least[following] == most[following - 1] or (
+            abs(cut - done) < _TOLERANCE and abs(busy_s[following] - busy_s[following - 1]) > _TOLERANCE
+        ):
+            if cut > step:
+                blocks.append((range(rank, following), step, int(cut)))
+            rank, step = following, int(cut)
+    blocks.append((range(rank, len(ranks)), step, left))
+    return [
+        Block(
+            rank=block.start,
+            step=first_step + start,
+            num_steps=stop - start,
+            costs=Costs(
+                step_s=step_s[block.start : block.stop],
+                encode_s=0.0 if block.start else costs.encode_s,
+                decode_s=costs.decode_s if block.stop == len(ranks) else 0.0,
+                decode_each_s=costs.decode_each_s[block.start : block.stop] if block.stop == len(ranks) else (),
+            ),
+            enders=[
+                rank - block.start
+                for rank in block
+                if most[rank] >= stop and (block.stop < len(ranks) or rank in decoders)
+            ],
+            least=[max(least[rank] - start, 0) for rank in block],
+            most=[math.inf if most[rank] >= stop else max(most[rank] - start, 0) for rank in block],
+        )
+        for block, start, stop in blocks
+    ]
+
+
+def _check(bounds: Sequence[tuple[int, int]], num_steps: int) -> None:
+    """Assert that ranks may do all steps of a sample in the order of the chain."""
+    firsts, stops = zip(*bounds, strict=True)
+    assert list(firsts) == sorted(firsts), bounds
+    assert list(stops) == sorted(stops), bounds
+    assert (firsts[0], stops[-1]) == (0, num_steps), bounds
+    assert all(first <= stop for first, stop in zip(firsts[1:], stops, strict=False)), bounds
