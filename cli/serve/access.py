@@ -18,6 +18,8 @@ OPEN_PATHS = ("/health", "/health/live", "/login")
 OPEN_PREFIX = "/static/"
 #: Methods that change nothing.
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+#: Bytes of all headers of a request.
+MAX_HEADER_BYTES = 32 * 1024
 #: Seconds that a browser keeps the cookie.
 COOKIE_MAX_AGE_S = 90 * 24 * 60 * 60
 
@@ -92,6 +94,8 @@ class Access:
         if request.scope["type"] != "http":
             return ApiError(400, "Only HTTP requests are answered.", code="bad_request").response()
         method, path = request.scope["method"], request.url.path
+        if sum(len(name) + len(value) for name, value in request.scope["headers"]) > MAX_HEADER_BYTES:
+            return ApiError(431, "The headers are too large (32 KiB are allowed).", code="headers_too_large").response()
         if not _is_addressed_to(request.headers, self._options):
             message = "The request names another host; name it with `svdq serve --allow-host` if it is this one."
             return ApiError(400, message, code="unknown_host").response()

@@ -67,7 +67,7 @@ async def create_video(request: Request) -> Response:
     """Store a photo and enqueue its video; the same photo and parameters are the same video."""
     form = await request.app.state.reader.read(request)
     try:
-        asked = read_request(form.fields, _now())
+        asked = read_request(form.fields, _now(), request.app.state.model)
         await _check_model(request, asked)
         if form.file is None and not asked.photo_url:
             message = "The photo is missing; send it as the file input_reference, or as a data URL."
@@ -141,7 +141,7 @@ async def remix_video(request: Request) -> Response:
     if "image" not in view.parameters:
         raise no_such_video(view.id)
     base = replace(SubmitOptions().with_defaults_from(_options_of(view)), seed=None)
-    asked = read_request(form.fields, _now(), base)
+    asked = read_request(form.fields, _now(), request.app.state.model, base)
     await _check_model(request, asked)
     if form.file is not None or asked.photo_url:
         raise ApiError(400, "A remix has the photo of its video; leave the photo out.", param="input_reference")

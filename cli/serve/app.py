@@ -19,6 +19,7 @@ from svdq.cli.serve.sharing import Shared
 from svdq.pipeline.errors import SvdqError
 from svdq.producer.settings import Settings
 from svdq.producer.status.snapshot import Snapshot, take
+from svdq.producer.submitting.family import ConfiguredModel
 
 
 def make_app(settings: Settings, options: ServeOptions) -> Starlette:
@@ -42,6 +43,7 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     )
     app.state.options = options
     app.state.backend = backend
+    app.state.model = ConfiguredModel.of(settings.model)
     app.state.snapshots = Shared(read_snapshot)
     app.state.polls = Polls(backend)
     app.state.pages = Shared(api.PageReader(backend))

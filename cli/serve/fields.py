@@ -11,14 +11,15 @@ from typing import Any
 
 from svdq.cli.serve.errors import ApiError
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import VIDEO_FIELDS, Job
+from svdq.producer.job import JOBS, VIDEO_FIELDS
+from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel, choose_family
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.options import SubmitOptions, as_key, read_field
 from svdq.producer.timeparse import parse_future
 
 #: The API's names for parameters that svdq calls otherwise.
 RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}
-#: Texts for models that take them; others record them.
+#: Texts for families that take them; of others, they are recorded.
 PROMPTS = ("prompt", "negative_prompt")
 #: Characters of a prompt.
 MAX_PROMPT = 5000
@@ -27,9 +28,9 @@ PHOTO = "input_reference"
 _PHOTO_URL = "image_url"
 #: Further parameters in one object; the openai client flattens it to `extra_params[name]`.
 EXTRA = "extra_params"
-#: Fields that are no parameters of a video.
+#: Fields that are no parameters of a video, or depend on the family.
 _OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
-_PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in RENAMED.values() and name not in PROMPTS)
+_PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in (*RENAMED.values(), *_OWN))
 FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN)))
 #: Spellings of truth that mean that nothing was given.
 _NOTHING = ("", None)
@@ -46,12 +47,18 @@ class VideoRequest:
     photo_url: str = ""
 
 
-def read_request(fields: Iterable[tuple[str, Any]], now: datetime, base: SubmitOptions | None = None) -> VideoRequest:
+def read_request(
+    fields: Iterable[tuple[str, Any]],
+    now: datetime,
+    model: ConfiguredModel | None = None,
+    base: SubmitOptions | None = None,
+) -> VideoRequest:
     """Read the fields of a request.
 
     Args:
         fields: names with texts or, of JSON, values.
         now: current time with a time zone, for times of day.
+        model: the configured model, whose family the video is of unless the request says otherwise.
         base: parameters where the request gives none.
 
     Raises:
@@ -60,37 +67,47 @@ def read_request(fields: Iterable[tuple[str, Any]], now: datetime, base: SubmitO
     given = _flatten(fields)
     photo_url = given.pop(PHOTO, "")
     texts = {name: _text(name, value) for name, value in given.items() if value not in _NOTHING or name in PROMPTS}
-    options = _options(texts)
-    if base is not None:
-        options = replace(base, **options.given())
     spelled: list[str] = []
 
     def spell(field: str) -> str:
-        """Spell a parameter as the API does; the last one that was spelled is the wrong one."""
+        """Spell a parameter as the API does, and record it: an error is about the first that it names."""
         names = {own: name for name, own in RENAMED.items()}
         spelled.append(names.get(field, as_key(field)))
         return spelled[-1]
 
-    param = "output"
+    param = ""
     try:
+        plain = _plain_options(texts)
+        family = choose_family(
+            [name for name in plain if name != "family"],
+            plain.get("family") or (base.family if base is not None else None),
+            model,
+            spell,
+        )
+        options = _with_family(plain, texts, family)
+        if base is not None:
+            options = replace(base, **options.given())
+        param = "output"
         folder = read_folder(texts.get("output", ""))
         param = "at"
         at = parse_future(texts["at"], "at", now) if "at" in texts else None
         spec = JobSpec(
             options=(options,),
+            model=model,
             priority=texts.get("priority", "default"),
             name=texts.get("name"),
             folder=folder,
             at=at,
-            notes=tuple((name, texts[name]) for name in PROMPTS if name in texts),
+            notes=tuple((name, texts[name]) for name in PROMPTS if name in texts and family not in WITH_PROMPTS),
         )
         param = ""
         spec.check(spell=spell)
     except InputError as error:
         message = str(error)
         if not param:
-            param = spelled[-1] if spelled else "priority" if "priority" in message else "name"
-        raise ApiError(400, message, param=param, code="invalid_value") from error
+            named = (name for name in (*spelled, "priority", "name") if name in message)
+            param = next(named, "")
+        raise ApiError(400, message, param=param or None, code="invalid_value") from error
     return VideoRequest(spec=spec, model=texts.get("model", ""), photo_url=_photo_url(photo_url))
 
 
@@ -156,31 +173,44 @@ def _text(name: str, value: Any) -> str:
     return text.strip()
 
 
-def _options(texts: Mapping[str, str]) -> SubmitOptions:
+def _plain_options(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of `SubmitOptions` that every family reads in the same way."""
     fields: dict[str, Any] = {}
-
-    def add(name: str, values: Mapping[str, Any]) -> None:
+    for name, text in texts.items():
+        if name in _OWN:
+            continue
+        try:
+            values = read_field(RENAMED.get(name, name), text, name)
+        except InputError as error:
+            raise _bad(name, str(error)) from error
         if fields.keys() & values.keys():
             raise _bad(name, f"{name} repeats the value of another parameter; leave one of them out.")
-        fields.update(values)
+        fields |= values
+    return fields
 
-    for name, text in texts.items():
-        if name not in _OWN:
-            try:
-                add(name, read_field(RENAMED.get(name, name), text, name))
-            except InputError as error:
-                raise _bad(name, str(error)) from error
+
+def _with_family(plain: Mapping[str, Any], texts: Mapping[str, str], family: str) -> SubmitOptions:
+    """Add what depends on the family: prompts, guidance, and frames from seconds."""
+    fields = {**plain, "family": family}
+    defaults = JOBS[family].model_fields
+    if family in WITH_PROMPTS:
+        fields |= {name: texts[name] for name in PROMPTS if name in texts}
     if "guidance_scale" in texts:
         scale = _number("guidance_scale", texts["guidance_scale"])
-        add("guidance_scale", {"max_guidance_scale": scale})
-        if scale < Job.model_fields["min_guidance_scale"].default:
-            fields.setdefault("min_guidance_scale", scale)
+        if "guidance_scale" in defaults:
+            fields["guidance_scale"] = scale
+        elif "max_guidance_scale" in fields:
+            raise _bad("guidance_scale", "guidance_scale and max_guidance_scale are the same; leave one of them out.")
+        else:
+            fields["max_guidance_scale"] = scale
+            if scale < defaults["min_guidance_scale"].default:
+                fields.setdefault("min_guidance_scale", scale)
     if "seconds" in texts and "frames" not in fields:
-        seconds = _number("seconds", texts["seconds"])
-        fps = fields.get("fps", Job.model_fields["fps"].default)
-        if not 0 < seconds * fps < 1e6:
+        seconds, step = _number("seconds", texts["seconds"]), JOBS[family].frame_step
+        frames = seconds * fields.get("fps", defaults["fps"].default)
+        if not 0 < frames < 1e6:
             raise _bad("seconds", f"seconds {texts['seconds'][:80]} is not allowed: it must be more than 0.")
-        fields["frames"] = max(1, round(seconds * fps))
+        fields["frames"] = max(0, round((frames - 1) / step)) * step + 1
     return SubmitOptions(**fields)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from svdq.cli.serve.errors import without_paths
 from svdq.producer import keys
-from svdq.producer.job import Job
 from svdq.producer.settings import Settings
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.snapshot import Snapshot
@@ -23,6 +22,7 @@ STATUS = {
 }
 #: Frames of a video whose model has not filled in its default yet.
 USUAL_FRAMES = 25
+USUAL_FPS = 7
 
 
 def model_stem(name: str) -> str:
@@ -44,7 +44,8 @@ def video_object(
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
     ttl_s = keys.RESULT_TTL_S if status == "completed" else keys.FAILURE_TTL_S
-    frames, fps = parameters.get("frames") or USUAL_FRAMES, parameters.get("fps") or Job.model_fields["fps"].default
+    frames, fps = parameters.get("frames") or USUAL_FRAMES, parameters.get("fps") or USUAL_FPS
+    width, height = parameters.get("width"), parameters.get("height")
     progress = 100 if status == "completed" else int(100 * view.step / view.steps) if view.steps else 0
     return {
         "id": view.id,
@@ -57,7 +58,7 @@ def video_object(
         "model": model_stem(view.model or current_models[0]),
         "prompt": parameters.get("prompt", view.notes.get("prompt")),
         "seconds": f"{frames / fps:.3f}".rstrip("0").rstrip("."),
-        "size": f"{parameters.get('width', 0)}x{parameters.get('height', 0)}",
+        "size": f"{width}x{height}" if width and height else "auto",
         "remixed_from_video_id": view.notes.get("remixed_from"),
         "error": _error(view, settings) if status == "failed" else None,
         "svdq": _own(view, estimate, settings),
@@ -91,7 +92,9 @@ def _own(view: JobView, estimate: Estimate | None, settings: Settings) -> dict[s
         "ignored": ignored,
         "notice": " ".join(notices) or None,
         "parameters": {
-            name: value for name, value in view.parameters.items() if name not in ("image", "name", "folder", "seed")
+            name: value
+            for name, value in view.parameters.items()
+            if name not in ("image", "name", "folder", "seed", "prompt")
         },
         "files": [
             {"name": name, "format": kind, "url": f"/v1/videos/{view.id}/content?format={kind}"}

@@ -46,3 +46,8 @@ def serve(home: Path) -> Iterator[Serve]:
 @pytest.fixture
 def server(serve: Serve) -> Server:
     return serve()
+
+
+@pytest.fixture
+def photo_bytes(photo: Path) -> bytes:
+    return photo.read_bytes()

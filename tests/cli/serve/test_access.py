@@ -1,0 +1,107 @@
+"""Who is let in: token, cookie, host and origin; and the headers of every response."""
+
+import pytest
+
+from tests.cli.serve.multipart import TYPE, multipart
+from tests.cli.serve.servers import TOKEN, Serve, Server
+
+
+def test_without_the_token(server: Server) -> None:
+    wrong = [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": TOKEN},
+        {"Authorization": f"Bearer {TOKEN}x"},
+        {"Authorization": "Bearer \xe9"},
+        {"Cookie": f"svdq_{server.port}={TOKEN}"},
+    ]
+    for headers in wrong:
+        for method, path in [("GET", "/v1/videos"), ("POST", "/v1/videos"), ("GET", "/v1/models"), ("GET", "/")]:
+            answer = server.ask(method, path, headers=headers)
+            assert answer.status == 401
+            assert answer.error["type"] == "authentication_error"
+            assert answer.headers["WWW-Authenticate"]
+    assert server.ask("GET", "/health", headers={}).status == 200
+    assert server.ask("GET", "/health/live", headers={}).json == {"status": "ok"}
+    assert server.ask("GET", "/static/style.css", headers={}).status == 200
+
+
+def test_the_link_sets_a_cookie(server: Server) -> None:
+    first = server.ask("GET", "/", headers={"Accept": "text/html"})
+    assert (first.status, first.headers["Location"]) == (303, "/login?next=/")
+    assert server.ask("GET", "/login", headers={}).status == 200
+    assert server.ask("GET", "/login?token=wrong", headers={}).status == 401
+
+    answer = server.ask("GET", f"/login?token={TOKEN}", headers={})
+    assert (answer.status, answer.headers["Location"]) == (303, "/")
+    cookie = answer.headers["Set-Cookie"]
+    assert TOKEN not in cookie
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    given = cookie.partition(";")[0]
+    assert server.ask("GET", "/", headers={"Cookie": given}).status == 200
+    assert server.ask("GET", "/v1/videos", headers={"Cookie": given}).status == 200
+    # The cookie is no token.
+    value = given.partition("=")[2]
+    assert server.ask("GET", "/v1/videos", headers={"Authorization": f"Bearer {value}"}).status == 401
+
+
+def test_the_form_sets_a_cookie(server: Server) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Origin": server.url}
+    assert server.ask("POST", "/login", f"token={TOKEN}", headers).headers["Set-Cookie"]
+    wrong = server.ask("POST", "/login", "token=wrong", headers)
+    assert (wrong.status, "Set-Cookie" in wrong.headers) == (401, False)
+
+
+def test_the_cookie_is_secure_behind_tls(server: Server) -> None:
+    answer = server.ask("GET", f"/login?token={TOKEN}", headers={"X-Forwarded-Proto": "https"})
+    assert "Secure" in answer.headers["Set-Cookie"].split("; ")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "192.0.2.1", "", "[::1", "localhost@evil.example"],
+)
+def test_other_hosts_are_refused(server: Server, host: str) -> None:
+    answer = server.get("/v1/videos", Host=host)
+    assert (answer.status, answer.error["code"]) == (400, "unknown_host")
+    assert server.get("/health", Host=host).status == 400
+
+
+def test_hosts_of_this_machine_and_named_ones(serve: Serve) -> None:
+    server = serve("--port", "0", "--allow-host", "Videos.example")
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:80", "videos.example", "videos.example:443"):
+        assert server.get("/v1/videos", Host=host).status == 200, host
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_writes_from_other_pages_are_refused(server: Server, photo_bytes: bytes, headers: dict[str, str]) -> None:
+    sent = {**server.bearer, "Content-Type": TYPE, **headers}
+    for method, path in [("POST", "/v1/videos"), ("DELETE", "/v1/videos/x"), ("POST", "/login")]:
+        answer = server.ask(method, path, multipart(photo_bytes), sent)
+        assert (answer.status, answer.error["code"]) == (403, "cross_origin")
+    assert server.get("/v1/videos").json["data"] == []
+
+
+def test_writes_from_its_own_page(server: Server, photo_bytes: bytes) -> None:
+    sent = {**server.bearer, "Content-Type": TYPE, "Origin": server.url, "Sec-Fetch-Site": "same-origin"}
+    assert server.ask("POST", "/v1/videos", multipart(photo_bytes), sent).status == 200
+
+
+def test_headers_of_every_response(server: Server) -> None:
+    for path in ("/", "/login", "/v1/videos", "/v1/nothing", "/static/style.css", "/health"):
+        headers = server.get(path).headers
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; ")
+        assert "unsafe" not in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert headers["Server"] is None

@@ -1,0 +1,223 @@
+"""What clients may not send: a clear error each, and nothing is left behind."""
+
+import io
+import json
+import socket
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from PIL import Image
+
+from svdq.producer.settings import Settings
+from tests.cli.serve.multipart import BOUNDARY, TYPE, multipart
+from tests.cli.serve.servers import Serve, Server, wait_until
+
+
+@pytest.fixture
+def nothing_left(settings: Settings, connection: redis.Redis) -> Any:
+    """Check that there is no job and no file."""
+
+    def check() -> None:
+        assert connection.keys("rq:job:*") == []
+        folder = Path(settings.storage)
+        assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+    return check
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG whose header has a size, and which is much smaller."""
+    file = io.BytesIO()
+    Image.new("1", (8, 8)).save(file, "PNG")
+    data = bytearray(file.getvalue())
+    data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    return bytes(data)
+
+
+BAD_PHOTOS = {
+    "empty": (b"", "0 bytes"),
+    "text": (b"not a photo at all", "not a photo"),
+    "bomb": (png(60_000, 60_000), "3600000000 pixels|60000x60000 pixels"),
+    "cut": (b"\xff\xd8\xff\xe0\x00\x10JFIF", "damaged|not a photo"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PHOTOS)
+def test_bad_photos(server: Server, name: str, nothing_left: Any, settings: Settings) -> None:
+    data, reason = BAD_PHOTOS[name]
+    answer = server.create(data, "../../etc/passwd")
+    assert answer.status == 400
+    assert answer.error["param"] == "input_reference"
+    assert any(part in answer.error["message"] for part in reason.split("|")), answer.error
+    assert "etc" not in answer.error["message"]
+    assert str(settings.home.parent) not in answer.body.decode()
+    nothing_left()
+
+
+#: Fields, and the parameter that the error is about.
+BAD_FIELDS: list[tuple[dict[str, str], str]] = [
+    ({"prompt": "x" * 10_000}, "prompt"),
+    ({"negative_prompt": "x" * 10_000}, "negative_prompt"),
+    ({"colour": "red"}, "colour"),
+    ({"extra_params[colour]": "red"}, "colour"),
+    ({"extra_params": "[1]"}, "extra_params"),
+    ({"extra_params": "{"}, "extra_params"),
+    ({"num_frames": "many"}, "num_frames"),
+    ({"num_frames": "0"}, "num_frames"),
+    ({"num_inference_steps": "1001"}, "num_inference_steps"),
+    ({"size": "1280x720"}, "size"),
+    ({"size": "large"}, "size"),
+    ({"size": "576x320", "width": "576"}, "width"),
+    ({"seconds": "-1"}, "seconds"),
+    ({"seconds": "nan"}, "seconds"),
+    ({"seconds": "1e9"}, "seconds"),
+    ({"guidance_scale": "x"}, "guidance_scale"),
+    ({"guidance_scale": "2", "max_guidance_scale": "2"}, "guidance_scale"),
+    ({"seed": "-1"}, "seed"),
+    ({"fps": "7.5"}, "fps"),
+    ({"format": "avi"}, "format"),
+    ({"priority": "urgent"}, "priority"),
+    ({"at": "yesterday"}, "at"),
+    ({"output": "../../etc"}, "output"),
+    ({"output": "/etc"}, "output"),
+    ({"name": "../x"}, "name"),
+    ({"name": "{seed.__class__}"}, "name"),
+    ({"model": "sora-2"}, "model"),
+    ({"family": "gan"}, "family"),
+    ({"flow_shift": "3", "motion_bucket_id": "3"}, "flow_shift"),
+    ({"input_reference": "https://example.com/a.jpg"}, "input_reference"),
+    ({"input_reference": "data:image/png;base64,@@"}, "input_reference"),
+    ({"input_reference[file_id]": "file-1"}, "input_reference"),
+]
+
+
+def test_bad_fields(server: Server, photo: Path, nothing_left: Any) -> None:
+    for fields, param in BAD_FIELDS:
+        data = None if "input_reference" in "".join(fields) else photo.read_bytes()
+        answer = server.create(data, **fields)
+        assert answer.status == 400, (fields, answer.body)
+        assert answer.error["param"] == param, (fields, answer.error)
+        assert answer.error["type"] == "invalid_request_error"
+        assert answer.error["code"]
+    nothing_left()
+
+
+def test_a_missing_photo_and_two(server: Server, photo: Path, nothing_left: Any) -> None:
+    assert server.create(prompt="a dog").error["code"] == "missing_parameter"
+    two = server.create(photo.read_bytes(), input_reference="data:image/jpeg;base64,AAAA")
+    assert (two.status, two.error["code"]) == (400, "duplicate")
+    body = multipart(photo.read_bytes()).removesuffix(f"--{BOUNDARY}--\r\n".encode()) + multipart(photo.read_bytes())
+    files = server.ask("POST", "/v1/videos", body, {**server.bearer, "Content-Type": TYPE})
+    assert (files.status, files.error["code"]) == (400, "bad_form")
+    nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "code"),
+    [
+        (b"--nonsense", TYPE, "bad_form"),
+        (f"--{BOUNDARY}\r\nContent-Disposition: form-data\r\n\r\nx\r\n--{BOUNDARY}--\r\n".encode(), TYPE, "bad_form"),
+        (b"x", "multipart/form-data", "bad_form"),
+        (b"{", "application/json", "bad_json"),
+        (b"\xff", "application/json", "bad_json"),
+        (b"[" * 100_000, "application/json", "bad_json"),
+        (b"[]", "application/json", "bad_json"),
+        (b"", "application/json", "missing_parameter"),
+        (b'{"prompt": "\\ud800"}', "application/json", "invalid_value"),
+        (b'{"prompt": {"a": 1}}', "application/json", "invalid_value"),
+        (b'{"\\ud800": 1}', "application/json", "unknown_parameter"),
+        (b"x=1", "application/x-www-form-urlencoded", "unknown_content_type"),
+        (b"x", "image/jpeg", "unknown_content_type"),
+    ],
+)
+def test_broken_bodies(server: Server, body: bytes, kind: str, code: str, nothing_left: Any) -> None:
+    answer = server.ask("POST", "/v1/videos", body, {**server.bearer, "Content-Type": kind})
+    assert (answer.status, answer.error["code"]) == (400, code)
+    nothing_left()
+
+
+def test_wrong_methods_and_paths(server: Server) -> None:
+    for method, path in [("PUT", "/v1/videos"), ("POST", "/v1/models"), ("POST", "/v1/videos/x/content")]:
+        answer = server.ask(method, path)
+        assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+        assert answer.headers["Allow"]
+    assert server.get("/v1/nothing").error["code"] == "not_found"
+    assert server.get("/static/../../../../etc/passwd").status == 404
+    assert server.get("/static/%2e%2e/%2e%2e/access.py").status == 404
+
+
+def send(server: Server, *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """Send parts of a request, and return what comes back until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause_s)
+        except OSError:
+            pass  # the server has seen enough
+        answer = b""
+        try:
+            while more := connection.recv(65536):
+                answer += more
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+def head(server: Server, *lines: str) -> bytes:
+    first = ["POST /v1/videos HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {server.token}"]
+    return "\r\n".join([*first, f"Content-Type: {TYPE}", "Connection: close", *lines, "", ""]).encode()
+
+
+@pytest.mark.parametrize("pieces", [1, 70])
+def test_a_huge_header(server: Server, pieces: int) -> None:
+    value = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nX: " + b"a" * 70_000 + b"\r\n\r\n"
+    size = len(value) // pieces + 1
+    parts = [value[start : start + size] for start in range(0, len(value), size)]
+    answer = send(server, *parts, pause_s=0.01)
+    assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 ")) or not answer
+    assert server.get("/health").status == 200
+
+
+def test_what_is_no_http(server: Server) -> None:
+    answer = send(server, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "bad_request"
+
+
+@pytest.mark.parametrize("how", ["length", "chunked"])
+def test_a_body_that_is_too_large(serve: Serve, how: str, nothing_left: Any) -> None:
+    server = serve("--port", "0", SVDQ_MAX_PIXELS="100000")
+    data = multipart(b"\xff" * (4 << 20))
+    if how == "length":
+        answer = send(server, head(server, f"Content-Length: {len(data)}"), data)
+    else:
+        chunks = [data[start : start + 65536] for start in range(0, len(data), 65536)]
+        coded = [f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n" for chunk in chunks]
+        answer = send(server, head(server, "Transfer-Encoding: chunked"), *coded, b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"too_large"' in answer
+    nothing_left()
+
+
+def test_an_interrupted_upload_leaves_nothing(server: Server, photo: Path, nothing_left: Any) -> None:
+    data = multipart(photo.read_bytes() * 50)
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head(server, f"Content-Length: {len(data)}") + data[: len(data) // 2])
+        files = Path(f"/proc/{server.process.pid}/fd")
+        wait_until(lambda: any("(deleted)" in target(path) for path in files.iterdir()))
+    wait_until(lambda: not any("(deleted)" in target(path) for path in files.iterdir()))
+    assert server.get("/health").status == 200
+    nothing_left()
+
+
+def target(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,87 @@
+"""Clients that send slowly, and servers with short limits for them."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.serve.multipart import TYPE, multipart
+from tests.cli.serve.servers import TOKEN
+
+#: A server whose limits are a second, instead of fifteen and thirty.
+RUN = f"""
+from svdq.cli.serve.app import make_app
+from svdq.cli.serve.options import ServeOptions
+from svdq.cli.serve.server import listen, run
+from svdq.producer.settings import Settings
+
+listener = listen("127.0.0.1", 0)
+port = listener.getsockname()[1]
+options = ServeOptions(port=port, token={TOKEN!r}, header_timeout_s=1, body_grace_s=1)
+run(make_app(Settings.load(), options), options, listener, lambda: print(port, flush=True))
+"""
+
+
+@pytest.fixture
+def port(home: Path) -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.kill()
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    answer = b""
+    while more := connection.recv(65536):
+        answer += more
+    return answer
+
+
+@pytest.mark.parametrize("begin", [b"", b"POST /v1/videos HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
+def test_headers_that_do_not_arrive(port: int, begin: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        begun_at = time.monotonic()
+        connection.sendall(begin)
+        assert until_closed(connection) == b""
+        assert time.monotonic() - begun_at > 0.9
+
+
+def test_headers_that_stop_after_the_first_request(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /he")
+        assert until_closed(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_slow_upload(port: int) -> None:
+    body = multipart(b"x" * 50_000)
+    lines = ["POST /v1/videos HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {TOKEN}", f"Content-Type: {TYPE}"]
+    head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode()
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(head)
+        try:
+            for byte in body[:300]:  # a byte at a time never stops, and is too slow
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+        except OSError:
+            pass
+        answer = until_closed(connection)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"too_slow"' in answer
+
+
+def test_an_upload_may_take_longer_than_the_grace(port: int) -> None:
+    body = multipart(b"x" * 50_000)
+    lines = ["POST /v1/videos HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {TOKEN}", f"Content-Type: {TYPE}"]
+    head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "Connection: close", "", ""]).encode()
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(head)
+        for start in range(0, len(body), 10_000):
+            connection.sendall(body[start : start + 10_000])
+            time.sleep(0.4)
+        answer = until_closed(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"not a photo" in answer
