@@ -54,8 +54,10 @@ def batch(
 
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
+    from svdq.producer.submitting.family import ConfiguredModel
     from svdq.producer.submitting.lists import read_batch
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
-    requests = read_batch(file, datetime.now().astimezone(), force=force)
+    model = ConfiguredModel.of(settings.model)
+    requests = read_batch(file, datetime.now().astimezone(), model=model, force=force)
     return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

@@ -26,8 +26,12 @@ def with_notice(text: str, view: "JobView") -> str:
     return f"{text}, {view.notice}" if view.notice else text
 
 
-def describe(view: "JobView", estimate: "Estimate | None" = None) -> str:
-    """Describe a job in one line: status, files or error and, where known, when it will be done."""
+#: Characters of a prompt that are shown where it is not shown whole.
+PROMPT_LENGTH = 60
+
+
+def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_prompt: bool = False) -> str:
+    """Describe a job in one line: prompt, status, files or error and, where known, when it will be done."""
     state = view.status
     if state == "started" and (estimate is None or estimate.condition is None):
         state = f"started, step {view.step} of {view.steps}"
@@ -38,7 +42,11 @@ def describe(view: "JobView", estimate: "Estimate | None" = None) -> str:
     if estimate is not None:
         state += expected(estimate)
     details = "  ".join(view.outputs) if view.outputs else view.error or ""
-    return f"{view.id}  {view.name}  {with_notice(state, view)}{': ' if details else ''}{details}"
+    prompt = " ".join(view.prompt.split())
+    if len(prompt) > PROMPT_LENGTH and not whole_prompt:
+        prompt = f"{prompt[: PROMPT_LENGTH - 1]}…"
+    name = f'{view.name}  "{prompt}"' if prompt else view.name
+    return f"{view.id}  {name}  {with_notice(state, view)}{': ' if details else ''}{details}"
 
 
 def expected(estimate: "Estimate") -> str:

@@ -60,7 +60,7 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
         estimates = estimate(connection, jobs)
     for job in jobs:
         expected = estimates.get(job.id, Estimate())
-        echo(json.dumps(job.as_json() | expected.as_json()) if as_json else describe(job, expected))
+        echo(json.dumps(job.as_json() | expected.as_json()) if as_json else describe(job, expected, whole_prompt=True))
 
 
 LIST_EXAMPLES = """\b

@@ -76,6 +76,10 @@ class Bar(Observer):
         """Record why a photo is left out."""
         self.reasons.append(reason)
 
+    def note(self, text: str) -> None:
+        """Print a sentence above the bar."""
+        echo(text, err=True)
+
 
 def submit_and_print(
     settings: "Settings",

@@ -18,6 +18,7 @@ Examples:
   svdq submit holiday/ --recursive --output holiday --at 22:00
   svdq submit 'holiday/*.jpg' --size 576x320 --format mp4 --format gif
   svdq submit photo.jpg --variations 4 --sweep motion_bucket_id=60,127,180
+  svdq submit photo.jpg --prompt "A wave breaks on the beach." --frames 81 --size 832x480
   svdq submit photo.jpg --name '{stem}-{seed}'
   find . -name '*.jpg' -newer last | svdq submit -
   svdq submit other.jpg --like video.mp4
@@ -103,6 +104,8 @@ def submit(
     All photos are checked first. If one is bad, nothing is submitted, unless --skip-bad leaves it out. The same photo
     with the same parameters is the same job: submitting it again returns the existing job, so an interrupted command
     can be repeated. Another --name or --output makes it another job.
+
+    For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given.
     """
     # Imported here so that `svdq submit --help` stays fast.
     from dataclasses import replace
@@ -111,6 +114,7 @@ def submit(
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
+    from svdq.producer.submitting.family import ConfiguredModel
     from svdq.producer.submitting.job_spec import JobSpec, read_folder
     from svdq.producer.submitting.options import sweep
     from svdq.producer.submitting.sources import find_photos
@@ -125,6 +129,7 @@ def submit(
         options = options.with_defaults_from(read_provenance(like)["job"])
     spec = JobSpec(
         options=sweep(options, sweeps),
+        model=ConfiguredModel.of(settings.model),
         variations=variations,
         priority=priority,
         name=name,

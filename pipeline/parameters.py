@@ -17,17 +17,19 @@ Fit = Literal["crop", "pad", "stretch"]
 
 #: Largest side in pixels.
 MAX_SIDE = 4096
+#: Largest number of frames.
+MAX_FRAMES = 1024
 
 # Fields that all families have, with the same limits.
 
 #: None means the model's default, filled in when a worker takes the job.
-Frames = Annotated[int | None, Field(ge=1, le=1024, description="Number of frames")]
+Frames = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Number of frames")]
 #: diffusers: num_inference_steps.
 Steps = Annotated[int, Field(ge=1, le=1000, description="Denoising steps")]
 #: Of the file and, where the model has it, of its conditioning.
 Fps = Annotated[int, Field(ge=1, le=120, description="Frames a second")]
 #: None means as many as fit into memory. Changes pixels, so it is recorded.
-ChunkSize = Annotated[int | None, Field(ge=1, le=1024, description="Frames decoded at a time")]
+ChunkSize = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Frames decoded at a time")]
 #: Seed of the video's only random generator.
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Seed of the noise")]
 

@@ -149,8 +149,8 @@ def _card(links: Links, job_id: str, parameters: Mapping[str, Any]) -> dict[str,
     """Return what the cards of all jobs have."""
     name = str(parameters.get("name", "?"))
     rows = [("job", job_id), *((key, _words(value)) for key, value in parameters.items() if key != "name")]
-    photo = _photo(links, str(parameters.get("image", "")))
-    return {"id": job_id, "name": name, "photo": photo, "rows": rows, "frame": None}
+    photo, prompt = _photo(links, str(parameters.get("image", ""))), str(parameters.get("prompt") or "")
+    return {"id": job_id, "name": name, "prompt": prompt, "photo": photo, "rows": rows, "frame": None}
 
 
 def _frame(links: Links, result: Result) -> dict[str, str] | None:

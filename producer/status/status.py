@@ -77,6 +77,12 @@ class JobView:
         return str(self.parameters.get("name", "?"))
 
     @property
+    def prompt(self) -> str:
+        """Its prompt; "" if it has none."""
+        prompt = self.parameters.get("prompt")
+        return prompt if isinstance(prompt, str) else ""
+
+    @property
     def duration_s(self) -> float | None:
         """Seconds from its start on a worker to its end; None before the end."""
         if self.started_at is None or self.ended_at is None:

@@ -4,7 +4,7 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import MAX_FOLDER_LENGTH, VIDEO_FIELDS, Job, is_folder_name
 from svdq.producer.queue import check_priority
-from svdq.producer.submitting.family import ConfiguredModel
+from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel
 from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, as_flag, make_job
 from svdq.producer.submitting.photos import Photo, safe_name
 
@@ -56,6 +56,25 @@ class JobSpec:
     def num_jobs(self) -> int:
         """Number of jobs for one photo."""
         return self.variations * len(self.options)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt was given for all of its videos."""
+        return all(options.prompt is not None for options in self.options)
+
+    def with_prompt(self, prompt: str) -> "JobSpec":
+        """Return it with a prompt for the videos that have none; itself if their families have no prompts.
+
+        Raises:
+            InputError: a parameter does not apply to the family.
+        """
+        options = tuple(
+            replace(each, prompt=prompt)
+            if each.prompt is None and each.family_for(self.model) in WITH_PROMPTS
+            else each
+            for each in self.options
+        )
+        return self if options == self.options else replace(self, options=options)
 
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
         """Check the values, independent of the photo.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.submitting.family import ConfiguredModel
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.options import FIELDS, SubmitOptions, as_key, read_field
 from svdq.producer.submitting.submit import BadRequest, Request
@@ -26,12 +27,15 @@ COLUMNS = (*OWN_COLUMNS, *FIELDS)
 Row = tuple[int, Mapping[str, Any] | InputError]
 
 
-def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Request | BadRequest]:
+def read_batch(
+    path: Path, now: datetime, *, model: ConfiguredModel | None = None, force: bool = False
+) -> list[Request | BadRequest]:
     """Read a list without opening the photos.
 
     Args:
         path: a .csv or .jsonl file.
         now: current time with a time zone, for times of day.
+        model: the configured model.
         force: create new jobs although the same ones exist.
 
     Returns:
@@ -59,7 +63,7 @@ def read_batch(path: Path, now: datetime, *, force: bool = False) -> list[Reques
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "
             try:
-                photo, spec = _parse(row, now, force)
+                photo, spec = _parse(row, now, model, force)
             except InputError as error:
                 requests.append(BadRequest(reason=f"{where}{error}"))
             else:
@@ -80,7 +84,9 @@ class _BadFileError(InputError):
         super().__init__(f"line {line}: {reason}")
 
 
-def _parse(row: Mapping[str, Any] | InputError, now: datetime, force: bool) -> tuple[str, JobSpec]:
+def _parse(
+    row: Mapping[str, Any] | InputError, now: datetime, model: ConfiguredModel | None, force: bool
+) -> tuple[str, JobSpec]:
     """Return the photo of a row, and what is to be made of it."""
     if isinstance(row, InputError):
         raise row
@@ -99,6 +105,7 @@ def _parse(row: Mapping[str, Any] | InputError, now: datetime, force: bool) -> t
             fields |= values
     spec = JobSpec(
         options=(SubmitOptions(**fields),),
+        model=model,
         priority=given.get("priority", "default"),
         name=given.get("name"),
         folder=read_folder(given.get("output", "")),

@@ -72,12 +72,13 @@ class SubmitOptions:
             )
         return SubmitOptions(**{**recorded, **self.given()})
 
-    def family_for(self, model: ConfiguredModel | None, spell: Callable[[str], str]) -> str:
+    def family_for(self, model: ConfiguredModel | None, spell: Callable[[str], str] | None = None) -> str:
         """Return the family of models that is to make the video.
 
         Raises:
             InputError: a parameter does not apply to it; `spell` returns the name of a parameter for errors.
         """
+        spell = spell or as_flag
         return choose_family([name for name in self.given() if name != "family"], self.family, model, spell)
 
     def given(self) -> dict[str, Any]:
@@ -215,6 +216,10 @@ def _sentence(error: ValidationError, job: type[Job], values: dict[str, Any], sp
         for name in job.model_fields:
             allowed = allowed.replace(name, spell(name))
         return f"{allowed}; change one of them."
+    if first["type"] == "string_too_long":
+        allowed = f"at most {first['ctx']['max_length']:,} characters, and has {len(first['input']):,}"
+    if first["type"] == "string_unicode":
+        allowed = "valid text, in the encoding of the terminal"
     value = first["input"]
     # Quotes show that the value is text, such as "7".
     shown = repr(value) if isinstance(value, str) and first["type"].endswith("_type") else value

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.photos import safe_name
+from svdq.producer.submitting.prompts import prompt_path
 
 #: Suffixes of photos in folders.
 SUFFIXES = frozenset(
@@ -37,7 +38,7 @@ class Sources:
 
     #: In the order given; the files of a folder by name.
     photos: tuple[Source, ...]
-    #: Number of files in folders and patterns without the suffix of a photo.
+    #: Number of files in folders and patterns that are neither photos by their suffix nor prompts beside them.
     num_others: int
 
 
@@ -108,12 +109,12 @@ class _Walk:
         return [Source(path) for path in found]
 
     def _photos(self, files: Iterator[Path]) -> list[Path]:
-        found = []
+        found: list[Path] = []
+        others: list[Path] = []
         for path in files:
-            if path.suffix.lower() in SUFFIXES:
-                found.append(path)
-            else:
-                self.num_others += 1
+            (found if path.suffix.lower() in SUFFIXES else others).append(path)
+        prompts = {prompt_path(path) for path in found}
+        self.num_others += sum(path not in prompts for path in others)
         return found
 
     def _names(self, folder: Path) -> Iterator[Path]:

@@ -19,9 +19,11 @@ from svdq.producer.status.ranks import read_groups
 from svdq.producer.status.status import view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many, unfinished
+from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.options import SubmitOptions, as_flag
 from svdq.producer.submitting.photos import Photo, check_photos, check_upload
+from svdq.producer.submitting.prompts import prompt_path, read_prompt
 from svdq.producer.threads import ordered_map
 
 #: Number of photos looked up in the storage at a time, to hide the latency of a network.
@@ -108,6 +110,9 @@ class Observer:
     def leave_out(self, reason: str) -> None:
         """Handle a bad photo that is left out."""
 
+    def note(self, text: str) -> None:
+        """Handle a sentence for the user."""
+
 
 def submit(
     settings: Settings, photos: Sequence[Path], options: SubmitOptions, priority: str = "default", force: bool = False
@@ -118,7 +123,8 @@ def submit(
         InputError: a photo or a parameter is not allowed; nothing was stored or enqueued.
         UnavailableError: storage or Redis cannot be reached.
     """
-    spec = JobSpec(options=(options,), priority=priority, force=force)
+    model = ConfiguredModel.of(settings.model)
+    spec = JobSpec(options=(options,), model=model, priority=priority, force=force)
     return list(submit_all(settings, [Request(path=path, spec=spec) for path in photos]))
 
 
@@ -131,6 +137,8 @@ def submit_all(
     connection: redis.Redis | None = None,
 ) -> Iterator[Submission]:
     """Submit photos: check all, store all, then enqueue their jobs, yielding each job as it is enqueued.
+
+    A `photo.txt` beside a photo is its prompt, unless the request has one.
 
     After an interruption, submitting the same photos again continues: existing photos and jobs are recognized. Memory
     holds a few hundred bytes per photo, never the contents of many photos.
@@ -177,12 +185,16 @@ def _check(
     paths = [request.path for request in requests if isinstance(request, Request) and request.data is None]
     observer.begin("checking", len(paths))
     results = iter(check_photos(paths, settings.max_pixels, observer.advance))
+    prompts = _Prompts()
     checked, reasons = [], []
     for request in requests:
         if isinstance(request, BadRequest):
             reasons.append(request.reason)
         elif isinstance(result := _check_upload(request, settings) or next(results), Photo):
-            checked.append((result, request.spec))
+            try:
+                checked.append((result, prompts.spec_for(request)))
+            except InputError as error:
+                reasons.append(f"{request.where}{error}")
         else:
             reasons.append(f"{request.where}{result}")
     if reasons and (not skip_bad or not checked):
@@ -191,6 +203,11 @@ def _check(
         raise BadPhotosError(reasons, len(requests))
     for reason in reasons:
         observer.leave_out(reason)
+    if prompts.num_ignored:
+        observer.note(
+            f"Prompts (.txt) that are ignored, because this family of models takes none: {prompts.num_ignored:,}; "
+            f"give --family {' or '.join(sorted(WITH_PROMPTS))} if the workers' model takes them."
+        )
     return checked
 
 
@@ -202,6 +219,36 @@ def _check_upload(request: Request, settings: Settings) -> Photo | InputError | 
         return check_upload(request.data, request.path, settings.max_pixels)
     except InputError as error:
         return error
+
+
+class _Prompts:
+    """The prompts in text files beside photos."""
+
+    def __init__(self) -> None:
+        #: Number of text files beside photos whose videos take no prompt.
+        self.num_ignored = 0
+        #: Photos with the same prompt share one spec.
+        self._specs: dict[JobSpec, JobSpec] = {}
+
+    def spec_for(self, request: Request) -> JobSpec:
+        """Return the spec of a request, with the prompt beside its photo unless it has one.
+
+        Raises:
+            InputError: the prompt cannot be used.
+        """
+        spec, path = request.spec, prompt_path(request.path)
+        if spec.has_prompts or path is None or request.data is not None:
+            return spec
+        if spec.with_prompt("") is spec:
+            self.num_ignored += path.is_file()
+            return spec
+        prompt = read_prompt(path)
+        if prompt is None:
+            return spec
+        spec = spec.with_prompt(prompt)
+        if spec not in self._specs:
+            spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else as_flag(field))
+        return self._specs.setdefault(spec, spec)
 
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:

@@ -109,7 +109,13 @@ def delete_file(root: Path, path: str, version: Signature) -> None:
 
 
 def move_file(
-    root: Path, path: str, version: Signature, target: Path, subfolder: str, note: str | None = None
+    root: Path,
+    path: str,
+    version: Signature,
+    target: Path,
+    subfolder: str,
+    note: str | None = None,
+    name: str | None = None,
 ) -> Path | None:
     """Move a file below `root` to the same path below `target/subfolder`, also across file systems.
 
@@ -123,6 +129,7 @@ def move_file(
         target: trusted, may be reached through links.
         subfolder: reached without following links; created.
         note: written to `<name>.txt` beside the file; then all its names are new.
+        name: its new name, if it is to have another.
 
     Returns:
         the new path, or None if the file was replaced by another version, which stays.
@@ -130,14 +137,15 @@ def move_file(
     Raises:
         OSError: it cannot be moved and is still where it was.
     """
-    folder, name = os.path.split(path)
+    folder, old_name = os.path.split(path)
+    name = name or old_name
     with (
         _claimed(root, path, version) as source,
         open_folder(target, f"{subfolder}/{folder}", create=True) as there,
     ):
         if source is None:
             return None
-        placed = _move(name, source, there, name) if note is None else _move_with_note(name, source, there, note)
+        placed = _move(old_name, source, there, name) if note is None else _move_with_note(name, source, there, note)
         return target / subfolder / folder / placed
 
 

@@ -155,6 +155,11 @@ class FolderConfig:
         self._spec = spec
         self.spec_for("any.jpg")
 
+    @property
+    def prompt(self) -> str | None:
+        """The prompt of the command, which is that of all photos; None if it has none."""
+        return self._spec.options[0].prompt
+
     def spec_for(self, path: str) -> JobSpec:
         """Return the parameters of a photo, by its path from the watched folder.
 
@@ -196,6 +201,8 @@ class FolderConfig:
                 elif name not in Settings.model_fields or file_path != Path(FILE_NAME).resolve():
                     raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
             priority = values.pop("priority", spec.priority)
+            if self.prompt is not None:
+                values.pop("prompt", None)
             spec = replace(spec, options=(replace(spec.options[0], **values),), priority=priority)
             spec.check(spell=as_key)
         except InputError as error:

@@ -19,6 +19,7 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import check_data, read_file
 from svdq.producer.watching.directory import delete_file, move_file, open_file, open_folder, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions, is_temporary
+from svdq.producer.watching.prompts import Prompts
 from svdq.producer.watching.scanner import Debounce, WaitingFile
 from svdq.producer.watching.state import Event, Record, Report, State
 
@@ -67,6 +68,7 @@ class Processor:
         self._post_submit = post_submit
         self._waiting = waiting
         self._report = report
+        self._prompts = Prompts(config, post_submit, options.stable_for_s)
         #: When a file was last on hold, by the reason.
         self._held_s: dict[str, float] = {}
 
@@ -86,9 +88,11 @@ class Processor:
             self._finish(file)
             return False
         try:
-            spec = self._config.spec_for(file.path)
+            spec = self._prompts.add(file, self._config.spec_for(file.path))
         except InputError as error:
             self._hold(file, f"{error} Its photos wait until this is corrected.")
+            return False
+        if spec is None:
             return False
         try:
             data = self._read(file.path)
@@ -142,11 +146,13 @@ class Processor:
 
     def _finish(self, file: WaitingFile) -> None:
         """Keep, move or delete a photo that was submitted, unless it was replaced since or is gone."""
-        post_submit = self._post_submit
+        post_submit, moved_to = self._post_submit, None
         try:
             with contextlib.suppress(FileNotFoundError):
                 if post_submit.target is not None:
-                    move_file(self._root, file.path, file.signature, post_submit.target, post_submit.subfolder)
+                    moved_to = move_file(
+                        self._root, file.path, file.signature, post_submit.target, post_submit.subfolder
+                    )
                 elif not post_submit.keep:
                     delete_file(self._root, file.path, file.signature)
         except OSError as error:
@@ -154,14 +160,18 @@ class Processor:
             self._hold(file, f"{self._shown(file)} was submitted and cannot be moved or deleted ({reason}).")
             return
         if not post_submit.keep:
+            self._prompts.finish(file, moved_to)
             self._state.remove(file.path)
         self._waiting.remove(file)
 
     def _ignore(self, file: WaitingFile) -> None:
-        """Report a file that is not opened, once."""
+        """Report a file that is neither submitted nor a prompt, once."""
         self._state.put(file.path, Record(file.signature, "ignored"))
         self._waiting.remove(file)
-        reason = "its name is not that of a photo. If it is one, convert it to JPEG."
+        reason = self._prompts.why_ignored(file.path)
+        if reason == "":
+            return
+        reason = reason or "its name is not that of a photo. If it is one, convert it to JPEG."
         if not file.signature.is_regular:
             reason = "it is a symbolic link or a special file. To submit it, put the photo itself here."
         self._report(Event(kind="ignored", path=file.path, text=f"{file.path} is ignored: {reason}"))

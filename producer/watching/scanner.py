@@ -24,6 +24,8 @@ class WaitingFile:
     due_s: float
     #: Whether it was submitted and could not be moved or deleted yet.
     is_submitted: bool = False
+    #: The version of its prompt, once that is known.
+    prompt: Signature | None = None
 
 
 class Debounce:

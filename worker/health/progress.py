@@ -34,13 +34,14 @@ _SAVE_META = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS
 
 
 def meta_of(sample: Sample, index: int, rank: int, notice: str) -> dict[str, object]:
-    """Return the `meta` of a job in flight: its progress, and its parameters as used."""
+    """Return the `meta` of a job in flight: its progress, and the parameters that a job may leave open, as used."""
     parameters = sample.parameters
+    fields = type(parameters).model_fields.items()
     return {
         "step": index,
         "rank": rank,
         "notice": notice,
-        "used": {"frames": parameters.frames, "decode_chunk_size": parameters.decode_chunk_size},
+        "used": {name: getattr(parameters, name) for name, field in fields if field.default is None},
     }
 
 

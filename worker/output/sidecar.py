@@ -8,6 +8,7 @@ from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.parameters import Format, VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job, parse_job
@@ -31,6 +32,12 @@ def job_as_used(parameters: VideoParameters, metadata: Mapping[str, Any]) -> Job
     return parse_job(
         parameters.model_dump() | {name: value for name, value in metadata.items() if name in Job.model_fields}
     )
+
+
+def notice_for(model: ModelInfo, job: Job) -> str:
+    """Return the notice of a model with the prompt that it ignored: models without weights ignore all prompts."""
+    prompt = getattr(job, "prompt", "")
+    return model.notice if has_weights(model.name) or not prompt else f"{model.notice}, ignored the prompt: {prompt}"
 
 
 def result_of(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
-from svdq.worker.output.sidecar import job_as_used, output_keys, result_of, sidecar_key, timings_of
+from svdq.worker.output.sidecar import job_as_used, notice_for, output_keys, result_of, sidecar_key, timings_of
 from svdq.worker.storage_retry import (
     FILE_TIMEOUT_S,
     FIRST_DELAY_S,
@@ -177,7 +177,7 @@ class ResultWriter:
             "svdq": self._versions["svdq"],
             "job_id": sample.job_id,
             "job": job.model_dump(mode="json"),
-            "model": {"name": self._model.name, "notice": self._model.notice}
+            "model": {"name": self._model.name, "notice": notice_for(self._model, job)}
             | ({"compute": self._model.compute} if self._model.compute else {}),
             "versions": self._versions,
             "outputs": [self._storage.location(key) for key in keys.values()],

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from svdq.pipeline.parameters import ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
+from svdq.pipeline.parameters import MAX_FRAMES, ChunkSize, Fps, Frames, Seed, Steps, VideoParameters, side
 
 #: 8 for the VAE times 2 for the transformer's patches.
 SIZE_MULTIPLE = 16
@@ -19,8 +19,9 @@ _SPACES = "\t\n\r"
 
 def _one_more_than_a_multiple(frames: int | None) -> int | None:
     if frames is not None and (rest := (frames - 1) % FRAME_STEP):
-        fewer, more = frames - rest, frames - rest + FRAME_STEP
-        raise ValueError(f"1 more than a multiple of {FRAME_STEP}; the nearest such counts are {fewer} and {more}")
+        fewer = frames - rest
+        more = f" and {fewer + FRAME_STEP}" if fewer + FRAME_STEP <= MAX_FRAMES else ""
+        raise ValueError(f"1 more than a multiple of {FRAME_STEP}, the nearest being {fewer}{more}")
     return frames
 
 
@@ -49,10 +50,10 @@ class WanParameters(VideoParameters):
 
     family: Literal["wan"] = "wan"
     frames: Annotated[Frames, AfterValidator(_one_more_than_a_multiple)] = None
-    steps: Steps | None = None  # type: ignore[assignment]  # filled in before the pipeline gets it, as are the sides
+    steps: Steps | None = None  # type: ignore[assignment]  # the pipeline gets numbers
     width: Side = None  # type: ignore[assignment]
     height: Side = None  # type: ignore[assignment]
-    fps: Fps = 16
+    fps: Fps | None = None  # type: ignore[assignment]
     prompt: _Text = Field(default="", description="What happens in the video")
     #: "" is none; None means the model's own.
     negative_prompt: _Text | None = Field(default=None, description="What to avoid")

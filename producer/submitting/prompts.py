@@ -1,0 +1,50 @@
+"""Reads the prompt of a photo from the text file beside it: `photo.txt` for `photo.jpg`."""
+
+import os
+import stat
+from pathlib import Path
+
+from svdq.pipeline.errors import InputError
+
+SUFFIX = ".txt"
+#: Bytes; the longest prompt has less.
+MAX_BYTES = 1 << 16
+
+
+def prompt_path(photo: Path) -> Path | None:
+    """Return the path that the prompt of a photo has, or None if that is the photo's own."""
+    path = photo.with_suffix(SUFFIX)
+    return None if path == photo else path
+
+
+def read_prompt(path: Path) -> str | None:
+    """Return the prompt in a file, or None if there is no file of that name.
+
+    Raises:
+        InputError: it cannot be read, is too long or not UTF-8.
+    """
+    try:
+        # Opening a FIFO blocks without O_NONBLOCK.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            return parse_prompt(file.read(MAX_BYTES + 1), path)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"The prompt {str(path)!r} cannot be read ({reason}); check its rights.") from error
+
+
+def parse_prompt(data: bytes, path: Path) -> str:
+    """Return the text of a prompt; line breaks and other runs of white space count as one space.
+
+    Raises:
+        InputError: it is too long or not UTF-8; `path` is for messages.
+    """
+    if len(data) > MAX_BYTES:
+        raise InputError(f"The prompt {str(path)!r} has more than {MAX_BYTES:,} bytes; shorten it.")
+    try:
+        return " ".join(data.decode("utf-8-sig").split())
+    except UnicodeDecodeError as error:
+        raise InputError(f"The prompt {str(path)!r} is not UTF-8; save it as UTF-8.") from error

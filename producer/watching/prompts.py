@@ -1,0 +1,127 @@
+"""The prompts of photos in a watched folder: `photo.txt` beside `photo.jpg`. Follows no symbolic links."""
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from svdq.pipeline.errors import InputError
+from svdq.producer.submitting.family import WITH_PROMPTS
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.options import as_key
+from svdq.producer.submitting.prompts import MAX_BYTES, SUFFIX, parse_prompt
+from svdq.producer.submitting.sources import SUFFIXES
+from svdq.producer.watching.directory import (
+    Signature,
+    delete_file,
+    move_file,
+    open_file,
+    open_folder,
+    signature,
+)
+from svdq.producer.watching.folder_config import FolderConfig, PostSubmit
+from svdq.producer.watching.scanner import WaitingFile
+
+
+class Prompts:
+    """The prompts beside the photos of one watched folder. Paths are text, from the watched folder, with slashes."""
+
+    def __init__(self, config: FolderConfig, post_submit: PostSubmit, stable_for_s: float) -> None:
+        """Initialize.
+
+        Args:
+            config: the parameters of each photo.
+            post_submit: the folder, and what happens to photos afterwards; the same happens to their prompts.
+            stable_for_s: seconds without a change after which a prompt has been written to its end.
+        """
+        self._config = config
+        self._post_submit = post_submit
+        self._root = post_submit.root
+        self._stable_for_s = stable_for_s
+
+    def add(self, file: WaitingFile, spec: JobSpec) -> JobSpec | None:
+        """Return the parameters of a photo with the prompt beside it, or None if that is new and may still grow.
+
+        Raises:
+            InputError: the prompt cannot be read or is not valid.
+        """
+        if self._config.prompt is not None or not _takes_prompts(spec):
+            return spec
+        path = _prompt_of(file.path)
+        found = self._signature(path)
+        is_new, file.prompt = found != file.prompt, found
+        if found is None:
+            return spec
+        prompt = "" if is_new else self._read(path, found)
+        if is_new or self._signature(path) != found:
+            file.due_s = time.monotonic() + self._stable_for_s
+            return None
+        shown = f"The prompt in {str(self._root / path)!r}:"
+        spec = replace(spec, options=(replace(spec.options[0], prompt=prompt),))
+        spec.check(lambda field: shown if field == "prompt" else as_key(field))
+        return spec
+
+    def finish(self, file: WaitingFile, moved_to: Path | None) -> None:
+        """Move or delete the prompt of a photo that was moved or deleted, unless another photo has the same prompt.
+
+        Args:
+            file: the photo.
+            moved_to: its new path; None if it was deleted.
+        """
+        path, post_submit = _prompt_of(file.path), self._post_submit
+        if file.prompt is None or post_submit.keep or self._photos(path):
+            return
+        with contextlib.suppress(OSError):  # it stays; without its photo nothing uses it
+            if post_submit.target is None:
+                delete_file(self._root, path, file.prompt)
+            elif moved_to is not None:
+                name = moved_to.with_suffix(SUFFIX).name
+                move_file(self._root, path, file.prompt, post_submit.target, post_submit.subfolder, name=name)
+
+    def why_ignored(self, path: str) -> str | None:
+        """Return why a file is not used as a prompt, as a clause; "" if it is used; None if it is no text file."""
+        if not path.endswith(SUFFIX):
+            return None
+        has_photo = bool(self._photos(path))
+        try:
+            takes_prompts = _takes_prompts(self._config.spec_for(path))
+        except InputError:  # reported with the photos
+            return ""
+        if not takes_prompts:
+            return "this family of models takes no prompts." if has_photo else None
+        return "" if has_photo else "there is no photo beside it whose prompt it can be."
+
+    def _read(self, path: str, version: Signature) -> str:
+        shown = str(self._root / path)
+        if not version.is_regular:
+            raise InputError(f"The prompt {shown!r} is a symbolic link or a special file; put the text itself there.")
+        folder, name = os.path.split(path)
+        try:
+            with open_folder(self._root, folder) as descriptor, open_file(name, descriptor) as file:
+                return parse_prompt(file.read(MAX_BYTES + 1), self._root / path)
+        except OSError as error:
+            raise InputError(f"The prompt {shown!r} cannot be read ({error.strerror}); check its rights.") from error
+
+    def _signature(self, path: str) -> Signature | None:
+        found = signature(self._root, path)
+        if found is not None and not found.is_regular and os.path.isdir(self._root / path):
+            return None
+        return found
+
+    def _photos(self, prompt: str) -> list[str]:
+        """Return the names of the photos that have a file as their prompt."""
+        folder, name = os.path.split(prompt)
+        stem = os.path.splitext(name)[0]
+        with contextlib.suppress(OSError), open_folder(self._root, folder) as descriptor:
+            parts = map(os.path.splitext, os.listdir(descriptor))
+            return [other + suffix for other, suffix in parts if other == stem and suffix.lower() in SUFFIXES]
+        return []
+
+
+def _takes_prompts(spec: JobSpec) -> bool:
+    return spec.options[0].family_for(spec.model) in WITH_PROMPTS
+
+
+def _prompt_of(photo: str) -> str:
+    return os.path.splitext(photo)[0] + SUFFIX
