@@ -20,7 +20,7 @@ from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.checkpoint.writer import CheckpointWriter
 from svdq.worker.config import RankConfig
-from svdq.worker.health.crash_marker import read_suspects
+from svdq.worker.health.crash_marker import MAX_WRITERS, read_suspects
 from svdq.worker.health.histograms import TimingTracer
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, costs_in, describe
@@ -37,7 +37,7 @@ from svdq.worker.startup import LoadedModel, RankProcess, first_step_s, start
 
 logger = logging.getLogger("svdq.worker")
 
-#: Seconds that a rank which ends waits for its checkpoints, and again for the video that is being written.
+#: Seconds that a rank which ends waits for its checkpoints, and again for the videos that are being written.
 FLUSH_S = 6.0
 
 
@@ -77,7 +77,9 @@ def run_rank(process: RankProcess) -> None:
     result_writer = intake = None
     if topology.last:
         fence = Fence(connect(process.url), stopping)
-        result_writer = ResultWriter(storage, info, tracer, fence=fence, mark=partial(marker.during, "write"))
+        result_writer = ResultWriter(
+            storage, info, tracer, fence=fence, mark=partial(marker.during, "write"), num_writers=num_writers()
+        )
         ending.callback(result_writer.wait, FLUSH_S)
     if topology.first:
         intake = _make_intake(process, loaded, storage, plan, checkpoint_reader, checkpoint_writer)
@@ -198,6 +200,14 @@ def _stop(stage: Stage, intake: Intake | None) -> None:
     stage.stop()
     if intake is not None:
         intake.stop()
+
+
+def num_writers() -> int:
+    """Return how many videos to write at the same time: ffmpeg compresses each on one core, for seconds.
+
+    The last videos of a burst end together, and fast GPUs render a video in less time than a core compresses it.
+    """
+    return max(2, min(MAX_WRITERS, (os.cpu_count() or 1) // 2))
 
 
 # What ends a rank, besides the methods of its parts.

@@ -22,7 +22,7 @@ RETRY_S = 1.0
 
 
 def connect(url: str) -> redis.Redis:
-    """Make a connection pool for one thread, which connects at its first use."""
+    """Make a connection pool, which connects at its first use."""
     return redis.Redis.from_url(
         url,
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), 3),

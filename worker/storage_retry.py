@@ -36,7 +36,7 @@ class NoLongerWantedError(SvdqError):
 
 
 class StorageRetry:
-    """Repeats one thread's calls to the storage until they succeed."""
+    """Repeats calls to the storage until they succeed; several threads may call at the same time."""
 
     def __init__(self, effect: str, *, first_delay_s: float = FIRST_DELAY_S) -> None:
         """Create it.
@@ -48,10 +48,17 @@ class StorageRetry:
         self._effect = effect
         self._first_delay_s = first_delay_s
         self._stopped = False
-        #: Ends the present delay.
+        #: Ends the present delays.
         self._wake = threading.Event()
-        #: Why the storage refuses at present; replaced as a whole by the calling thread.
-        self.condition: Condition | None = None
+        self._lock = threading.Lock()
+        #: Why the storage refuses each call at present, in the order of their first refusals.
+        self._refused: dict[object, Condition] = {}
+
+    @property
+    def condition(self) -> Condition | None:
+        """Why the storage refuses at present; of several calls, the one that has waited longest."""
+        with self._lock:
+            return next(iter(self._refused.values()), None)
 
     def stop(self) -> None:
         """End all attempts; from any thread."""
@@ -64,7 +71,7 @@ class StorageRetry:
         return self._stopped
 
     def wake(self) -> None:
-        """End the present delay; from any thread."""
+        """End the present delays; from any thread."""
         self._wake.set()
 
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
@@ -80,6 +87,7 @@ class StorageRetry:
             Exception: whatever else `attempt` raises, and storage errors that a retry cannot fix.
         """
         delay_s = self._first_delay_s
+        call = object()
         try:
             while True:
                 try:
@@ -87,29 +95,31 @@ class StorageRetry:
                 except (OSError, UnavailableError) as error:
                     if _is_hopeless(error):
                         raise
-                    self._note(error)
+                    self._note(call, error)
                     self._wake.wait(delay_s)
-                    self._wake.clear()
                     if self._stopped:
                         raise RetryStoppedError(str(error)) from error
+                    self._wake.clear()
                     if not is_wanted():
                         raise NoLongerWantedError(str(error)) from error
                     delay_s = min(2 * delay_s, LONGEST_DELAY_S)
                     continue
-                if self.condition is not None:
+                with self._lock:
+                    was_last = self._refused.pop(call, None) is not None and not self._refused
+                if was_last:
                     logger.info("The storage can be used again.")
                 return outcome
         finally:
-            self.condition = None
+            with self._lock:
+                self._refused.pop(call, None)
 
-    def _note(self, error: Exception) -> None:
-        if self.condition is None:
+    def _note(self, call: object, error: Exception) -> None:
+        with self._lock:
+            is_first = not self._refused
+            before = self._refused.get(call) or Condition(effect=self._effect, reason="", since=time.time(), attempts=0)
+            self._refused[call] = before.model_copy(update={"reason": str(error), "attempts": before.attempts + 1})
+        if is_first:
             logger.warning("%s: %s Trying again until it works.", self._effect, error)
-            self.condition = Condition(effect=self._effect, reason=str(error), since=time.time(), attempts=1)
-        else:
-            self.condition = self.condition.model_copy(
-                update={"reason": str(error), "attempts": self.condition.attempts + 1}
-            )
 
 
 class FileRefusals:

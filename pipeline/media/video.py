@@ -121,7 +121,8 @@ def _ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: list[str]) -> bytes:
     options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{width}x{height}", "-framerate", f"{fps}"]
     options += ["-i", "pipe:0", "-threads", "1", *arguments]
     with _start_ffmpeg(options) as process:
-        output, messages = process.communicate(frames.tobytes())
+        # As a view: a copy of all frames would hold the GIL for milliseconds.
+        output, messages = process.communicate(np.ascontiguousarray(frames).data.cast("B"))  # type: ignore[arg-type]
     if process.returncode:
         _raise_for(process.returncode, messages.decode(errors="replace").strip())
     return output

@@ -36,9 +36,11 @@ def test_the_job_of_the_rank_without_a_clean_exit_is_the_suspect(tmp_path: Path)
 def test_every_thread_of_a_rank_leaves_a_suspect(tmp_path: Path) -> None:
     rank = CrashMarker(tmp_path, 0, 0)
     rank.begin("decode", "a")
-    with rank.during("prepare", "b"), rank.during("write", "c"):
+    with rank.during("prepare", "b"), rank.during("write", "c"), rank.during("write", "d"):
+        with rank.during("write", "e"):
+            pass
         found = {suspect.job_id: suspect.phase for suspect in read_suspects(tmp_path, 1)}
-    assert found == {"a": "decode", "b": "prepare", "c": "write"}
+    assert found == {"a": "decode", "b": "prepare", "c": "write", "d": "write"}
 
 
 def test_a_phase_that_is_over_leaves_none(tmp_path: Path) -> None:

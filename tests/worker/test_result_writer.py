@@ -1,5 +1,6 @@
 """The last rank's writer when the storage refuses: videos wait, nothing is lost, and a stop is not held up."""
 
+import contextlib
 import json
 import logging
 import shutil
@@ -250,3 +251,40 @@ def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder:
     assert find_result(storage, MODEL, job, "id-one") is None
     sidecar.write_text("{}")
     assert find_result(storage, MODEL, job, "id-one") is None
+
+
+def test_several_videos_are_written_at_the_same_time(folder: Path) -> None:
+    together = threading.Barrier(3)
+
+    @contextlib.contextmanager
+    def mark(job_id: str) -> Iterator[None]:
+        together.wait(60)  # broken, and an error, unless all three are here
+        yield
+
+    writer, reports = open_writer(folder, num_writers=3, mark=mark), Reports()
+    for name in ("one", "two", "three"):
+        writer.deliver(sample_of(name), FRAMES, reports)
+    writer.close()
+    assert sorted((report.job_id, report.failure) for report in reports.all) == [
+        ("id-one", None),
+        ("id-three", None),
+        ("id-two", None),
+    ]
+
+
+def test_all_writers_wait_for_a_storage_that_refuses_and_a_stop_ends_them(
+    folder: Path, until, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (folder / "outputs").write_text("a file is in the way")
+    writer, reports = open_writer(folder, num_writers=3), Reports()
+    for name in ("one", "two", "three", "four"):
+        writer.deliver(sample_of(name), FRAMES, reports)
+    condition = until(lambda: (found := writer.condition) and found.attempts > 2 and found)
+    assert condition.job_ids == ("id-one", "id-two", "id-three", "id-four")
+    assert caplog.text.count("Videos wait to be written") == 1
+    writer.release()
+    writer.wait(60)
+    assert reports.all == [], "their jobs go back to the queue"
+    assert writer.condition is None
+    assert list((folder / "tmp").iterdir()) == []

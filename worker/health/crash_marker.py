@@ -1,15 +1,16 @@
 """Records which jobs a rank works on in a small file that outlives its process. Does not import Redis.
 
-Up to three threads of a rank work on jobs at the same time: the stage loop (encode, warm-up, step, decode), the thread
-that prepares photos and the thread that writes files. Each has its own slot in the file and writes its job and phase
-there before it begins. A rank that ends normally, is stopped by a signal or loses a neighbor marks its exit as clean; a
-rank that is killed or crashes cannot. So after a restart the slots of ranks without that mark name the suspects. A rank
+Several threads of a rank work on jobs at the same time: the stage loop (encode, warm-up, step, decode), the thread
+that prepares photos and those that write files. Each has its own slot in the file and writes its job and phase there
+before it begins. A rank that ends normally, is stopped by a signal or loses a neighbor marks its exit as clean; a rank
+that is killed or crashes cannot. So after a restart the slots of ranks without that mark name the suspects. A rank
 that ends itself because a step makes no progress marks that, and then only its stage loop's job is a suspect.
 `queue/crash_count.py` counts the crashes.
 """
 
 import contextlib
 import os
+import queue
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +23,14 @@ from svdq.producer.process_identity import is_gone, process_name
 Phase = Literal["prepare", "encode", "warm-up", "step", "decode", "write"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-#: Bytes of a slot, `<phase> <step> <job id>`; the file has three slots and one byte for the kind of exit.
+#: Videos that a rank may write at the same time.
+MAX_WRITERS = 8
+#: Bytes of a slot, `<phase> <step> <job id>`; the file has ten slots and one byte for the kind of exit.
 SLOT_BYTES = 128
-RECORD_BYTES = 3 * SLOT_BYTES + 1
+RECORD_BYTES = (2 + MAX_WRITERS) * SLOT_BYTES + 1
 _EMPTY = b" " * SLOT_BYTES
 _STAGE_LOOP = 0
-_SLOT_OF = {"prepare": 1, "write": 2}
+_SLOTS_OF = {"prepare": range(1, 2), "write": range(2, 2 + MAX_WRITERS)}
 _CLEAN = b"c"
 _STALLED = b"s"
 
@@ -58,6 +61,12 @@ class CrashMarker:
         path = folder / f"restart{restart_count}.rank{rank}"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         os.pwrite(self._file, b" " * RECORD_BYTES, 0)
+        #: The slots that are free.
+        self._free: dict[str, queue.SimpleQueue[int]] = {}
+        for phase, slots in _SLOTS_OF.items():
+            self._free[phase] = queue.SimpleQueue()
+            for slot in slots:
+                self._free[phase].put(slot)
 
     def begin(self, phase: Phase, job_id: str, step: int = 0) -> None:
         """Record what the stage loop does next: one write to the page cache, a few microseconds."""
@@ -69,12 +78,15 @@ class CrashMarker:
 
     @contextlib.contextmanager
     def during(self, phase: Literal["prepare", "write"], job_id: str) -> Iterator[None]:
-        """Record a phase of a job for the block; only the thread of that phase may call this."""
-        self._write(_SLOT_OF[phase], f"{phase} 0 {job_id}")
+        """Record a phase of a job for the block; waits while all slots of the phase are in use."""
+        free = self._free[phase]
+        slot = free.get()
         try:
+            self._write(slot, f"{phase} 0 {job_id}")
             yield
         finally:
-            self._write(_SLOT_OF[phase], "")
+            self._write(slot, "")
+            free.put(slot)
 
     def mark_clean_exit(self) -> None:
         """Record that no job is the cause of the end of this rank; from any thread."""

@@ -1,10 +1,11 @@
 """Counters and histograms of a rank's work since its start, and the pace of its group. Does not import Redis.
 
-The step loop counts a stage at its end, not its steps one by one. Each histogram is written by one thread; others may
-read it, and may miss its newest entry.
+The step loop counts a stage at its end, not its steps one by one. Readers may miss the
+newest entry of a histogram.
 """
 
 import contextlib
+import threading
 import time
 from bisect import bisect_left
 from collections import deque
@@ -22,13 +23,16 @@ class Histogram:
     """The durations of one kind of work."""
 
     def __init__(self) -> None:
+        #: Several threads write videos.
+        self._lock = threading.Lock()
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
         """Count `times` pieces of work that took `seconds` each."""
-        self._counts[bisect_left(BOUNDS_S, seconds)] += times
-        self._sum_s += seconds * times
+        with self._lock:
+            self._counts[bisect_left(BOUNDS_S, seconds)] += times
+            self._sum_s += seconds * times
 
     def timings(self) -> Timings:
         """Return the counts and their sum."""

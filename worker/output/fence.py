@@ -31,13 +31,13 @@ def execution_of(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 class Fence:
-    """Checks in Redis, in the thread that writes videos, whether a video may be published."""
+    """Checks in Redis, in the threads that write videos, whether a video may be published."""
 
     def __init__(self, connection: redis.Redis, stopping: Event) -> None:
         """Make a fence.
 
         Args:
-            connection: used by that thread alone.
+            connection: used by the threads that write.
             stopping: set when the rank stops; then nothing may be published.
         """
         self._connection = connection

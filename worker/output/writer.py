@@ -1,4 +1,4 @@
-"""The last rank's sink: writes the files of finished videos in a thread, and blocks the loop when too many wait.
+"""The last rank's sink: writes the files of finished videos in threads, and blocks the loop when too many wait.
 
 A video's files are made in a staging folder and renamed into storage. The JSON sidecar comes last, so that a sidecar
 under its final name means that the files beside it are complete. When the storage cannot be used, videos wait for it.
@@ -38,7 +38,7 @@ from svdq.worker.storage_retry import (
 
 logger = logging.getLogger(__name__)
 
-#: Videos that may wait to be written; with one more the loop waits, which limits memory.
+#: Videos that may wait besides those that are being written; with one more the loop waits, which limits memory.
 MAX_WAITING = 2
 #: Distributions whose versions can change a video's bits.
 VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")
@@ -62,10 +62,11 @@ class ResultWriter:
         *,
         fence: Callable[[Sample], bool] = lambda _: True,
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        num_writers: int = 1,
         first_delay_s: float = FIRST_DELAY_S,
         file_timeout_s: float = FILE_TIMEOUT_S,
     ) -> None:
-        """Start the thread.
+        """Start the threads.
 
         Args:
             storage: for the files.
@@ -73,6 +74,7 @@ class ResultWriter:
             tracer: records spans.
             fence: decides right before files are published, and while the storage refuses, whether the job is wanted.
             mark: called with a job's id; returns a context for work that may crash the process.
+            num_writers: videos that are written at the same time. `fence` and `mark` are called from all threads.
             first_delay_s: seconds until the second attempt to use the storage.
             file_timeout_s: seconds that a storage which works otherwise may refuse the files of one video.
         """
@@ -89,8 +91,11 @@ class ResultWriter:
         self._here: list[str] = []
         #: How many more may wait.
         self._room = threading.Semaphore(MAX_WAITING)
-        self._thread = threading.Thread(target=self._run, name="write", daemon=True)
-        self._thread.start()
+        #: Reports are made one at a time.
+        self._reporting = threading.Lock()
+        self._threads = [threading.Thread(target=self._run, name="write", daemon=True) for _ in range(num_writers)]
+        for thread in self._threads:
+            thread.start()
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         """Queue frames (F, H, W, 3); blocks while too many videos wait."""
@@ -107,18 +112,25 @@ class ResultWriter:
     def release(self) -> None:
         """Make a waiting `deliver` return and start no further write; for a rank that stops."""
         self._retry.stop()
-        self._room.release()
-        self._waiting.put(None)
+        self._room.release(len(self._threads))
+        self._end()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the write in progress has ended; after `release` or `close`."""
-        self._thread.join(timeout_s)
+        """Wait until the writes in progress have ended; after `release` or `close`."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Wait until everything delivered is written and reported, or `release` is called."""
-        self._waiting.put(None)
-        while self._thread.is_alive() and not self._retry.stopped:
-            self._thread.join(0.5)
+        self._end()
+        for thread in self._threads:
+            while thread.is_alive() and not self._retry.stopped:
+                thread.join(0.5)
+
+    def _end(self) -> None:
+        for _ in self._threads:
+            self._waiting.put(None)
 
     def _run(self) -> None:
         while (delivery := self._waiting.get()) is not None and not self._retry.stopped:
@@ -144,7 +156,9 @@ class ResultWriter:
                 logger.exception("Writing the files of job %s failed.", sample.job_id)
                 failure = f"Its files could not be written: {type(error).__name__}: {error}"
             self._here.remove(sample.job_id)
-            delivery.report(Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure))
+            report = Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure)
+            with self._reporting:
+                delivery.report(report)
 
     def _log_unwanted(self, sample: Sample) -> None:
         logger.warning("Job %s was canceled or taken over; its files are dropped.", sample.job_id)
