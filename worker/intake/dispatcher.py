@@ -175,6 +175,8 @@ class Dispatcher:
             self._started_at[job_id] = time.monotonic()
         self._num_given += 1
         self.ready.put(request)
+        # The next round prepares the job that is next while the stage encodes this one.
+        self._wake.set()
 
     def _may_start(self, active: ActiveJob) -> bool:
         """Whether a taken job can be started; a suspect of a crash only while nothing else is in flight."""
