@@ -28,6 +28,9 @@ MAX_RETRIES: Final = 3
 POPPED: Final = "svdq:popped"
 #: Set of ids of jobs that are to stop although a group has them.
 CANCELED: Final = "svdq:canceled"
+#: Sorted set of ids of jobs that a user has stopped, by the second of Redis' clock at which they expire: RQ keeps them
+#: in the registry of failed ones, too large to be searched.
+STOPPED: Final = "svdq:stopped"
 #: Hash, job id -> JSON of `recovery.Crashes`: how often a job was being computed by a rank that died.
 CRASHES: Final = "svdq:crashes"
 #: Hash, worker name -> why that group takes no more jobs.

@@ -144,6 +144,8 @@ def _try_to_start(binary: Path, folder: Path, socket: Path) -> str:
         "save": "",
         # A full Redis refuses new jobs rather than dropping old ones.
         "maxmemory-policy": "noeviction",
+        # RQ keeps the result of each job in a stream, for which Redis allocates 4 KB by default.
+        "stream-node-max-bytes": "512",
     }
     arguments = [str(binary), *(word for name, value in options.items() for word in (f"--{name}", value))]
     with (folder / "alive.lock").open("a") as alive:

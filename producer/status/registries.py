@@ -16,11 +16,13 @@ from svdq.producer.keys import STATUSES
 from svdq.producer.queue import SvdqQueue, queues
 
 #: RQ keeps stopped jobs in the registry of failed ones; this finds the ids of the stopped ones, the newest first.
-#: KEYS: the registry. ARGV: start of the keys of jobs, least score.
+#: KEYS: the registry, svdq:stopped. ARGV: start of the keys of jobs, least score in the registry.
 _STOPPED = """
 local found = {}
-for _, id in ipairs(redis.call('zrevrangebyscore', KEYS[1], '+inf', ARGV[2])) do
-  if redis.pcall('hget', ARGV[1] .. id, 'status') == 'stopped' then
+for _, id in ipairs(redis.call('zrevrange', KEYS[2], 0, -1)) do
+  local score = redis.call('zscore', KEYS[1], id)
+  local is_late = score and (ARGV[2] == '-inf' or tonumber(score) >= tonumber(ARGV[2]))
+  if is_late and redis.pcall('hget', ARGV[1] .. id, 'status') == 'stopped' then
     found[#found + 1] = id
   end
 end
@@ -144,7 +146,7 @@ def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, i
 
 
 def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:
-    pipeline.eval(_STOPPED, 1, queue.failed_job_registry.key, Job.redis_job_namespace_prefix, since_score)
+    pipeline.eval(_STOPPED, 2, queue.failed_job_registry.key, keys.STOPPED, Job.redis_job_namespace_prefix, since_score)
 
 
 def _between(queue: SvdqQueue) -> str:

@@ -154,6 +154,7 @@ def test_stopped_jobs_are_neither_failed_nor_canceled(svdq: Cli, connection: red
     fail(failed)
     fail(stopped)
     stopped.set_status(JobStatus.STOPPED)
+    connection.zadd(keys.STOPPED, {stopped.id: 1e12, failed.id: 1e12})
     assert svdq("cancel", canceled.id).returncode == 0
     (counts,) = [
         queue for queue in json.loads(svdq("status", "--json").stdout)["queues"] if queue["name"] == "svdq-default"

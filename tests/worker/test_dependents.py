@@ -12,6 +12,7 @@ from svdq.producer import control
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, server_url
 from svdq.producer.settings import Settings
+from svdq.producer.status.registries import counts
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.recovery import Recovery
 
@@ -73,8 +74,10 @@ def test_a_canceled_or_stopped_parent_queues_nothing_until_it_is_retried(
     control.retry(connection, "parent")
     worker.stop(worker.pop())
     assert statuses(connection) == {"parent": "stopped", "child": "deferred", "heir": "deferred"}
+    assert (counts(connection)["svdq-default"]["stopped"], counts(connection)["svdq-default"]["failed"]) == (1, 0)
     assert worker.pop() is None
     control.retry(connection, "parent")
+    assert counts(connection)["svdq-default"]["stopped"] == 0
     worker.succeed(worker.pop(), {"outputs": []})
     assert rest(worker) == ["child", "heir"]
 

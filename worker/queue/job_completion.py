@@ -124,6 +124,12 @@ class CompletionWorker(RqWorker):
 
     def stop(self, active: ActiveJob) -> None:
         """End a job as stopped by the user."""
+        now_s = transitions.server_time(self.connection)
+        with self.connection.pipeline() as pipeline:
+            # Before the end, so that no kill leaves it out; ids of jobs in other states are skipped.
+            pipeline.zadd(keys.STOPPED, {active.rq_job.id: now_s + keys.FAILURE_TTL_S})
+            pipeline.zremrangebyscore(keys.STOPPED, "-inf", now_s)
+            pipeline.execute()
         self._stopped_job_id = active.rq_job.id
         self._end_failed(active, STOPPED)
 
