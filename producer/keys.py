@@ -35,6 +35,8 @@ STOPPED: Final = "svdq:stopped"
 CRASHES: Final = "svdq:crashes"
 #: Hash, worker name -> why that group takes no more jobs.
 PAUSES: Final = "svdq:pauses"
+#: Hash, job id -> `keep` or `reject`: what a person has decided about a finished video. It outlives the job.
+VERDICTS: Final = "svdq:verdicts"
 #: RQ's own: no worker takes jobs while it exists.
 SUSPENDED: Final = "rq:suspended"
 

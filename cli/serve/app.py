@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from svdq.cli.serve import api, page
+from svdq.cli.serve import api, live, page
 from svdq.cli.serve.access import Access
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.bodies import Bodies, Reader
@@ -51,4 +51,5 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     app.state.reader = Reader(settings.max_pixels)
     #: Videos that are being removed while nobody waits for it.
     app.state.removals = set()
+    app.state.page_states = live.shared_states(backend, app.state.snapshots)
     return app

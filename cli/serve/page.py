@@ -1,17 +1,31 @@
 """The views of the page."""
 
+import secrets
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
+from svdq.cli.serve import actions, live, review, spec
 from svdq.cli.serve.access import is_token, log_in
+from svdq.cli.serve.archive import zip_of
+from svdq.cli.serve.errors import ApiError, without_paths
+from svdq.cli.serve.form import fields
+from svdq.producer.status.status import view_many
+from svdq.producer.submitting.options import SEED_BITS
+from svdq.producer.submitting.sources import SUFFIXES
 
 FOLDER = Path(__file__).parent
 templates = Jinja2Templates(FOLDER / "templates")
+
+#: Largest number of videos in one action or zip.
+MAX_JOBS = 10_000
 
 
 def routes() -> list[BaseRoute]:
@@ -19,13 +33,20 @@ def routes() -> list[BaseRoute]:
     return [
         Route("/", index),
         Route("/login", login, methods=["GET", "POST"]),
+        Route("/page/events", live.events),
+        Route("/page/alive", live.alive),
+        Route("/page/estimate", estimate),
+        Route("/page/results", results),
+        Route("/page/actions", act, methods=["POST"]),
+        Route("/page/repeat", repeat, methods=["POST"]),
+        Route("/page/zip", download, methods=["GET", "POST"]),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
     ]
 
 
 async def index(request: Request) -> Response:
     """Show the page."""
-    return templates.TemplateResponse(request, "index.html")
+    return templates.TemplateResponse(request, "index.html", {"fields": fields(), "suffixes": sorted(SUFFIXES)})
 
 
 async def login(request: Request) -> Response:
@@ -43,3 +64,95 @@ async def login(request: Request) -> Response:
     return templates.TemplateResponse(
         request, "login.html", {"is_wrong": given is not None}, 200 if given is None else 401
     )
+
+
+async def estimate(request: Request) -> Response:
+    """Answer when videos would be done that are not queued yet."""
+    given = dict(request.query_params)
+    text = given.pop("num_videos", "1")
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 10):
+        raise ApiError(400, f"The number of videos {text[:80]!r} is not a whole number.", param="num_videos")
+    wanted = spec.read_spec(given)
+    snapshot = await request.app.state.snapshots.get(None)
+    found = spec.estimate_of(snapshot, wanted, int(text), datetime.now().astimezone())
+    return JSONResponse({"eta_s": found.eta_s, "reason": found.reason})
+
+
+async def results(request: Request) -> Response:
+    """List finished and failed videos, the newest first."""
+    backend = request.app.state.backend
+    show, before = (request.query_params.get(name, "") for name in ("show", "before"))
+    page = await backend.read(
+        lambda connection: review.read_page(connection, backend.settings, backend.storage, show or "open", before)
+    )
+    return JSONResponse(page)
+
+
+async def act(request: Request) -> Response:
+    """Do what a button says."""
+    backend = request.app.state.backend
+    body = await _read_json(request, ("action", "ids"))
+    action, job_ids = body.get("action"), body.get("ids", [])
+    if not isinstance(action, str) or not _are_ids(job_ids):
+        raise ApiError(400, "An action needs a name and a list of ids.", code="invalid_value")
+    problems = await backend.write(lambda connection: actions.act(connection, action, job_ids))
+    request.app.state.snapshots.forget()
+    request.app.state.page_states.forget()
+    return JSONResponse({"problems": [without_paths(sentence, backend.settings) for sentence in problems]})
+
+
+async def repeat(request: Request) -> Response:
+    """Make a video again, with another seed or with changed parameters."""
+    backend = request.app.state.backend
+    body = await _read_json(request, ("id", "changes"))
+    job_id, changes = body.get("id"), body.get("changes", {})
+    if not isinstance(job_id, str) or not isinstance(changes, dict) or not all(map(_is_text, changes.values())):
+        raise ApiError(400, "A repetition needs an id, and changes as text.", code="invalid_value")
+    enqueued = await backend.write(
+        lambda connection: actions.repeat(connection, backend.storage, job_id, changes, secrets.randbits(SEED_BITS))
+    )
+    status = enqueued.rq_job.get_status(refresh=False).value
+    return JSONResponse({"id": enqueued.rq_job.id, "is_new": enqueued.is_new, "status": status})
+
+
+async def download(request: Request) -> Response:
+    """Stream the files of videos as one zip."""
+    backend = request.app.state.backend
+    text = request.query_params.get("ids", "")
+    if request.method == "POST":
+        async with request.form(max_files=0, max_fields=1, max_part_size=MAX_JOBS * 64) as form:
+            text = str(form.get("ids", ""))
+    job_ids = [job_id for job_id in dict.fromkeys(text.split(",")) if job_id]
+    if not _are_ids(job_ids):
+        raise ApiError(400, f"Choose at most {MAX_JOBS:,} videos.", code="invalid_value")
+    jobs = await backend.read(lambda connection: view_many(connection, job_ids))
+    files = await backend.in_thread(lambda: review.files_of(backend.storage, jobs))
+    keys = [key for _, keys in files for key in keys]
+    if not keys:
+        raise ApiError(404, "There are no files of these videos; they were removed.", code="not_found")
+    now = datetime.now().astimezone()
+
+    def parts() -> Iterator[bytes]:
+        yield from zip_of(backend.storage, keys, now)
+
+    headers = {"Content-Disposition": f'attachment; filename="videos-{now:%Y-%m-%d-%H%M}.zip"'}
+    return StreamingResponse(parts(), media_type="application/zip", headers=headers)
+
+
+async def _read_json(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
+    """Read a JSON object with no other members."""
+    try:
+        body = await request.json()
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "The request is not JSON.", code="invalid_value") from error
+    if not isinstance(body, dict) or not set(body) <= set(names):
+        raise ApiError(400, f"The request must be an object with {' and '.join(names)}.", code="invalid_value")
+    return body
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_JOBS and all(map(_is_text, value))

@@ -1,7 +1,7 @@
 """Removes old files that are no longer needed: videos, unreferenced photos and unused checkpoints.
 
-Files of unfinished jobs are never removed. Only Redis has the list of those jobs, so a storage that several Redis
-servers share must not be pruned: each of them has only its own jobs.
+Files of unfinished jobs, and videos that a person has marked to keep, are never removed. Only Redis has the list of
+those jobs, so a storage that several Redis servers share must not be pruned: each of them has only its own jobs.
 """
 
 import re
@@ -18,6 +18,7 @@ from rq.utils import as_text
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import INPUT_KEY
 from svdq.producer.queue import ENDED, fetch, read_job, statuses
+from svdq.producer.results import verdicts
 from svdq.producer.results.provenance import MAX_SIDECAR_BYTES
 from svdq.producer.results.results import OUTPUTS, Result, read_results
 from svdq.producer.status.registries import scan_ids
@@ -99,9 +100,8 @@ def find_removals(
     # Read after the photos: later submissions have photos that are too young to be in the list.
     jobs = _read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
-    removals = [
-        removal for removal in _videos(storage, outputs, results, cutoff) if removal.job_id not in jobs.unfinished
-    ]
+    in_use = jobs.unfinished | verdicts.kept(connection)
+    removals = [removal for removal in _videos(storage, outputs, results, cutoff) if removal.job_id not in in_use]
     removals += _unfinished_videos(storage, outputs, jobs.ended, min(cutoff, now - KEEP_UNFINISHED))
     gone = {key for removal in removals for key in removal.keys}
     if inputs:

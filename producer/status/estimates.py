@@ -18,6 +18,9 @@ from svdq.producer.status.status import JobView
 
 Parameters = Mapping[str, Any]
 
+#: Largest number of jobs in the sample for those that are asked about; more would not change a mean.
+MAX_ADDED = 1000
+
 NO_WORKER = "No worker is running."
 STARTING = "A worker is starting."
 PAUSED = "Jobs are not taken."
@@ -116,6 +119,13 @@ def estimate_all(
     begun_s = sum(end.eta_s or 0.0 for end in ends) / num_ranks
     total_s = begun_s + waiting.num_jobs * interval_s
     return Estimate(eta_s=max(total_s, alone_s, *(end.eta_s or 0.0 for end in ends)))
+
+
+def with_more(waiting: Waiting, parameters: Parameters, num_jobs: int) -> Waiting:
+    """Return what would wait after more jobs with the same parameters; the sample keeps its proportions."""
+    share = len(waiting.sample) / waiting.num_jobs if waiting.num_jobs else 0.0
+    num_sampled = min(max(1, round(num_jobs * share)), MAX_ADDED)
+    return Waiting(num_jobs=waiting.num_jobs + num_jobs, sample=[*waiting.sample, *[parameters] * num_sampled])
 
 
 def videos_per_s(groups: Sequence[GroupStatus]) -> float:

@@ -110,6 +110,41 @@ def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[st
     return list(dict.fromkeys(entry.decode(errors="backslashreplace").partition(":")[0] for entry in entries))
 
 
+def ended_before(
+    connection: redis.Redis, statuses: Sequence[str], limit: int, before: tuple[int, str] | None = None
+) -> list[tuple[int, str]]:
+    """Return the jobs that ended last, the newest first: when, in seconds since the epoch, and their ids.
+
+    The cost depends on the limit, not on the number of kept jobs. Stopped jobs count as failed, as in RQ.
+
+    Args:
+        connection: to Redis.
+        statuses: `finished`, `failed` or both.
+        limit: number of jobs at most.
+        before: an entry of the result; only jobs after it in this order are returned.
+    """
+    ttls_s = {"finished": keys.RESULT_TTL_S, "failed": keys.FAILURE_TTL_S}
+    found: list[tuple[int, str]] = []
+    with connection.pipeline(transaction=False) as pipeline:
+        for status in statuses:
+            for queue in queues(connection):
+                key, ttl_s = _registries(queue)[status].key, ttls_s[status]
+                newest = "+inf" if before is None else before[0] + ttl_s
+                # Those of the same second are sorted by id, so all of them are needed.
+                if before is not None:
+                    pipeline.zrangebyscore(key, newest, newest, withscores=True)
+                pipeline.zrevrangebyscore(
+                    key, f"({newest}" if before else newest, "-inf", start=0, num=limit, withscores=True
+                )
+        answers = pipeline.execute()
+    per_status = len(answers) // max(1, len(statuses))
+    for number, answer in enumerate(answers):
+        ttl_s = ttls_s[statuses[number // per_status]]
+        found += [(int(score) - ttl_s, job_id.decode(errors="backslashreplace")) for job_id, score in answer]
+    found.sort(reverse=True)
+    return [entry for entry in found if before is None or entry < before][:limit]
+
+
 def scan_ids(connection: redis.Redis) -> Iterator[bytes]:
     """Find all jobs there are, whatever queue or registry they are on their way to."""
     prefix = Job.redis_job_namespace_prefix.encode()

@@ -60,6 +60,8 @@ class Snapshot:
     names: Mapping[str, str]
     #: When jobs in flight will be done, by job id.
     estimates: Mapping[str, Estimate]
+    #: The jobs that wait.
+    waiting: Waiting
     #: Why no jobs are taken, a sentence for each reason.
     pauses: tuple[str, ...]
     #: Number of jobs that ended in the last hour.
@@ -69,6 +71,11 @@ class Snapshot:
     videos_per_hour: float | None
     #: When all queued and started jobs will be done.
     estimate: Estimate
+
+    @property
+    def no_group(self) -> str:
+        """Why there may be no group, as a sentence."""
+        return STARTING if self.worker_state == "starting" else NO_WORKER
 
     def jobs_of(self, group: GroupStatus) -> list[JobView]:
         """Return the jobs in flight in a group, the longest in flight first."""
@@ -128,6 +135,7 @@ def take(connection: redis.Redis) -> Snapshot:
         jobs=tuple(jobs),
         names={view.id: view.name for view in known},
         estimates=estimate_jobs(jobs, waiting, groups, reasons, no_group),
+        waiting=waiting,
         pauses=tuple(reasons),
         finished_last_hour=num_finished,
         failed_last_hour=num_failed,

@@ -1,0 +1,127 @@
+"""The form of the page: the fields of the job model with their defaults, limits and descriptions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from svdq.producer.job import VIDEO_FIELDS, Job
+
+#: Words for a photographer; other parameters show their name without underscores.
+LABELS: Mapping[str, str] = {
+    "prompt": "Prompt",
+    "negative_prompt": "What to avoid",
+    "width": "Width",
+    "height": "Height",
+    "fps": "Frames a second",
+    "motion_bucket_id": "Motion",
+    "noise_aug_strength": "Noise",
+    "min_guidance_scale": "Guidance, first frame",
+    "max_guidance_scale": "Guidance, last frame",
+    "decode_chunk_size": "Frames decoded at a time",
+    "formats": "File type",
+    "fit": "Photos of another shape",
+    "size": "Size",
+}
+#: Shown first; the others are below "More settings".
+MAIN = ("prompt", "width", "height", "frames", "motion_bucket_id", "formats")
+#: Descriptions of at most this many words say no more than the label.
+NUM_PLAIN_WORDS = 3
+#: Limits from here on are shown to nobody.
+_ENDLESS = 1e12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One parameter in the form."""
+
+    #: Name of the parameter, its label and what it means.
+    name: str
+    label: str
+    hint: str
+    #: `number`, `text`, `choice` or `checks`.
+    kind: str
+    #: As text; formats are separated by spaces; "" leaves it to the model.
+    default: str
+    #: Shown while there is no value.
+    placeholder: str = ""
+    #: Limits of a number and its step; `high` is the longest length of a text.
+    low: str = ""
+    high: str = ""
+    step: str = "any"
+    choices: tuple[str, ...] = ()
+    #: Whether it is shown at first.
+    is_main: bool = False
+
+
+def fields() -> list[Field]:
+    """Return the fields of all parameters of a video, the main ones first."""
+    found = [_field(name, Job.model_fields[name]) for name in VIDEO_FIELDS]
+    return sorted(found, key=lambda field: MAIN.index(field.name) if field.is_main else len(MAIN))
+
+
+def label_of(name: str) -> str:
+    """Return the words for a parameter."""
+    return LABELS.get(name) or name.replace("_", " ").capitalize()
+
+
+def _field(name: str, info: FieldInfo) -> Field:
+    kind, choices, number = _kind(info.annotation)
+    default = "" if info.is_required() or info.default is None else info.default
+    if isinstance(default, tuple):
+        default = " ".join(default)
+    limits = _limits(info, number)
+    label = label_of(name)
+    hint = info.description or ""
+    return Field(
+        name=name,
+        label=label,
+        hint=hint if len(hint.split()) > NUM_PLAIN_WORDS else "",
+        kind=kind,
+        default=str(default),
+        placeholder="random" if info.is_required() else "automatic" if default == "" and number else "",
+        choices=choices,
+        is_main=name in MAIN,
+        **limits,
+    )
+
+
+def _kind(annotation: Any) -> tuple[str, tuple[str, ...], type | None]:
+    """Return the kind of a field, its choices, and the type of its number."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return _kind(next(each for each in arguments if each is not type(None)))
+    if origin is Literal:
+        return "choice", arguments, None
+    if origin is tuple:
+        return "checks", get_args(arguments[0]), None
+    return ("number", (), annotation) if annotation in (int, float) else ("text", (), None)
+
+
+def _limits(info: FieldInfo, number: type | None) -> dict[str, str]:
+    rules = _rules(info)
+    if number is None:
+        return {"high": str(rules.get("max_length", ""))}
+    low, high = rules.get("ge"), rules.get("le")
+    step = rules.get("multiple_of") or (1 if number is int else "any")
+    return {
+        "low": "" if low is None else f"{low:g}",
+        "high": "" if high is None or high > _ENDLESS else f"{high:g}",
+        "step": str(step),
+    }
+
+
+def _rules(info: FieldInfo) -> dict[str, Any]:
+    """Read the limits of a field, also those of the members of its union."""
+    found: dict[str, Any] = {}
+    metadata = list(info.metadata)
+    for member in get_args(info.annotation):
+        metadata += getattr(member, "__metadata__", ())
+    for entry in metadata:
+        for rule in getattr(entry, "metadata", None) or [entry]:
+            for name in ("ge", "le", "multiple_of", "max_length"):
+                if getattr(rule, name, None) is not None:
+                    found[name] = getattr(rule, name)
+    return found

@@ -1,0 +1,185 @@
+"""The state that the page shows under "Now", as one JSON object a second."""
+
+import json
+import shutil
+from typing import Any
+
+import redis
+from rq.job import JobStatus
+
+from svdq.cli.formatting import condition_reason
+from svdq.cli.serve.errors import without_paths
+from svdq.cli.view import position_of
+from svdq.producer.keys import STATUSES
+from svdq.producer.queue import queues
+from svdq.producer.settings import Settings
+from svdq.producer.status.estimates import Estimate, Waiting, estimate_jobs
+from svdq.producer.status.ranks import GroupStatus, RankStatus
+from svdq.producer.status.registries import ended_before
+from svdq.producer.status.snapshot import Snapshot
+from svdq.producer.status.status import JobView, view_many
+from svdq.producer.storage.storage import Storage
+from svdq.producer.timeparse import iso_of, rfc3339
+
+#: Number of waiting videos shown, and of scheduled ones.
+MAX_ROWS = 100
+#: Bytes free on the disk below which the page warns.
+LOW_DISK_BYTES = 2_000_000_000
+
+
+def read_state(connection: redis.Redis, settings: Settings, storage: Storage, snapshot: Snapshot) -> str:
+    """Read the rows of what waits, and return the whole state as JSON text."""
+    counts = {status: sum(queue[status] for queue in snapshot.queues.values()) for status in STATUSES}
+    queued, num_ahead = _first_queued(connection)
+    later = _first_scheduled(connection, MAX_ROWS - len(queued))
+    waiting = view_many(connection, [*queued, *later])
+    places = Waiting(num_jobs=snapshot.waiting.num_jobs, sample=snapshot.waiting.sample, num_ahead=num_ahead)
+    estimates = estimate_jobs(waiting, places, snapshot.groups, snapshot.pauses, snapshot.no_group)
+    rows = [_started(snapshot, job) for job in snapshot.jobs]
+    rows += [
+        _waiting(job, estimates.get(job.id, Estimate()))
+        for job in waiting
+        if job.status in ("queued", "scheduled", "deferred")
+    ]
+    num_waiting = counts["queued"] + counts["scheduled"] + counts["deferred"]
+    newest = ended_before(connection, ("finished", "failed"), 1)
+    state = {
+        "at": iso_of(snapshot.at),
+        "outage": "",
+        "paused": any(reason.startswith("Paused:") for reason in snapshot.pauses),
+        "warnings": [without_paths(sentence, settings) for sentence in _warnings(snapshot, num_waiting, storage)],
+        "videos_per_hour": snapshot.videos_per_hour,
+        "eta_s": snapshot.estimate.eta_s,
+        "eta_reason": snapshot.estimate.reason,
+        "counts": counts,
+        "finished_last_hour": snapshot.finished_last_hour,
+        "failed_last_hour": snapshot.failed_last_hour,
+        "disk": _disk(storage),
+        "groups": [_group(group, snapshot) for group in snapshot.groups],
+        "rows": rows,
+        "num_more": max(0, num_waiting + counts["started"] - len(rows)),
+        "latest": f"{newest[0][0]}:{newest[0][1]}:{counts['finished']}:{counts['failed']}" if newest else "",
+    }
+    return json.dumps(state, separators=(",", ":"))
+
+
+def outage(sentence: str) -> str:
+    """Return the state while Redis is away."""
+    return json.dumps({"outage": sentence})
+
+
+def _first_queued(connection: redis.Redis) -> tuple[list[str], dict[str, int]]:
+    """Return the ids of the videos that are made next, and the number before each."""
+    with connection.pipeline(transaction=False) as pipeline:
+        for queue in queues(connection):
+            pipeline.lrange(queue.key, 0, MAX_ROWS - 1)
+            pipeline.llen(queue.key)
+        answers = pipeline.execute()
+    num_ahead: dict[str, int] = {}
+    begin = 0
+    for members, length in zip(answers[::2], answers[1::2], strict=True):
+        for place, member in enumerate(members):
+            num_ahead.setdefault(member.decode(errors="backslashreplace"), begin + place)
+        begin += length
+    return list(num_ahead)[:MAX_ROWS], num_ahead
+
+
+def _first_scheduled(connection: redis.Redis, limit: int) -> list[str]:
+    if limit <= 0:
+        return []
+    with connection.pipeline(transaction=False) as pipeline:
+        for queue in queues(connection):
+            pipeline.zrange(queue.scheduled_job_registry.key, 0, limit - 1, withscores=True)
+        for queue in queues(connection):
+            pipeline.zrange(queue.deferred_job_registry.key, 0, limit - 1, withscores=True)
+        answers = pipeline.execute()
+    half = len(answers) // 2
+    scheduled = sorted((score, member) for answer in answers[:half] for member, score in answer)
+    deferred = sorted((score, member) for answer in answers[half:] for member, score in answer)
+    return [member.decode(errors="backslashreplace") for _, member in [*scheduled, *deferred][:limit]]
+
+
+def _started(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
+    estimate = snapshot.estimates.get(job.id, Estimate())
+    group = next((group for group in snapshot.groups if group.has(job.id, job.worker)), None)
+    state = position_of(job, group)[1] if group and job.is_readable else "its worker does not answer"
+    return _row(job, "waits for the disk" if estimate.condition else state, estimate)
+
+
+def _waiting(job: JobView, estimate: Estimate) -> dict[str, Any]:
+    state = {"scheduled": "waits for its time", "deferred": "waits for others"}.get(job.status, "")
+    if estimate.num_ahead is not None:
+        state = "next" if estimate.num_ahead == 0 else f"{estimate.num_ahead:,} before it"
+    return _row(job, state, estimate)
+
+
+def _row(job: JobView, state: str, estimate: Estimate) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "name": job.name,
+        "status": job.status,
+        "state": state,
+        "step": job.step,
+        "steps": job.steps,
+        "eta_s": None if estimate.eta_s is None else round(estimate.eta_s, 1),
+        "scheduled_at": rfc3339(job.scheduled_at) if job.scheduled_at else None,
+    }
+
+
+def _group(group: GroupStatus, snapshot: Snapshot) -> dict[str, Any]:
+    first, intake = group.ranks[0], group.intake
+    ranks = {rank.rank: rank for rank in group.ranks}
+    return {
+        "host": first.host,
+        "model": first.model.rstrip("/").rpartition("/")[2],
+        "notice": first.notice,
+        "pace_s": intake.pace_s if intake else None,
+        "is_draining": bool(intake and intake.draining),
+        "ranks": [_rank(number, ranks.get(number), snapshot) for number in range(first.num_ranks)],
+    }
+
+
+def _rank(number: int, rank: RankStatus | None, snapshot: Snapshot) -> dict[str, Any]:
+    if rank is None:
+        return {"name": f"Rank {number}", "job": "does not answer", "step": "", "busy": None}
+    device = rank.device.upper().replace("CUDA:", "GPU ")
+    job, step = "idle", ""
+    if rank.job_id is not None:
+        job = snapshot.names.get(rank.job_id, rank.job_id)
+        step = "decoding" if rank.activity == "decoding" else f"step {rank.step} of {rank.steps}"
+    elif rank.activity == "waiting":
+        job = "waits for the disk"
+    return {"name": f"Rank {number}, {device}", "job": job, "step": step, "busy": round(rank.busy_share * 100)}
+
+
+def _warnings(snapshot: Snapshot, num_waiting: int, storage: Storage) -> list[str]:
+    sentences = []
+    for reason in snapshot.pauses:
+        if reason.startswith("Paused:"):
+            sentences.append("Paused: no new videos are started until you press Resume.")
+        else:
+            sentences.append(reason.replace("run `svdq resume`", "press Resume").replace("PAUSED", "Paused:", 1))
+    if not snapshot.groups and snapshot.worker_state == "starting":
+        sentences.append("A worker is starting.")
+    elif snapshot.worker_state == "none" and num_waiting:
+        sentences.append("No worker is running, so the videos wait. Start one with `svdq worker`.")
+    for rank, condition in snapshot.conditions:
+        sentences.append(f"{condition.effect} on {rank.host}: {condition_reason(condition)}")
+    disk = _disk(storage)
+    if disk and disk["free"] < LOW_DISK_BYTES:
+        sentences.append(
+            f"The disk is nearly full: {disk['free'] / 1e9:.1f} GB are free. Remove old videos with `svdq prune`."
+        )
+    lost = [job for job in snapshot.jobs_without_group if job.status == JobStatus.STARTED.value]
+    if lost and snapshot.worker_state != "none":
+        sentences.append("A worker does not answer; its videos go on as soon as another takes them.")
+    return sentences
+
+
+def _disk(storage: Storage) -> dict[str, int] | None:
+    """Return the free and all bytes of the disk of a local storage."""
+    if storage.folder is None:
+        return None
+    folder = next(folder for folder in (storage.folder, *storage.folder.parents) if folder.exists())
+    usage = shutil.disk_usage(folder)
+    return {"free": usage.free, "total": usage.total}

@@ -1,0 +1,174 @@
+"""The finished and failed videos as the page lists them, the newest first, with what was decided about each."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Any, get_args
+
+import redis
+
+from svdq.cli.serve.errors import without_paths
+from svdq.pipeline.errors import InputError
+from svdq.producer.job import VIDEO_FIELDS
+from svdq.producer.results import verdicts
+from svdq.producer.settings import Settings
+from svdq.producer.status.registries import ended_before
+from svdq.producer.status.status import JobView, view_many
+from svdq.producer.storage.storage import Storage
+from svdq.producer.timeparse import rfc3339
+
+#: Videos on a page of the list, and jobs looked at for it: a filter that fits few gets its page in parts.
+PAGE_SIZE = 48
+MAX_SCANNED = 5000
+#: Jobs read at a time.
+CHUNK = 200
+
+#: The filters of the page: the statuses of each.
+FILTERS: dict[str, tuple[str, ...]] = {
+    "open": ("finished", "failed"),
+    "new": ("finished",),
+    "keep": ("finished",),
+    "reject": ("finished",),
+    "failed": ("failed",),
+}
+#: Formats that a browser plays, the best first.
+_PLAYED = ("mp4", "webp", "gif")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reviewed:
+    """One video of the list."""
+
+    id: str
+    name: str
+    #: `finished` or `failed`.
+    status: str
+    #: Format that is shown: mp4, webp, gif or png.
+    kind: str
+    #: Whether its files are in the storage.
+    is_there: bool
+    #: `keep`, `reject` or "".
+    mark: str
+    seed: int | None
+    #: Such as 1024x576.
+    size: str
+    notice: str
+    model: str
+    error: str | None
+    ended_at: str | None
+    duration_s: float | None
+    #: Key of its photo, which groups the videos of a photo, and the photo's name.
+    photo: str
+    photo_name: str
+    parameters: dict[str, Any]
+
+
+def read_page(connection: redis.Redis, settings: Settings, storage: Storage, show: str, before: str) -> dict[str, Any]:
+    """Return a page of the list and the cursor of the next one, which is None at the end.
+
+    Args:
+        connection: to Redis.
+        settings: of this process.
+        storage: with the videos.
+        show: one of `FILTERS`.
+        before: a cursor, "" for the first page.
+
+    Raises:
+        InputError: the filter or the cursor is not allowed.
+    """
+    if show not in FILTERS:
+        raise InputError(f"There is no filter {show[:80]!r}; choose one of {', '.join(FILTERS)}.")
+    found: list[Reviewed] = []
+    cursor = _parse_cursor(before)
+    for _ in range(MAX_SCANNED // CHUNK):
+        entries = ended_before(connection, FILTERS[show], CHUNK, cursor)
+        marks = dict(zip(entries, verdicts.read(connection, [job_id for _, job_id in entries]), strict=True))
+        wanted = [entry for entry in entries if _fits(show, marks[entry])][: PAGE_SIZE - len(found)]
+        views = {job.id: job for job in view_many(connection, [job_id for _, job_id in wanted])}
+        found += [
+            _reviewed(views[entry[1]], marks[entry] or "", settings, storage)
+            for entry in wanted
+            if entry[1] in views and views[entry[1]].status in FILTERS[show]
+        ]
+        if len(found) == PAGE_SIZE:
+            cursor = wanted[-1]
+            break
+        if len(entries) < CHUNK:
+            cursor = None
+            break
+        cursor = entries[-1]
+    return {"results": [asdict(each) for each in found], "next": f"{cursor[0]}:{cursor[1]}" if cursor else None}
+
+
+def files_of(storage: Storage, jobs: Sequence[JobView]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the finished jobs' ids, each with the storage keys of its files; frames are single files."""
+    found = []
+    for job in jobs:
+        keys: list[str] = []
+        for location in job.outputs:
+            suffix = _suffix(job, location)
+            key = _stem(job) + suffix
+            keys += [key] if suffix else sorted(f"{key}/{name}" for name in storage.names(key))
+        found.append((job.id, tuple(key for key in keys if storage.exists(key))))
+    return found
+
+
+def _fits(show: str, mark: verdicts.Verdict | None) -> bool:
+    match show:
+        case "open":
+            return mark != "reject"
+        case "new":
+            return mark is None
+        case "failed":
+            return True
+    return mark == show
+
+
+def _parse_cursor(text: str) -> tuple[int, str] | None:
+    if not text:
+        return None
+    seconds, colon, job_id = text.partition(":")
+    if not colon or not (seconds.isascii() and seconds.isdecimal() and len(seconds) < 15):
+        raise InputError(f"The cursor {text[:80]!r} is not one that this list has given; start again without it.")
+    return int(seconds), job_id
+
+
+def _reviewed(job: JobView, mark: str, settings: Settings, storage: Storage) -> Reviewed:
+    parameters = job.parameters
+    width, height = parameters.get("width"), parameters.get("height")
+    words = [_suffix(job, location).lstrip(".") or "png" for location in job.outputs]
+    kind = next((word for word in _PLAYED if word in words), "png")
+    seed = parameters.get("seed")
+    return Reviewed(
+        id=job.id,
+        name=job.name,
+        status=job.status if job.is_readable else "failed",
+        kind=kind,
+        is_there=bool(job.outputs) and _is_there(storage, job, kind),
+        mark=mark if mark in get_args(verdicts.Verdict) else "",
+        seed=seed if isinstance(seed, int) else None,
+        size=f"{width}x{height}" if width and height else "",
+        notice=job.notice,
+        model=job.model.rstrip("/").rpartition("/")[2],
+        error=without_paths(job.error, settings) if job.error else None,
+        ended_at=rfc3339(job.ended_at) if job.ended_at else None,
+        duration_s=job.duration_s,
+        photo=str(parameters.get("image", "")),
+        photo_name=PurePosixPath(job.photo.replace("\\", "/")).name or job.name,
+        parameters={name: parameters[name] for name in VIDEO_FIELDS if name in parameters},
+    )
+
+
+def _is_there(storage: Storage, job: JobView, kind: str) -> bool:
+    """Return whether a video is in a local storage; a remote one is not asked about each video."""
+    return storage.folder is None or storage.exists(_stem(job) + ("" if kind == "png" else f".{kind}"))
+
+
+def _stem(job: JobView) -> str:
+    return "/".join(filter(None, ("outputs", str(job.parameters.get("folder", "")), f"{job.name}-{job.id}")))
+
+
+def _suffix(job: JobView, location: str) -> str:
+    """Return the suffix of one of a job's files; a folder of frames has none, although its name may have dots."""
+    location = location.rstrip("/")
+    return "" if location.endswith(f"-{job.id}") else f".{location.rpartition('.')[2]}"

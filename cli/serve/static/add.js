@@ -1,0 +1,199 @@
+// The section Add: photos, their settings, and the upload, three photos at a time.
+import { act, byId, copy, run, sentenceOf, setText, UNREACHABLE } from "./dom.js";
+import { ofDrop, ofFolder } from "./files.js";
+import { bytes, count } from "./format.js";
+import * as form from "./form.js";
+
+const AT_ONCE = 3;
+
+//: Each: file, folder, state, settings, loaded, reason, ids, request, root, parts.
+// States: chosen, waiting, sending, done, refused (the server says why), failed (try again).
+let photos = [];
+const ofState = (...states) => photos.filter((photo) => states.includes(photo.state));
+let numOthers = 0;
+
+export function start() {
+  byId("choose-photos").addEventListener("click", () => byId("photos").click());
+  byId("choose-folder").addEventListener("click", () => byId("folder-of-photos").click());
+  byId("photos").addEventListener("change", (event) => {
+    add([...event.target.files].map((file) => ({ file, folder: "" })));
+    event.target.value = "";
+  });
+  byId("folder-of-photos").addEventListener("change", (event) => {
+    const found = ofFolder(event.target.files);
+    add(found.photos, found.numOthers);
+    event.target.value = "";
+  });
+  startDrop();
+  addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (files.length) add(files.map((file) => ({ file, folder: "" })));
+  });
+  form.start(() => form.plan(ofState("chosen").length));
+  byId("add-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const chosen = ofState("chosen");
+    if (!chosen.length || !form.check()) return;
+    const settings = form.settings();
+    chosen.forEach((photo) => set(photo, "waiting", { settings }));
+    pump();
+  });
+  byId("retry-uploads").addEventListener("click", retry);
+  byId("cancel-uploads").addEventListener("click", () => {
+    ofState("waiting").forEach((photo) => set(photo, "chosen"));
+    ofState("sending").forEach((photo) => { photo.request.abort(); set(photo, "chosen"); });
+    show();
+  });
+  byId("undo-uploads").addEventListener("click", (event) => {
+    const ids = ofState("done").flatMap((photo) => photo.newIds);
+    run(event.target, byId("add-problem"), async () => {
+      const problem = await act("cancel", ids);
+      ofState("done").forEach((photo) => { photo.newIds = []; set(photo, "done", { reason: "canceled" }); });
+      show();
+      return problem;
+    });
+  });
+  byId("clear-uploads").addEventListener("click", () => {
+    drop(ofState("chosen", "done", "refused", "failed"));
+    numOthers = 0;
+    show();
+    byId("choose-photos").focus();
+  });
+  addEventListener("beforeunload", (event) => { if (ofState("waiting", "sending").length) event.preventDefault(); });
+}
+
+/** Send again what failed because the server could not be reached. */
+export function retry() {
+  ofState("failed").forEach((photo) => set(photo, "waiting"));
+  pump();
+}
+
+function startDrop() {
+  let depth = 0;
+  const hasFiles = (event) => [...event.dataTransfer.types].includes("Files");
+  addEventListener("dragenter", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    depth += 1;
+    byId("overlay").hidden = false;
+  });
+  addEventListener("dragover", (event) => { if (hasFiles(event)) event.preventDefault(); });
+  addEventListener("dragleave", () => {
+    depth = Math.max(0, depth - 1);
+    byId("overlay").hidden = depth === 0;
+  });
+  addEventListener("drop", async (event) => {
+    depth = 0;
+    byId("overlay").hidden = true;
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    document.querySelectorAll("dialog[open]").forEach((dialog) => dialog.close());
+    const found = await ofDrop(event.dataTransfer);
+    add(found.photos, found.numOthers);
+    byId("add").scrollIntoView();
+  });
+}
+
+function add(found, others = 0) {
+  const key = ({ file, folder }) => `${folder}/${file.name} ${file.size} ${file.lastModified}`;
+  const known = new Set(ofState("chosen", "waiting", "sending").map(key));
+  const fresh = [];
+  for (const { file, folder } of found.filter((photo) => !known.has(key(photo)))) {
+    const photo = { file, folder, ...copy("upload-template"), newIds: [] };
+    setText(photo.parts.name, folder ? `${folder}/${file.name}` : file.name);
+    photo.parts.remove.setAttribute("aria-label", `Remove ${file.name}`);
+    photo.parts.remove.addEventListener("click", () => { drop([photo]); show(); byId("upload-list").focus(); });
+    set(photo, "chosen");
+    fresh.push(photo);
+  }
+  photos.push(...fresh);
+  byId("upload-list").append(...fresh.map((photo) => photo.root));
+  numOthers += others;
+  show();
+}
+
+function drop(gone) {
+  gone.forEach((photo) => photo.root.remove());
+  photos = photos.filter((photo) => !gone.includes(photo));
+}
+
+function set(photo, state, more = {}) {
+  Object.assign(photo, { state, reason: "", loaded: 0 }, more);
+  photo.root.className = `is-${state}`;
+  photo.parts.remove.hidden = !["chosen", "refused", "failed"].includes(state);
+  const words = { chosen: bytes(photo.file.size), waiting: "waits", sending: "uploading", done: photo.reason };
+  setText(photo.parts.state, words[state] ?? photo.reason);
+}
+
+/** Send the next photos. */
+function pump() {
+  for (const photo of ofState("waiting").slice(0, AT_ONCE - ofState("sending").length)) send(photo);
+  show();
+}
+
+function send(photo) {
+  const body = new FormData();
+  const folder = [photo.settings.folder, photo.folder].filter(Boolean).join("/");
+  for (const [name, value] of Object.entries({ ...photo.settings, folder })) if (value) body.append(name, value);
+  // Last: the server reads the settings before the photo.
+  body.append("photo", photo.file, photo.file.name);
+  const request = new XMLHttpRequest();
+  request.open("POST", "/page/photos");
+  request.upload.onprogress = (event) => {
+    photo.loaded = event.lengthComputable ? event.loaded / event.total : 0;
+    setText(photo.parts.state, photo.loaded < 1 ? `${Math.floor(photo.loaded * 100)} %` : "is being checked");
+    showProgress();
+  };
+  request.onerror = () => { set(photo, "failed", { reason: UNREACHABLE }); pump(); };
+  request.onload = () => {
+    if (request.status === 200) {
+      const jobs = JSON.parse(request.responseText).jobs;
+      const fresh = jobs.filter((job) => job.is_new);
+      set(photo, "done", {
+        newIds: fresh.map((job) => job.id),
+        reason: fresh.length ? (photo.settings.at ? "scheduled" : "queued") : `exists already, ${jobs[0].status}`,
+      });
+    } else {
+      if (request.status === 401) location.reload();
+      const isOurs = request.status >= 400 && request.status < 500 && ![408, 429].includes(request.status);
+      set(photo, isOurs ? "refused" : "failed", { reason: sentenceOf(request.status, request.responseText) });
+    }
+    pump();
+  };
+  set(photo, "sending", { request });
+  request.send(body);
+}
+
+function showProgress() {
+  const active = photos.filter((photo) => photo.settings);
+  const done = active.reduce((sum, photo) => sum + (photo.state === "sending" ? photo.loaded * 0.95 : photo.state === "waiting" ? 0 : 1), 0);
+  const bar = byId("upload-progress");
+  bar.hidden = !ofState("waiting", "sending").length;
+  bar.max = Math.max(1, active.length);
+  bar.value = done;
+}
+
+function show() {
+  const number = Object.fromEntries(["chosen", "waiting", "sending", "done", "refused", "failed"].map((state) => [state, ofState(state).length]));
+  byId("uploads").hidden = !photos.length && !numOthers;
+  const words = [
+    number.chosen && `${count(number.chosen, "photo")} chosen`,
+    number.waiting + number.sending && `${(number.waiting + number.sending).toLocaleString()} to upload`,
+    number.done && `${number.done.toLocaleString()} uploaded`,
+    number.refused && `${number.refused.toLocaleString()} refused`,
+    number.failed && `${number.failed.toLocaleString()} failed`,
+    numOthers && `${count(numOthers, "other file")} left out`,
+  ].filter(Boolean);
+  setText(byId("upload-summary"), `${words.join(", ")}.`);
+  const numNew = ofState("done").reduce((sum, photo) => sum + photo.newIds.length, 0);
+  const isBusy = number.waiting + number.sending > 0;
+  byId("retry-uploads").hidden = !number.failed;
+  setText(byId("retry-uploads"), `Try again (${number.failed.toLocaleString()})`);
+  byId("cancel-uploads").hidden = !isBusy;
+  byId("undo-uploads").hidden = isBusy || !numNew;
+  setText(byId("undo-uploads"), `Cancel these ${count(numNew, "video")}`);
+  byId("clear-uploads").hidden = isBusy;
+  byId("make").disabled = !number.chosen;
+  showProgress();
+  form.plan(number.chosen);
+}

@@ -1,0 +1,72 @@
+// Small helpers for elements and requests.
+
+export const byId = (id) => document.getElementById(id);
+
+/** Copy a <template>; returns the element and its parts by their data-part. */
+export function copy(templateId) {
+  const root = byId(templateId).content.firstElementChild.cloneNode(true);
+  const parts = {};
+  root.querySelectorAll("[data-part]").forEach((part) => { parts[part.dataset.part] = part; });
+  return { root, parts };
+}
+
+/** Set a text only if it differs, so that screen readers and selections are left alone. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** An error whose message is a sentence for the user; `status` is 0 when the server cannot be reached. */
+export class RequestError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const UNREACHABLE = "svdq cannot be reached.";
+
+export function sentenceOf(status, text) {
+  try {
+    return JSON.parse(text).error.message;
+  } catch {
+    return `svdq answered with the error ${status}.`;
+  }
+}
+
+/** Send a request, with a JSON body if one is given, and return the JSON answer. */
+export async function request(method, url, body, options = {}) {
+  const headers = { Accept: "application/json" };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new RequestError(UNREACHABLE, 0);
+  }
+  if (response.status === 401) location.reload(); // the cookie has expired: show the way in
+  if (!response.ok) throw new RequestError(sentenceOf(response.status, await response.text()), response.status);
+  return response.json();
+}
+
+/** Do an action on jobs; returns a sentence about those it could not be done on, or "". */
+export async function act(action, ids = []) {
+  const answer = await request("POST", "/page/actions", { action, ids });
+  const [first, ...others] = answer.problems;
+  if (!first) return "";
+  return others.length ? `${first} (and ${others.length.toLocaleString()} more)` : first;
+}
+
+/** Run an action of a button, once at a time, and show what went wrong. A disabled button would lose the focus. */
+export async function run(button, problem, work) {
+  if (button?.ariaBusy === "true") return;
+  setText(problem, "");
+  if (button) button.ariaBusy = "true";
+  try {
+    setText(problem, (await work()) || "");
+  } catch (error) {
+    setText(problem, error.message);
+  } finally {
+    if (button) button.ariaBusy = "false";
+  }
+}

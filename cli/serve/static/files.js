@@ -1,0 +1,54 @@
+// Collects photos that are dropped, pasted or chosen, with the files of dropped folders.
+import { byId } from "./dom.js";
+
+const suffixes = new Set(byId("photos").dataset.suffixes.split(" "));
+
+/** Whether a file of a folder counts as a photo; hidden files do not, as for `svdq submit FOLDER`. */
+function isPhoto(name) {
+  return !name.startsWith(".") && suffixes.has(name.slice(name.lastIndexOf(".")).toLowerCase());
+}
+
+/** Return [{file, folder}] and the number of other files; `folder` is below the folder that was dropped. */
+export async function ofDrop(transfer) {
+  // The items are gone after the event, so all entries are asked for first.
+  const entries = [...transfer.items].filter((item) => item.kind === "file")
+    .map((item) => item.webkitGetAsEntry?.() ?? item.getAsFile()).filter(Boolean);
+  const found = { photos: [], numOthers: 0 };
+  for (const entry of entries) {
+    if (entry instanceof File) found.photos.push({ file: entry, folder: "" });
+    else if (entry.isFile) found.photos.push({ file: await fileOf(entry), folder: "" });
+    else await addFolder(entry, "", found);
+  }
+  return found;
+}
+
+/** The same for a chosen folder. */
+export function ofFolder(files) {
+  const found = { photos: [], numOthers: 0 };
+  for (const file of files) {
+    const parts = file.webkitRelativePath.split("/");
+    if (isPhoto(file.name) && !parts.some((part) => part.startsWith("."))) {
+      found.photos.push({ file, folder: parts.slice(1, -1).join("/") });
+    } else found.numOthers += 1;
+  }
+  return found;
+}
+
+function fileOf(entry) {
+  return new Promise((resolve, reject) => { entry.file(resolve, reject); });
+}
+
+async function addFolder(folder, below, found) {
+  const reader = folder.createReader();
+  for (;;) {
+    // A reader gives a hundred entries at a time, and none at the end.
+    const entries = await new Promise((resolve, reject) => { reader.readEntries(resolve, reject); });
+    if (!entries.length) return;
+    for (const entry of entries) {
+      if (entry.isDirectory && !entry.name.startsWith(".")) {
+        await addFolder(entry, below ? `${below}/${entry.name}` : entry.name, found);
+      } else if (entry.isFile && isPhoto(entry.name)) found.photos.push({ file: await fileOf(entry), folder: below });
+      else found.numOthers += 1;
+    }
+  }
+}

@@ -1,0 +1,102 @@
+// The settings of the videos to make: what differs from the defaults, and their number and expected end.
+import { byId, request, setText } from "./dom.js";
+import { clock, count, duration, inSeconds } from "./format.js";
+
+const WAIT_MS = 300;
+
+const form = byId("add-form");
+const fields = () => form.querySelectorAll("[name][data-default]");
+let timer = 0;
+let asked = new AbortController();
+let planned = "";
+
+/** The settings that differ from the defaults, by name, as text. */
+export function settings() {
+  const found = {};
+  fields().forEach((field) => {
+    if (field.value.trim() !== field.dataset.default && field.value.trim() !== "") found[field.name] = field.value.trim();
+  });
+  form.querySelectorAll("[data-checks]").forEach((group) => {
+    const chosen = [...group.querySelectorAll("input:checked")].map((box) => box.value).join(" ");
+    if (chosen && chosen !== group.dataset.default) found[group.dataset.checks] = chosen;
+  });
+  if (byId("start").value === "at") found.at = startsAt().toISOString();
+  return found;
+}
+
+/** Number of videos of each photo. */
+export const variations = () => Math.max(1, Number.parseInt(byId("variations").value, 10) || 1);
+
+/** Whether every field has an allowed value; shows the first that does not. */
+export function check() {
+  for (const field of form.querySelectorAll("input, select, textarea")) {
+    if (!field.checkValidity()) {
+      const closed = field.closest("details:not([open])");
+      if (closed) closed.open = true;
+      field.reportValidity();
+      return false;
+    }
+  }
+  return true;
+}
+
+/** The next such time of day where the reader is. */
+function startsAt() {
+  const [hours, minutes] = (byId("at").value || "22:00").split(":").map(Number);
+  const moment = new Date();
+  moment.setHours(hours, minutes, 0, 0);
+  if (moment <= new Date()) moment.setDate(moment.getDate() + 1);
+  return moment;
+}
+
+/** Show the number of videos and when they will be done, as soon as nothing changes any more. */
+export function plan(numPhotos) {
+  const numVideos = numPhotos * variations();
+  const { folder: _folder, variations: _variations, ...wanted } = settings();
+  const query = `${new URLSearchParams({ ...wanted, num_videos: String(numVideos) })}`;
+  // A text that changed while a button is pressed would move it away.
+  if (query === planned) return;
+  planned = query;
+  clearTimeout(timer);
+  asked.abort();
+  setText(byId("add-problem"), "");
+  setText(byId("plan"), numPhotos ? sumOf(numPhotos, numVideos) : "");
+  if (numPhotos) timer = setTimeout(() => estimate(query, sumOf(numPhotos, numVideos)), WAIT_MS);
+}
+
+function sumOf(numPhotos, numVideos) {
+  const photos = count(numPhotos, "photo");
+  return numVideos === numPhotos ? `${photos}, ${count(numVideos, "video")}.` :
+    `${photos} × ${variations().toLocaleString()} = ${count(numVideos, "video")}.`;
+}
+
+async function estimate(query, sum) {
+  asked = new AbortController();
+  try {
+    const found = await request("GET", `/page/estimate?${query}`, undefined, { signal: asked.signal });
+    const end = found.eta_s === null ? `Their end is not known: ${found.reason}` :
+      `Done about ${clock(inSeconds(found.eta_s))} (in ${duration(found.eta_s)}).`;
+    setText(byId("plan"), `${sum} ${end}`);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    planned = ""; // the next change asks again
+    if (error.status) setText(byId("add-problem"), error.message);
+  }
+}
+
+/** Call `onChange` whenever a setting changes. */
+export function start(onChange) {
+  form.addEventListener("input", onChange);
+  form.addEventListener("change", () => {
+    byId("at-field").hidden = byId("start").value !== "at";
+    onChange();
+  });
+  byId("reset-fields").addEventListener("click", () => {
+    fields().forEach((field) => { field.value = field.dataset.default; });
+    form.querySelectorAll("[data-checks]").forEach((group) => {
+      const chosen = group.dataset.default.split(" ");
+      group.querySelectorAll("input").forEach((box) => { box.checked = chosen.includes(box.value); });
+    });
+    onChange();
+  });
+}

@@ -1,0 +1,99 @@
+// The one connection of the page: receives the state each second, shows when it is lost, and connects again.
+import { byId, setText } from "./dom.js";
+import { clock } from "./format.js";
+
+// The server sends the state each second.
+const SILENT_MS = 6000;
+const RETRY_MS = 1500;
+const BACK_MS = 3000;
+
+let source = null;
+let silence = 0;
+let lostAt = null;
+let retry = 0;
+
+/** Call `onState` with each state, and `onBack` when the connection works again. */
+export function connect(onState, onBack) {
+  const open = () => {
+    clearTimeout(retry);
+    if (source) source.close();
+    source = new EventSource("/page/events");
+    source.addEventListener("state", (event) => {
+      heard();
+      const state = JSON.parse(event.data);
+      show(state.outage);
+      onState(state);
+    });
+    source.onerror = () => {
+      // The browser itself tries again only while the answer was good.
+      lost();
+      source.close();
+      again(RETRY_MS);
+    };
+    listen();
+  };
+  const again = (after_ms) => {
+    clearTimeout(retry);
+    retry = setTimeout(async () => {
+      try {
+        const answer = await fetch("/page/alive");
+        if (answer.status === 401) location.reload();
+        if (!answer.ok) throw new Error();
+        open();
+      } catch {
+        lost();
+        again(RETRY_MS);
+      }
+    }, after_ms);
+  };
+  const listen = () => {
+    clearTimeout(silence);
+    silence = setTimeout(() => {
+      lost();
+      source.close();
+      again(0);
+    }, SILENT_MS);
+  };
+  const heard = () => {
+    listen();
+    if (lostAt === null) return;
+    lostAt = null;
+    document.body.classList.remove("is-stale");
+    setText(byId("connection"), "Connected again.");
+    byId("connection").className = "connection is-back";
+    setTimeout(() => { if (lostAt === null && byId("connection").classList.contains("is-back")) hide(); }, BACK_MS);
+    onBack();
+  };
+  addEventListener("online", () => { if (lostAt !== null) again(0); });
+  // A page that leaves gives its connection back at once; one that the browser kept connects again.
+  addEventListener("pagehide", () => { clearTimeout(silence); clearTimeout(retry); source.close(); });
+  addEventListener("pageshow", (event) => { if (event.persisted) open(); });
+  open();
+}
+
+/** Whether the server answers, as far as is known. */
+export const isLost = () => lostAt !== null;
+
+function lost() {
+  if (lostAt === null) lostAt = new Date();
+  clearTimeout(silence);
+  document.body.classList.add("is-stale");
+  byId("connection").className = "connection is-lost";
+  setText(byId("connection"), `The connection to svdq is lost since ${clock(lostAt)}. Trying again…`);
+}
+
+function show(outage) {
+  if (outage) {
+    document.body.classList.add("is-stale");
+    byId("connection").className = "connection is-lost";
+    setText(byId("connection"), outage);
+  } else if (byId("connection").classList.contains("is-lost")) {
+    document.body.classList.remove("is-stale");
+    hide();
+  }
+}
+
+function hide() {
+  byId("connection").className = "connection";
+  setText(byId("connection"), "");
+}

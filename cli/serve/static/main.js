@@ -1,0 +1,21 @@
+// Starts the sections of the page, and hands them each state that arrives.
+import * as add from "./add.js";
+import * as compare from "./compare.js";
+import { connect } from "./live.js";
+import * as now from "./now.js";
+import * as results from "./results.js";
+import * as viewer from "./viewer.js";
+
+add.start();
+now.start();
+viewer.start();
+compare.start();
+results.start();
+connect((state) => {
+  if (state.outage) return;
+  now.show(state);
+  results.refresh(state.latest);
+}, () => {
+  add.retry();
+  results.reload();
+});

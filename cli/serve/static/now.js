@@ -1,0 +1,166 @@
+// The section Now: figures, warnings, ranks, and the videos that are made or wait.
+import { act, byId, copy, run, setText } from "./dom.js";
+import { bytes, clock, count, duration, inSeconds } from "./format.js";
+
+//: Rows by job id.
+const rows = new Map();
+const problem = byId("now-problem");
+const picked = () => [...rows.values()].filter((row) => row.parts.pick.checked).map((row) => row.id);
+let isPaused = false;
+let numWaiting = 0;
+
+export function start() {
+  byId("pause").addEventListener("click", (event) => {
+    run(event.target, problem, () => act(isPaused ? "resume" : "pause"));
+  });
+  byId("pick-rows").addEventListener("change", (event) => {
+    rows.forEach((row) => { row.parts.pick.checked = event.target.checked; });
+    showPicked();
+  });
+  byId("front-rows").addEventListener("click", (event) => {
+    // The last that is moved is the first in the queue.
+    run(event.target, problem, () => act("front", picked().filter((id) => rows.get(id).status === "queued").reverse()));
+  });
+  byId("cancel-rows").addEventListener("click", (event) => cancel(event.target, picked()));
+  byId("cancel-all").addEventListener("click", (event) => {
+    if (confirm(`Cancel all ${count(numWaiting, "video")} that wait? Those in progress are finished.`)) {
+      run(event.target, problem, () => act("cancel-waiting"));
+    }
+  });
+}
+
+function cancel(button, ids) {
+  if (ids.length > 1 && !confirm(`Cancel ${count(ids.length, "video")}?`)) return;
+  run(button, problem, () => act("cancel", ids));
+}
+
+export function show(state) {
+  isPaused = state.paused;
+  numWaiting = state.counts.queued + state.counts.scheduled + state.counts.deferred;
+  showFigures(state);
+  showWarnings(state.warnings);
+  showGroups(state.groups);
+  showRows(state.rows);
+  setText(byId("rows-more"), state.num_more ? `And ${count(state.num_more, "more video")} that wait.` :
+    state.rows.length ? "" : "Nothing is waiting.");
+  byId("row-bulk").hidden = !state.rows.length;
+  byId("cancel-all").hidden = numWaiting < 2;
+  byId("pause").hidden = false;
+  setText(byId("pause"), isPaused ? "Resume" : "Pause");
+  const numLeft = numWaiting + state.counts.started;
+  byId("num-left").hidden = !numLeft;
+  setText(byId("num-left"), numLeft.toLocaleString());
+  document.title = numLeft ? `${numLeft.toLocaleString()} left · svdq` : "svdq";
+}
+
+function showFigures(state) {
+  const set = (name, text, more = "") => {
+    setText(byId(`figure-${name}`), text);
+    setText(byId(`figure-${name}-more`), more);
+  };
+  const { queued, scheduled, deferred, started } = state.counts;
+  if (state.eta_s !== null) set("end", clock(inSeconds(state.eta_s)), `in ${duration(state.eta_s)}`);
+  else set("end", queued + started ? "not known" : "nothing to do", state.eta_reason);
+  if (state.videos_per_hour) set("pace", `${paceOf(state.videos_per_hour)} / hour`, `one in ${duration(3600 / state.videos_per_hour)}`);
+  else set("pace", "not known yet");
+  const others = [scheduled && `${scheduled.toLocaleString()} for later`, deferred && `${deferred.toLocaleString()} after others`];
+  set("waiting", count(queued, "video"), others.filter(Boolean).join(", "));
+  set("hour", count(state.finished_last_hour, "video"), state.failed_last_hour ? `${state.failed_last_hour.toLocaleString()} failed` : "");
+  if (state.disk) set("disk", `${bytes(state.disk.free)} free`, `of ${bytes(state.disk.total)}`);
+  else set("disk", "not here", "the storage is remote");
+}
+
+const paceOf = (number) => (number >= 10 ? Math.round(number).toLocaleString() : number.toFixed(1));
+
+function showWarnings(sentences) {
+  const list = byId("warnings");
+  if ([...list.children].map((item) => item.textContent).join("\n") === sentences.join("\n")) return;
+  list.replaceChildren(...sentences.map((sentence) => {
+    const item = document.createElement("li");
+    item.textContent = sentence;
+    return item;
+  }));
+}
+
+function showGroups(groups) {
+  const box = byId("groups");
+  while (box.children.length > groups.length) box.lastElementChild.remove();
+  while (box.children.length < groups.length) box.append(copy("group-template").root);
+  groups.forEach((group, index) => {
+    const section = box.children[index];
+    const part = (name) => section.querySelector(`[data-part="${name}"]`);
+    setText(part("title"), `${group.host}: ${group.model}`);
+    const pace = group.pace_s ? `one video every ${group.pace_s < 10 ? `${group.pace_s.toFixed(1)} s` : duration(group.pace_s)}` : "";
+    setText(part("about"), [group.notice, pace, group.is_draining && "takes no more videos"].filter(Boolean).join(" · "));
+    const list = part("ranks");
+    while (list.children.length > group.ranks.length) list.lastElementChild.remove();
+    while (list.children.length < group.ranks.length) list.append(copy("rank-template").root);
+    group.ranks.forEach((rank, number) => {
+      const item = list.children[number];
+      const slot = (name) => item.querySelector(`[data-part="${name}"]`);
+      setText(slot("name"), rank.name);
+      setText(slot("job"), rank.job);
+      setText(slot("step"), rank.step);
+      setText(slot("busy"), rank.busy === null ? "" : `${rank.busy} %`);
+      slot("bar").value = rank.busy ?? 0;
+    });
+  });
+}
+
+function showRows(found) {
+  const ids = new Set(found.map((job) => job.id));
+  for (const [id, row] of rows) {
+    if (!ids.has(id)) {
+      if (row.root.contains(document.activeElement)) byId("now").focus({ preventScroll: true });
+      row.root.remove();
+      rows.delete(id);
+    }
+  }
+  const list = byId("rows");
+  found.forEach((job, index) => {
+    const row = rows.get(job.id) ?? newRow(job);
+    update(row, job);
+    // Elements that are in their place are not moved, so that they keep the focus.
+    if (list.children[index] !== row.root) list.insertBefore(row.root, list.children[index] ?? null);
+  });
+  showPicked();
+}
+
+function newRow(job) {
+  const row = { id: job.id, ...copy("row-template") };
+  setText(row.parts.name, job.name);
+  row.parts.photo.src = `/page/photo/${job.id}`;
+  row.parts.photo.addEventListener("error", () => { row.parts.photo.removeAttribute("src"); });
+  row.parts.pick.setAttribute("aria-label", `Select ${job.name}`);
+  row.parts.bar.setAttribute("aria-label", `Progress of ${job.name}`);
+  row.parts.front.setAttribute("aria-label", `Move ${job.name} to the front`);
+  row.parts.cancel.setAttribute("aria-label", `Cancel ${job.name}`);
+  row.parts.pick.addEventListener("change", showPicked);
+  row.parts.front.addEventListener("click", (event) => run(event.target, problem, () => act("front", [job.id])));
+  row.parts.cancel.addEventListener("click", (event) => cancel(event.target, [job.id]));
+  rows.set(job.id, row);
+  return row;
+}
+
+function update(row, job) {
+  row.status = job.status;
+  setText(row.parts.state, job.state);
+  row.parts.bar.hidden = job.status !== "started";
+  row.parts.bar.max = Math.max(1, job.steps);
+  row.parts.bar.value = job.step;
+  row.parts.front.hidden = job.status !== "queued";
+  let eta = "";
+  if (job.scheduled_at) eta = `starts ${clock(new Date(job.scheduled_at))}`;
+  else if (job.eta_s !== null) eta = job.status === "started" ? `in ${duration(job.eta_s)}` : `about ${clock(inSeconds(job.eta_s))}`;
+  setText(row.parts.eta, eta);
+}
+
+function showPicked() {
+  const number = picked().length;
+  const all = byId("pick-rows");
+  all.checked = number > 0 && number === rows.size;
+  all.indeterminate = number > 0 && number < rows.size;
+  setText(byId("num-picked-rows"), number ? `${number.toLocaleString()} selected` : "Select all");
+  byId("cancel-rows").disabled = !number;
+  byId("front-rows").disabled = !picked().some((id) => rows.get(id).status === "queued");
+}

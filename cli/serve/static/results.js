@@ -1,0 +1,254 @@
+// The section Results: a grid that loads as it is scrolled, plays on hover and focus, and takes the verdicts.
+import { compare } from "./compare.js";
+import { act, byId, copy, request, run, setText } from "./dom.js";
+import { clock, count } from "./format.js";
+import { mediaOf, playOn } from "./media.js";
+import { againWithNewSeed, open } from "./viewer.js";
+
+const MAX_COMPARED = 4;
+const list = byId("cards");
+const problem = byId("results-problem");
+
+//: Cards by job id, newest first: result, root, parts, media.
+let cards = new Map();
+let next = null;
+let isLoading = false;
+let generation = 0;
+let latest = null;
+
+const picked = () => inOrder().filter((card) => card.parts.pick.checked);
+const inOrder = () => [...list.querySelectorAll(".card")].map((root) => cards.get(root.dataset.id));
+
+// Pictures are loaded shortly before they are seen, and videos let go when they are far away again.
+const near = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    const media = cards.get(entry.target.dataset.id)?.media;
+    if (entry.isIntersecting) media?.load();
+    else media?.unload();
+  }
+}, { rootMargin: "600px" });
+
+export function start() {
+  byId("show").addEventListener("change", reload);
+  byId("by-photo").addEventListener("change", arrange);
+  byId("pick-results").addEventListener("change", (event) => {
+    cards.forEach((card) => { card.parts.pick.checked = event.target.checked; });
+    showPicked();
+  });
+  byId("keep-results").addEventListener("click", (event) => run(event.target, problem, () => mark(picked(), "keep")));
+  byId("reject-results").addEventListener("click", (event) => run(event.target, problem, () => mark(picked(), "reject")));
+  byId("compare-results").addEventListener("click", () => compare(picked().map((card) => card.result)));
+  byId("zip-results").addEventListener("click", () => {
+    byId("zip-ids").value = finished(picked()).map((card) => card.result.id).join(",");
+    byId("zip-form").submit();
+  });
+  list.addEventListener("keydown", onKey);
+  new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) more();
+  }, { rootMargin: "800px" }).observe(byId("results-end"));
+  reload();
+}
+
+const finished = (some) => some.filter((card) => card.result.status === "finished");
+const pageOf = (before) => request("GET", `/page/results?${new URLSearchParams({ show: byId("show").value, ...(before ? { before } : {}) })}`);
+
+/** Load the first page again. */
+export async function reload() {
+  generation += 1;
+  isLoading = false;
+  next = "";
+  cards.forEach((card) => card.root.remove());
+  cards = new Map();
+  list.replaceChildren();
+  await more();
+}
+
+/** Load the next page, and one more as long as the end of the list is in sight. */
+async function more() {
+  if (isLoading || next === null) return;
+  isLoading = true;
+  const mine = generation;
+  try {
+    const page = await pageOf(next);
+    if (mine !== generation) return;
+    setText(problem, "");
+    page.results.forEach((result) => { if (!cards.has(result.id)) cards.set(result.id, newCard(result)); });
+    next = page.next;
+    arrange();
+  } catch (error) {
+    if (mine !== generation) return;
+    setText(problem, error.message);
+    next = next || ""; // a scroll or the connection's return tries again
+  }
+  isLoading = false;
+  const end = byId("results-end");
+  setText(end, next !== null ? "Loading…" : cards.size ? "" : byId("show").value === "open" ? "No videos yet. They appear here as they are finished." : "None.");
+  if (next && end.getBoundingClientRect().top < innerHeight + 800) setTimeout(more, 0);
+}
+
+/** Add what has ended since; `token` changes when a job ends. */
+export async function refresh(token) {
+  const isFirst = latest === null;
+  const isSame = latest === token;
+  latest = token;
+  if (isFirst || isSame) return;
+  const mine = generation;
+  try {
+    const page = await pageOf("");
+    if (mine !== generation) return;
+    const fresh = page.results.filter((result) => cards.get(result.id)?.result.ended_at !== result.ended_at);
+    if (!fresh.length) return;
+    if (fresh.length === page.results.length && page.next && cards.size) { // there may be more between
+      await reload();
+      return;
+    }
+    const before = cards;
+    cards = new Map();
+    for (const result of fresh) {
+      before.get(result.id)?.root.remove();
+      before.delete(result.id);
+      cards.set(result.id, newCard(result));
+    }
+    before.forEach((card, id) => cards.set(id, card));
+    arrange();
+    setText(byId("results-end"), next === null ? "" : "Loading…");
+  } catch {
+    latest = ""; // the next state tries again
+  }
+}
+
+function newCard(result) {
+  const card = { result, ...copy("card-template"), media: null };
+  const { root, parts } = card;
+  root.dataset.id = result.id;
+  setText(parts.name, result.name);
+  parts.pick.setAttribute("aria-label", `Select ${result.name}`);
+  parts.pick.addEventListener("change", showPicked);
+  if (result.status === "finished" && result.is_there) {
+    card.media = mediaOf(result);
+    parts.open.append(card.media.element);
+    parts.open.setAttribute("aria-label", `Open ${result.name}, seed ${result.seed}`);
+    playOn(parts.open, card.media);
+    near.observe(root);
+  } else {
+    parts.open.textContent = result.status === "finished" ? "Its files were removed" : "Failed";
+    parts.open.setAttribute("aria-label", `Open ${result.name}: ${parts.open.textContent}`);
+  }
+  if (result.error) {
+    parts.error.hidden = false;
+    setText(parts.error, result.error);
+  }
+  parts.open.addEventListener("click", () => open(result, { neighbor: (step) => neighbor(result.id, step), mark: (verdict) => mark([cards.get(result.id)], verdict) }));
+  parts.keep.addEventListener("click", (event) => run(event.target, problem, () => mark([card], "keep")));
+  parts.reject.addEventListener("click", (event) => run(event.target, problem, () => mark([card], "reject")));
+  parts.keep.hidden = parts.reject.hidden = result.status !== "finished";
+  if (result.status === "failed") setText(parts.again, "Try again");
+  parts.again.setAttribute("aria-label", result.status === "failed" ? `Try ${result.name} again` : `Make ${result.name} again with another seed`);
+  parts.again.addEventListener("click", (event) => run(event.target, problem, async () => {
+    if (result.status === "failed") {
+      const sentence = await act("retry", [result.id]);
+      if (!sentence) remove(card);
+      return sentence;
+    }
+    setText(parts.mark, await againWithNewSeed(result));
+    return "";
+  }));
+  showMark(card);
+  return card;
+}
+
+function showMark(card) {
+  const { result, root, parts } = card;
+  root.classList.toggle("is-keep", result.mark === "keep");
+  root.classList.toggle("is-reject", result.mark === "reject");
+  setText(parts.mark, { keep: "Kept", reject: "Rejected" }[result.mark] ?? "");
+  parts.keep.ariaPressed = String(result.mark === "keep");
+  parts.reject.ariaPressed = String(result.mark === "reject");
+  const about = [result.ended_at && clock(new Date(result.ended_at)), result.seed !== null && `seed ${result.seed}`, result.size, result.notice];
+  setText(parts.about, about.filter(Boolean).join(" · "));
+}
+
+/** Keep or reject; the same verdict again takes it back if all have it. */
+async function mark(some, verdict) {
+  const marked = finished(some);
+  if (!marked.length) return "";
+  const isBack = marked.every((card) => card.result.mark === verdict);
+  const sentence = await act(isBack ? "unmark" : verdict, marked.map((card) => card.result.id));
+  marked.forEach((card) => {
+    card.result.mark = isBack ? "" : verdict;
+    showMark(card);
+  });
+  return sentence;
+}
+
+function neighbor(id, step) {
+  const all = inOrder();
+  const place = all.findIndex((card) => card.result.id === id);
+  return all[place + step]?.parts.open ?? null;
+}
+
+function remove(card) {
+  const other = neighbor(card.result.id, 1) ?? neighbor(card.result.id, -1) ?? byId("show");
+  card.root.remove();
+  cards.delete(card.result.id);
+  other.focus();
+  showPicked();
+}
+
+/** Put the cards in order: newest first, or those of a photo together. */
+function arrange() {
+  const isGrouped = byId("by-photo").checked;
+  const wanted = [];
+  if (isGrouped) {
+    const groups = new Map();
+    cards.forEach((card) => groups.set(card.result.photo, [...(groups.get(card.result.photo) ?? []), card]));
+    groups.forEach((some, photo) => wanted.push(headingOf(photo, some), ...some.map((card) => card.root)));
+  } else wanted.push(...[...cards.values()].map((card) => card.root));
+  list.querySelectorAll(".photo-heading").forEach((heading) => { if (!wanted.includes(heading)) heading.remove(); });
+  const focused = list.contains(document.activeElement) ? document.activeElement : null;
+  wanted.forEach((root, index) => {
+    if (list.children[index] !== root) list.insertBefore(root, list.children[index] ?? null);
+  });
+  if (focused && document.activeElement !== focused) focused.focus({ preventScroll: true });
+  showPicked();
+}
+
+function headingOf(photo, some) {
+  const heading = list.querySelector(`.photo-heading[data-photo="${CSS.escape(photo)}"]`) ?? document.createElement("li");
+  heading.className = "photo-heading";
+  heading.dataset.photo = photo;
+  const title = heading.firstElementChild ?? heading.appendChild(document.createElement("h3"));
+  setText(title, `${some[0].result.photo_name}: ${count(some.length, "video")}`);
+  return heading;
+}
+
+function showPicked() {
+  const some = picked();
+  const done = finished(some);
+  const all = byId("pick-results");
+  all.checked = some.length > 0 && some.length === cards.size;
+  all.indeterminate = some.length > 0 && some.length < cards.size;
+  setText(byId("num-picked-results"), some.length ? `${some.length.toLocaleString()} selected` : "Select all");
+  for (const id of ["keep-results", "reject-results", "zip-results"]) byId(id).disabled = !done.length;
+  const playable = done.filter((card) => card.media);
+  byId("compare-results").disabled = playable.length !== some.length || playable.length < 2 || playable.length > MAX_COMPARED;
+}
+
+/** K, R and arrows on a card. */
+function onKey(event) {
+  const card = cards.get(event.target.closest(".card")?.dataset.id);
+  if (!card || event.ctrlKey || event.metaKey || event.altKey) return;
+  const verdict = { k: "keep", r: "reject" }[event.key.toLowerCase()];
+  if (verdict) {
+    run(null, problem, () => mark([card], verdict));
+    event.preventDefault();
+  }
+  if (event.target !== card.parts.open) return;
+  const columns = getComputedStyle(list).gridTemplateColumns.split(" ").length;
+  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
+  const other = step && neighbor(card.result.id, step);
+  if (other) {
+    other.focus();
+    event.preventDefault();
+  }
+}

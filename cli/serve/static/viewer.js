@@ -1,0 +1,110 @@
+// The dialog with one video: play it large, keep or reject it, make it again, see how it was made.
+import { byId, request, run, setText } from "./dom.js";
+import { clock, duration, label, value } from "./format.js";
+import { contentOf, mediaOf } from "./media.js";
+
+const dialog = byId("viewer");
+const status = byId("viewer-status");
+let shown = null;
+let actions = null;
+
+export function start() {
+  dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => byId("viewer-stage").replaceChildren());
+  byId("viewer-before").addEventListener("click", () => go(-1));
+  byId("viewer-next").addEventListener("click", () => go(1));
+  byId("viewer-keep").addEventListener("click", (event) => verdict(event.target, "keep"));
+  byId("viewer-reject").addEventListener("click", (event) => verdict(event.target, "reject"));
+  byId("viewer-again").addEventListener("click", (event) => run(event.target, status, () => againWithNewSeed(shown)));
+  byId("change-name").addEventListener("change", showValue);
+  byId("change-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const name = byId("change-name").value;
+    run(event.submitter, status, () => repeat(shown, { [name]: byId("change-value").value.trim() }));
+  });
+  dialog.addEventListener("keydown", (event) => {
+    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("video") && event.key.startsWith("Arrow")) return; // it seeks
+    const action = {
+      ArrowLeft: () => go(-1), ArrowRight: () => go(1), k: () => verdict(null, "keep"), r: () => verdict(null, "reject"),
+    }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (action) {
+      action();
+      event.preventDefault();
+    }
+  });
+}
+
+/** Show a result; `doing.neighbor(step)` is the button of another one, `doing.mark(verdict)` keeps or rejects. */
+export function open(result, doing) {
+  shown = result;
+  actions = doing;
+  setText(byId("viewer-title"), result.name);
+  setText(status, "");
+  showStage(result);
+  const isFinished = result.status === "finished";
+  setText(byId("viewer-about"), [
+    result.ended_at && `${isFinished ? "finished" : "failed"} ${clock(new Date(result.ended_at))}`,
+    result.duration_s !== null && `made in ${duration(result.duration_s)}`, result.size, result.notice, result.error,
+  ].filter(Boolean).join(" · "));
+  const download = byId("viewer-download");
+  download.hidden = !(isFinished && result.is_there);
+  download.href = result.kind === "png" ? `/page/zip?ids=${result.id}` : contentOf(result.id);
+  byId("viewer-keep").hidden = byId("viewer-reject").hidden = !isFinished;
+  showMark();
+  byId("viewer-before").disabled = !doing.neighbor(-1);
+  byId("viewer-next").disabled = !doing.neighbor(1);
+  const made = [["photo", result.photo_name], ["model", result.model], ["job", result.id], ...Object.entries(result.parameters)];
+  byId("viewer-made").replaceChildren(...made.filter(([, given]) => given !== "").flatMap(([name, given]) => [
+    Object.assign(document.createElement("dt"), { textContent: label(name) }),
+    Object.assign(document.createElement("dd"), { textContent: value(given) }),
+  ]));
+  const names = Object.keys(result.parameters).filter((name) => byId(name) || document.querySelector(`[data-checks="${name}"]`));
+  byId("change-name").replaceChildren(...names.map((name) => new Option(label(name), name)));
+  showValue();
+  if (!dialog.open) dialog.showModal();
+}
+
+function showStage(result) {
+  const stage = byId("viewer-stage");
+  if (result.status !== "finished" || !result.is_there) {
+    stage.replaceChildren(Object.assign(document.createElement("p"), {
+      textContent: result.status === "finished" ? "Its files were removed." : "There is no video." }));
+    return;
+  }
+  const media = mediaOf(result);
+  if (result.kind === "mp4") media.element.controls = true;
+  media.element.setAttribute("aria-label", result.name);
+  stage.replaceChildren(media.element);
+  media.load();
+  media.play();
+}
+
+function showMark() {
+  byId("viewer-keep").ariaPressed = String(shown.mark === "keep");
+  byId("viewer-reject").ariaPressed = String(shown.mark === "reject");
+}
+
+async function verdict(button, word) {
+  if (shown.status !== "finished") return;
+  await run(button, status, () => actions.mark(word));
+  showMark();
+}
+
+function go(step) {
+  actions.neighbor(step)?.click();
+  dialog.focus();
+}
+
+function showValue() {
+  const given = shown.parameters[byId("change-name").value];
+  byId("change-value").value = Array.isArray(given) ? given.join(" ") : given ?? "";
+}
+
+/** Make a video again with changed values; returns a sentence. */
+async function repeat(result, changes) {
+  const job = await request("POST", "/page/repeat", { id: result.id, changes });
+  return job.is_new ? "Queued." : `Exists already: it is ${job.status}.`;
+}
+
+export const againWithNewSeed = (result) => repeat(result, {});
