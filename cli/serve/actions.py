@@ -9,7 +9,6 @@ from svdq.cli.serve.form import label_of
 from svdq.cli.serve.spec import read_options
 from svdq.pipeline.errors import InputError
 from svdq.producer import control
-from svdq.producer.job import VIDEO_FIELDS
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, queues, read_job
 from svdq.producer.results import verdicts
 from svdq.producer.status.registries import newest_ids
@@ -59,7 +58,7 @@ def repeat(
         connection: to Redis.
         storage: with the photo.
         job_id: the job to repeat.
-        changes: new values of parameters as text; "" is the default.
+        changes: new values of parameters as text.
         new_seed: seed of the new job unless there are changes.
 
     Raises:
@@ -71,12 +70,9 @@ def repeat(
         raise InputError(f"Job {job_id!r} cannot be repeated: another version of svdq made it.")
     if not storage.has_input(job.image):
         raise InputError(f"The photo of {job.name!r} is not in the storage any more; drop it on the page again.")
-    options = SubmitOptions(**{name: getattr(job, name) for name in VIDEO_FIELDS})
-    unset = {name: None for name, text in changes.items() if not text.strip() and name in VIDEO_FIELDS}
-    given = read_options({name: text for name, text in changes.items() if text.strip()}).given()
-    options = replace(options, **(unset | given if changes else {"seed": new_seed}))
-    if options.seed is None:
-        options = replace(options, seed=new_seed)
+    options = SubmitOptions().with_defaults_from(job.model_dump())
+    given = read_options(changes).given() if changes else {"seed": new_seed}
+    options = replace(options, **given)
     again = make_job(options, spell=label_of, image=job.image, name=job.name, folder=job.folder)
     entry = Entry(
         job=again,

@@ -1,18 +1,23 @@
 """The form of the page: the fields of the job model with their defaults, limits and descriptions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from svdq.producer.job import VIDEO_FIELDS, Job
+from svdq.pipeline.models.names import has_weights
+from svdq.pipeline.models.registry import DEFAULT_FAMILY, family_of_model
+from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 
 #: Words for a photographer; other parameters show their name without underscores.
 LABELS: Mapping[str, str] = {
     "prompt": "Prompt",
     "negative_prompt": "What to avoid",
+    "guidance_scale": "Guidance",
+    "guidance_scale_2": "Guidance, later steps",
+    "flow_shift": "Noise shift",
     "width": "Width",
     "height": "Height",
     "fps": "Frames a second",
@@ -56,10 +61,27 @@ class Field:
     is_main: bool = False
 
 
-def fields() -> list[Field]:
-    """Return the fields of all parameters of a video, the main ones first."""
-    found = [_field(name, Job.model_fields[name]) for name in VIDEO_FIELDS]
+def fields(family: str) -> list[Field]:
+    """Return the fields of all parameters of a family's videos, the main ones first."""
+    job = JOBS[family]
+    names = [name for name in VIDEO_FIELDS if name in job.model_fields and name != "family"]
+    found = [_field(name, job) for name in names]
     return sorted(found, key=lambda field: MAIN.index(field.name) if field.is_main else len(MAIN))
+
+
+def families(models: Iterable[str], configured: str) -> list[str]:
+    """Return the families whose videos can be made now, that of the configured model first.
+
+    Args:
+        models: that workers run; their families may be unknown on this machine.
+        configured: the model of the settings.
+    """
+    first = family_of_model(configured) or DEFAULT_FAMILY
+    running = [family_of_model(model) for model in models]
+    known = dict.fromkeys([family for family in running if family is not None])
+    if not known or None in running:  # preview and simulated render videos of all families
+        known |= dict.fromkeys([first, *(JOBS if not has_weights(configured) else ())])
+    return sorted(known, key=lambda family: family != first)
 
 
 def label_of(name: str) -> str:
@@ -67,17 +89,19 @@ def label_of(name: str) -> str:
     return LABELS.get(name) or name.replace("_", " ").capitalize()
 
 
-def _field(name: str, info: FieldInfo) -> Field:
+def _field(name: str, job: type[Job]) -> Field:
+    info = job.model_fields[name]
     kind, choices, number = _kind(info.annotation)
     default = "" if info.is_required() or info.default is None else info.default
     if isinstance(default, tuple):
         default = " ".join(default)
     limits = _limits(info, number)
-    label = label_of(name)
+    if name == "frames":
+        limits["step"] = str(job.frame_step)
     hint = info.description or ""
     return Field(
         name=name,
-        label=label,
+        label=label_of(name),
         hint=hint if len(hint.split()) > NUM_PLAIN_WORDS else "",
         kind=kind,
         default=str(default),
@@ -93,6 +117,8 @@ def _kind(annotation: Any) -> tuple[str, tuple[str, ...], type | None]:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return _kind(next(each for each in arguments if each is not type(None)))
+    if origin is Annotated:
+        return _kind(arguments[0])
     if origin is Literal:
         return "choice", arguments, None
     if origin is tuple:

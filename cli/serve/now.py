@@ -9,6 +9,7 @@ from rq.job import JobStatus
 
 from svdq.cli.formatting import condition_reason
 from svdq.cli.serve.errors import without_paths
+from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import position_of
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import queues
@@ -131,7 +132,7 @@ def _group(group: GroupStatus, snapshot: Snapshot) -> dict[str, Any]:
     ranks = {rank.rank: rank for rank in group.ranks}
     return {
         "host": first.host,
-        "model": first.model.rstrip("/").rpartition("/")[2],
+        "model": model_stem(first.model),
         "notice": first.notice,
         "pace_s": intake.pace_s if intake else None,
         "is_draining": bool(intake and intake.draining),

@@ -15,8 +15,10 @@ from starlette.templating import Jinja2Templates
 from svdq.cli.serve import actions, live, review, spec
 from svdq.cli.serve.access import is_token, log_in
 from svdq.cli.serve.archive import zip_of
-from svdq.cli.serve.errors import ApiError, without_paths
-from svdq.cli.serve.form import fields
+from svdq.cli.serve.creation import create
+from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
+from svdq.cli.serve.form import families, fields
+from svdq.pipeline.models.registry import PARAMETERS
 from svdq.producer.status.status import view_many
 from svdq.producer.submitting.options import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES
@@ -36,6 +38,8 @@ def routes() -> list[BaseRoute]:
         Route("/page/events", live.events),
         Route("/page/alive", live.alive),
         Route("/page/estimate", estimate),
+        Route("/page/photos", add, methods=["POST"]),
+        Route("/page/picture/{video_id}", picture),
         Route("/page/results", results),
         Route("/page/actions", act, methods=["POST"]),
         Route("/page/repeat", repeat, methods=["POST"]),
@@ -46,7 +50,14 @@ def routes() -> list[BaseRoute]:
 
 async def index(request: Request) -> Response:
     """Show the page."""
-    return templates.TemplateResponse(request, "index.html", {"fields": fields(), "suffixes": sorted(SUFFIXES)})
+    state = request.app.state
+    try:
+        running = {rank.model for group in (await state.snapshots.get(None)).groups for rank in group.ranks}
+    except ApiError:  # the page says itself that Redis is away
+        running = set()
+    names = await state.backend.in_thread(lambda: families(sorted(running), state.backend.settings.model))
+    offered = [{"name": name, "title": PARAMETERS[name].title, "fields": fields(name)} for name in names]
+    return templates.TemplateResponse(request, "index.html", {"families": offered, "suffixes": sorted(SUFFIXES)})
 
 
 async def login(request: Request) -> Response:
@@ -76,6 +87,30 @@ async def estimate(request: Request) -> Response:
     snapshot = await request.app.state.snapshots.get(None)
     found = spec.estimate_of(snapshot, wanted, int(text), datetime.now().astimezone())
     return JSONResponse({"eta_s": found.eta_s, "reason": found.reason})
+
+
+async def add(request: Request) -> Response:
+    """Store a photo and queue its videos; a kill of anything after the answer loses none of them."""
+    form = await request.app.state.reader.read(request)
+    try:
+        if form.file is None:
+            raise ApiError(400, "The photo is missing.", param="input_reference", code="missing_parameter")
+        wanted = spec.read_spec({name: str(value) for name, value in form.fields})
+        submissions, _ = await create(request.app.state.backend, form.file, form.file_name, wanted)
+    finally:
+        form.close()
+    jobs = [{"id": each.id, "is_new": each.is_new, "status": each.status} for each in submissions]
+    return JSONResponse({"jobs": jobs})
+
+
+async def picture(request: Request) -> Response:
+    """Return a small picture of a video: its first frame, or its photo before it is finished."""
+    video_id = request.path_params["video_id"]
+    found = await request.app.state.backend.read(lambda connection: view_many(connection, [video_id]))
+    if not found:
+        raise no_such_video(video_id)
+    response: Response = await request.app.state.content.poster(found[0])
+    return response
 
 
 async def results(request: Request) -> Response:
@@ -126,8 +161,7 @@ async def download(request: Request) -> Response:
     if not _are_ids(job_ids):
         raise ApiError(400, f"Choose at most {MAX_JOBS:,} videos.", code="invalid_value")
     jobs = await backend.read(lambda connection: view_many(connection, job_ids))
-    files = await backend.in_thread(lambda: review.files_of(backend.storage, jobs))
-    keys = [key for _, keys in files for key in keys]
+    keys = await backend.in_thread(lambda: review.files_of(backend.storage, jobs))
     if not keys:
         raise ApiError(404, "There are no files of these videos; they were removed.", code="not_found")
     now = datetime.now().astimezone()

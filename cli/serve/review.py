@@ -8,6 +8,7 @@ from typing import Any, get_args
 import redis
 
 from svdq.cli.serve.errors import without_paths
+from svdq.cli.serve.videos import file_names, model_stem
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import VIDEO_FIELDS
 from svdq.producer.results import verdicts
@@ -100,17 +101,14 @@ def read_page(connection: redis.Redis, settings: Settings, storage: Storage, sho
     return {"results": [asdict(each) for each in found], "next": f"{cursor[0]}:{cursor[1]}" if cursor else None}
 
 
-def files_of(storage: Storage, jobs: Sequence[JobView]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the finished jobs' ids, each with the storage keys of its files; frames are single files."""
-    found = []
+def files_of(storage: Storage, jobs: Sequence[JobView]) -> list[str]:
+    """Return the storage keys of the files of finished jobs; frames are single files."""
+    found: list[str] = []
     for job in jobs:
-        keys: list[str] = []
-        for location in job.outputs:
-            suffix = _suffix(job, location)
-            key = _stem(job) + suffix
-            keys += [key] if suffix else sorted(f"{key}/{name}" for name in storage.names(key))
-        found.append((job.id, tuple(key for key in keys if storage.exists(key))))
-    return found
+        for name, kind in file_names(job):
+            key = _key(job, name)
+            found += [key] if kind != "png" else sorted(f"{key}/{frame}" for frame in storage.names(key))
+    return [key for key in found if storage.exists(key)]
 
 
 def _fits(show: str, mark: verdicts.Verdict | None) -> bool:
@@ -136,20 +134,20 @@ def _parse_cursor(text: str) -> tuple[int, str] | None:
 def _reviewed(job: JobView, mark: str, settings: Settings, storage: Storage) -> Reviewed:
     parameters = job.parameters
     width, height = parameters.get("width"), parameters.get("height")
-    words = [_suffix(job, location).lstrip(".") or "png" for location in job.outputs]
-    kind = next((word for word in _PLAYED if word in words), "png")
+    kinds = [kind for _, kind in file_names(job)]
+    kind = next((kind for kind in _PLAYED if kind in kinds), "png")
     seed = parameters.get("seed")
     return Reviewed(
         id=job.id,
         name=job.name,
         status=job.status if job.is_readable else "failed",
         kind=kind,
-        is_there=bool(job.outputs) and _is_there(storage, job, kind),
+        is_there=bool(kinds) and _is_there(storage, job, kind),
         mark=mark if mark in get_args(verdicts.Verdict) else "",
         seed=seed if isinstance(seed, int) else None,
         size=f"{width}x{height}" if width and height else "",
         notice=job.notice,
-        model=job.model.rstrip("/").rpartition("/")[2],
+        model=model_stem(job.model),
         error=without_paths(job.error, settings) if job.error else None,
         ended_at=rfc3339(job.ended_at) if job.ended_at else None,
         duration_s=job.duration_s,
@@ -161,14 +159,9 @@ def _reviewed(job: JobView, mark: str, settings: Settings, storage: Storage) -> 
 
 def _is_there(storage: Storage, job: JobView, kind: str) -> bool:
     """Return whether a video is in a local storage; a remote one is not asked about each video."""
-    return storage.folder is None or storage.exists(_stem(job) + ("" if kind == "png" else f".{kind}"))
+    names = [name for name, found in file_names(job) if found == kind]
+    return storage.folder is None or any(storage.exists(_key(job, name)) for name in names)
 
 
-def _stem(job: JobView) -> str:
-    return "/".join(filter(None, ("outputs", str(job.parameters.get("folder", "")), f"{job.name}-{job.id}")))
-
-
-def _suffix(job: JobView, location: str) -> str:
-    """Return the suffix of one of a job's files; a folder of frames has none, although its name may have dots."""
-    location = location.rstrip("/")
-    return "" if location.endswith(f"-{job.id}") else f".{location.rpartition('.')[2]}"
+def _key(job: JobView, name: str) -> str:
+    return "/".join(filter(None, ("outputs", str(job.parameters.get("folder", "")), name)))

@@ -23,9 +23,6 @@ def read_spec(given: Mapping[str, str]) -> JobSpec:
     Raises:
         InputError: a field or a value is not allowed.
     """
-    unknown = set(given) - {*OWN_FIELDS, *VIDEO_FIELDS}
-    if unknown:
-        raise InputError(f"There is no setting {min(unknown)[:80]!r}; load the page again.")
     values = {name: text for name, text in given.items() if text.strip()}
     at = values.get("at")
     spec = JobSpec(
@@ -41,6 +38,9 @@ def read_spec(given: Mapping[str, str]) -> JobSpec:
 
 def read_options(given: Mapping[str, str]) -> SubmitOptions:
     """Read the parameters of a video; raises as `read_spec`."""
+    unknown = set(given).difference(VIDEO_FIELDS)
+    if unknown:
+        raise InputError(f"There is no setting {min(unknown)[:80]!r}; load the page again.")
     found: dict[str, Any] = {}
     for name, text in given.items():
         found |= read_field(name, text, label_of(name))

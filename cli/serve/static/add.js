@@ -136,7 +136,7 @@ function send(photo) {
   const folder = [photo.settings.folder, photo.folder].filter(Boolean).join("/");
   for (const [name, value] of Object.entries({ ...photo.settings, folder })) if (value) body.append(name, value);
   // Last: the server reads the settings before the photo.
-  body.append("photo", photo.file, photo.file.name);
+  body.append("input_reference", photo.file, photo.file.name);
   const request = new XMLHttpRequest();
   request.open("POST", "/page/photos");
   request.upload.onprogress = (event) => {

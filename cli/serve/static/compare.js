@@ -1,7 +1,7 @@
 // The dialog that plays two to four videos in sync.
 import { byId, setText } from "./dom.js";
 import { label, value } from "./format.js";
-import { contentOf, stillOf } from "./media.js";
+import { contentOf, pictureOf } from "./media.js";
 
 //: Largest difference between two videos, as a share of their length.
 const MAX_DRIFT = 0.04;
@@ -33,11 +33,11 @@ export function compare(results) {
     const figure = document.createElement("figure");
     const media = document.createElement(result.kind === "mp4" ? "video" : "img");
     if (result.kind === "mp4") {
-      Object.assign(media, { muted: true, loop: true, playsInline: true, preload: "auto", src: contentOf(result.id) });
+      Object.assign(media, { muted: true, loop: true, playsInline: true, preload: "auto", src: contentOf(result) });
       videos.push(media);
     } else {
       media.alt = result.name;
-      media.src = result.kind === "png" ? stillOf(result.id) : contentOf(result.id);
+      media.src = result.kind === "png" ? pictureOf(result.id) : contentOf(result);
     }
     media.setAttribute("aria-label", result.name);
     const caption = document.createElement("figcaption");

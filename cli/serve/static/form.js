@@ -5,18 +5,20 @@ import { clock, count, duration, inSeconds } from "./format.js";
 const WAIT_MS = 300;
 
 const form = byId("add-form");
-const fields = () => form.querySelectorAll("[name][data-default]");
+const family = () => form.querySelector(".family:not([hidden])");
+/** The fields that count: those of all families, and those of the chosen one. */
+const own = (selector) => [...form.querySelectorAll(selector)].filter((field) => !field.closest(".family[hidden]"));
 let timer = 0;
 let asked = new AbortController();
 let planned = "";
 
 /** The settings that differ from the defaults, by name, as text. */
 export function settings() {
-  const found = {};
-  fields().forEach((field) => {
+  const found = { family: family().dataset.family };
+  own("[name][data-default]").forEach((field) => {
     if (field.value.trim() !== field.dataset.default && field.value.trim() !== "") found[field.name] = field.value.trim();
   });
-  form.querySelectorAll("[data-checks]").forEach((group) => {
+  own("[data-checks]").forEach((group) => {
     const chosen = [...group.querySelectorAll("input:checked")].map((box) => box.value).join(" ");
     if (chosen && chosen !== group.dataset.default) found[group.dataset.checks] = chosen;
   });
@@ -29,7 +31,7 @@ export const variations = () => Math.max(1, Number.parseInt(byId("variations").v
 
 /** Whether every field has an allowed value; shows the first that does not. */
 export function check() {
-  for (const field of form.querySelectorAll("input, select, textarea")) {
+  for (const field of own("input, select, textarea")) {
     if (!field.checkValidity()) {
       const closed = field.closest("details:not([open])");
       if (closed) closed.open = true;
@@ -91,12 +93,17 @@ export function start(onChange) {
     byId("at-field").hidden = byId("start").value !== "at";
     onChange();
   });
-  byId("reset-fields").addEventListener("click", () => {
-    fields().forEach((field) => { field.value = field.dataset.default; });
-    form.querySelectorAll("[data-checks]").forEach((group) => {
+  byId("family")?.addEventListener("change", (event) => {
+    form.querySelectorAll(".family").forEach((part) => { part.hidden = part.dataset.family !== event.target.value; });
+    onChange();
+  });
+  form.querySelectorAll(".reset").forEach((button) => button.addEventListener("click", () => {
+    const part = button.closest(".family");
+    part.querySelectorAll("[name]").forEach((field) => { field.value = field.dataset.default; });
+    part.querySelectorAll("[data-checks]").forEach((group) => {
       const chosen = group.dataset.default.split(" ");
       group.querySelectorAll("input").forEach((box) => { box.checked = chosen.includes(box.value); });
     });
     onChange();
-  });
+  }));
 }

@@ -39,7 +39,7 @@ export function bytes(number) {
 
 /** Words for the name of a parameter: the label of its field in the form, or the name without underscores. */
 export function label(name) {
-  const found = document.querySelector(`#add label[for="${CSS.escape(name)}"]`);
+  const found = document.querySelector(`#add [data-label="${CSS.escape(name)}"]`);
   const words = name.replaceAll("_", " ");
   return found ? found.textContent : words.charAt(0).toUpperCase() + words.slice(1);
 }

@@ -1,7 +1,9 @@
 // The elements that show a finished video: <video> for mp4, <img> for gif, webp and frames.
 
-export const contentOf = (id) => `/v1/videos/${id}/content`;
-export const stillOf = (id) => `/page/still/${id}`;
+/** The address of a finished video; frames come as a zip. */
+export const contentOf = (result) => `/v1/videos/${result.id}/content?format=${result.kind}`;
+/** The address of its first frame or, before it is finished, of its photo. */
+export const pictureOf = (id) => `/page/picture/${id}`;
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -12,10 +14,10 @@ export function mediaOf(result) {
     Object.assign(video, { muted: true, loop: true, playsInline: true, preload: "none" });
     return {
       element: video,
-      load: () => { if (!video.poster) video.poster = stillOf(result.id); },
+      load: () => { if (!video.poster) video.poster = pictureOf(result.id); },
       unload: () => { if (video.hasAttribute("src")) { video.removeAttribute("src"); video.load(); } },
       play: () => {
-        if (!video.hasAttribute("src")) video.src = contentOf(result.id);
+        if (!video.hasAttribute("src")) video.src = contentOf(result);
         video.play().catch(() => {}); // interrupted by a pause
       },
       stop: () => { video.pause(); if (video.readyState) video.currentTime = 0; },
@@ -24,12 +26,12 @@ export function mediaOf(result) {
   const image = document.createElement("img");
   image.alt = "";
   const moves = result.kind === "gif" || result.kind === "webp";
-  const still = () => { if (image.getAttribute("src") !== stillOf(result.id)) image.src = stillOf(result.id); };
+  const still = () => { if (image.getAttribute("src") !== pictureOf(result.id)) image.src = pictureOf(result.id); };
   return {
     element: image,
     load: still,
     unload: () => {},
-    play: () => { if (moves) image.src = contentOf(result.id); },
+    play: () => { if (moves) image.src = contentOf(result); },
     stop: still,
   };
 }

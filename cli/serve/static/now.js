@@ -1,6 +1,7 @@
 // The section Now: figures, warnings, ranks, and the videos that are made or wait.
 import { act, byId, copy, run, setText } from "./dom.js";
 import { bytes, clock, count, duration, inSeconds } from "./format.js";
+import { pictureOf } from "./media.js";
 
 //: Rows by job id.
 const rows = new Map();
@@ -129,7 +130,7 @@ function showRows(found) {
 function newRow(job) {
   const row = { id: job.id, ...copy("row-template") };
   setText(row.parts.name, job.name);
-  row.parts.photo.src = `/page/photo/${job.id}`;
+  row.parts.photo.src = pictureOf(job.id);
   row.parts.photo.addEventListener("error", () => { row.parts.photo.removeAttribute("src"); });
   row.parts.pick.setAttribute("aria-label", `Select ${job.name}`);
   row.parts.bar.setAttribute("aria-label", `Progress of ${job.name}`);

@@ -20,6 +20,10 @@ export function start() {
   byId("change-form").addEventListener("submit", (event) => {
     event.preventDefault();
     const name = byId("change-name").value;
+    if (!byId("change-value").value.trim()) {
+      byId("change-value").focus();
+      return;
+    }
     run(event.submitter, status, () => repeat(shown, { [name]: byId("change-value").value.trim() }));
   });
   dialog.addEventListener("keydown", (event) => {
@@ -49,7 +53,7 @@ export function open(result, doing) {
   ].filter(Boolean).join(" · "));
   const download = byId("viewer-download");
   download.hidden = !(isFinished && result.is_there);
-  download.href = result.kind === "png" ? `/page/zip?ids=${result.id}` : contentOf(result.id);
+  download.href = contentOf(result);
   byId("viewer-keep").hidden = byId("viewer-reject").hidden = !isFinished;
   showMark();
   byId("viewer-before").disabled = !doing.neighbor(-1);
@@ -59,7 +63,7 @@ export function open(result, doing) {
     Object.assign(document.createElement("dt"), { textContent: label(name) }),
     Object.assign(document.createElement("dd"), { textContent: value(given) }),
   ]));
-  const names = Object.keys(result.parameters).filter((name) => byId(name) || document.querySelector(`[data-checks="${name}"]`));
+  const names = Object.keys(result.parameters).filter((name) => name !== "family");
   byId("change-name").replaceChildren(...names.map((name) => new Option(label(name), name)));
   showValue();
   if (!dialog.open) dialog.showModal();

@@ -1,0 +1,298 @@
+"""The page's own views, without a browser: the form, the list of results, actions, zips and the live stream."""
+
+import http.client
+import io
+import json
+import re
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from svdq.producer.job import SvdJob
+from svdq.producer.results import verdicts
+from svdq.producer.settings import Settings
+from svdq.producer.status.status import view
+from svdq.producer.storage.storage import Storage
+from tests.cli.serve.ended import fail, finish
+from tests.cli.serve.servers import Answer, Serve, Server, wait_until
+from tests.queued import enqueue
+
+
+@pytest.fixture
+def storage(settings: Settings) -> Storage:
+    return Storage(settings.storage)
+
+
+def job(number: int, **more: object) -> SvdJob:
+    return SvdJob(image=f"inputs/{'0' * 64}.jpg", name=f"photo {number}", seed=number, steps=4, **more)
+
+
+def act(server: Server, action: str, *ids: str) -> list[str]:
+    answer = server.ask("POST", "/page/actions", {"action": action, "ids": list(ids)})
+    assert answer.status == 200, answer.body
+    return answer.json["problems"]
+
+
+def upload(server: Server, photo: Path, **fields: str) -> Answer:
+    parts = [
+        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()
+    ]
+    head = f'--x\r\nContent-Disposition: form-data; name="input_reference"; filename="{photo.name}"\r\n\r\n'
+    body = "".join([*parts, head]).encode() + photo.read_bytes() + b"\r\n--x--\r\n"
+    headers = {**server.bearer, "Content-Type": "multipart/form-data; boundary=x"}
+    return server.ask("POST", "/page/photos", body, headers)
+
+
+def test_the_form_has_every_parameter_of_the_job(server: Server) -> None:
+    html = server.get("/").body.decode()
+    for name in ("width", "steps", "seed", "decode_chunk_size", "max_guidance_scale"):
+        assert re.search(rf'name="{name}"', html)
+    assert 'data-checks="formats" data-default="mp4"' in html
+    width = re.search(r'<input type="number" id="svd-width"[^>]*>', html)
+    assert width is not None
+    for attribute in ('value="1024"', 'min="64"', 'max="4096"', 'step="64"'):
+        assert attribute in width[0]
+    assert 'id="wan-prompt"' in html  # the preview makes videos of all families
+    assert not re.search(r"<script(?! type=\"module\" src)|<style|\sstyle=|\son\w+=", html)
+
+
+def test_the_page_makes_the_jobs_of_svdq_submit(server: Server, svdq, photo: Path) -> None:
+    fields = {"family": "svd", "frames": "5", "steps": "3", "variations": "3", "folder": "holiday"}
+    jobs = upload(server, photo, **fields).json["jobs"]
+    assert [each["is_new"] for each in jobs] == [True] * 3
+    said = svdq(
+        "submit", photo, "--frames", 5, "--steps", 3, "--variations", 3, "--output", "holiday", "--json"
+    ).stdout.splitlines()
+    assert [json.loads(line)["id"] for line in said] == [each["id"] for each in jobs]
+    assert not any(each["is_new"] for each in upload(server, photo, **fields).json["jobs"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"frames": "0"}, "Frames 0 is not allowed"),
+        ({"frames": "many"}, "Frames 'many' is not allowed"),
+        ({"width": "100"}, "the nearest such size is 128x576"),
+        ({"variations": "x"}, "Videos of each photo 'x' is not allowed"),
+        ({"variations": "0"}, "ask for fewer"),
+        ({"priority": "soon"}, "There is no priority 'soon'"),
+        ({"at": "yesterday"}, "Time 'yesterday' is not a time"),
+        ({"folder": "../up"}, "is not inside the storage's outputs/"),
+        ({"nonsense": "1"}, "There is no setting 'nonsense'"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(
+    server: Server, photo: Path, fields: dict[str, str], sentence: str, storage: Storage
+) -> None:
+    query = "&".join(f"{name}={quote(value)}" for name, value in fields.items())
+    for answer in (upload(server, photo, **fields), server.get(f"/page/estimate?{query}")):
+        assert answer.status == 400
+        assert sentence in answer.error["message"]
+    assert list(storage.entries("inputs")) == []
+
+
+def test_the_estimate_without_a_worker_says_why(server: Server) -> None:
+    assert server.get("/page/estimate?num_videos=3").json == {"eta_s": None, "reason": "No worker is running."}
+    assert server.get("/page/estimate?num_videos=lots").status == 400
+
+
+def test_results_come_in_pages_the_newest_first(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    # Many of the same second, in all queues: the order within it is that of the ids.
+    ids = [
+        finish(
+            connection,
+            storage,
+            number,
+            at=1_700_000_000 + number // 25,
+            priority=("high", "default", "low")[number % 3],
+        )
+        for number in range(101)
+    ]
+    found, before = [], ""
+    for _ in range(4):
+        page = server.get(f"/page/results?before={before}").json
+        found += [each["id"] for each in page["results"]]
+        before = page["next"]
+        if before is None:
+            break
+    assert found == ids[::-1]
+    assert before is None
+
+
+def test_results_by_verdict(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    ids = [finish(connection, storage, number, name=f"Café {number}") for number in range(3)]
+    fail(connection, job(9), "f" * 20, at=1_800_000_000)
+    assert act(server, "keep", ids[0]) == []
+    assert act(server, "reject", ids[1]) == []
+
+    def shown(show: str) -> list[str]:
+        return [each["name"] for each in server.get(f"/page/results?show={show}").json["results"]]
+
+    assert shown("open") == ["photo 9", "Café 2", "Café 0"]
+    assert [shown(show) for show in ("new", "keep", "reject", "failed")] == [
+        ["Café 2"],
+        ["Café 0"],
+        ["Café 1"],
+        ["photo 9"],
+    ]
+    assert act(server, "unmark", ids[0]) == []
+    assert shown("keep") == []
+    assert server.get("/page/results?show=odd").status == 400
+    assert server.get("/page/results?before=odd").status == 400
+    failure = server.get("/page/results?show=failed").json["results"][0]
+    assert (failure["error"], failure["is_there"]) == ("photo 9 is broken.", False)
+    text = server.get("/page/results").body.decode()
+    assert str(storage.folder) not in text
+
+
+def test_a_video_that_is_kept_survives_prune(
+    server: Server, connection: redis.Redis, storage: Storage, svdq, settings: Settings
+) -> None:
+    ids = [finish(connection, storage, number) for number in range(3)]
+    act(server, "keep", ids[1])
+    act(server, "reject", ids[2])
+    time.sleep(1.1)
+    done = svdq("prune", "--older-than", "1s", "--yes")
+    assert done.returncode == 0, done.stderr
+    left = {entry.key.rpartition("-")[2].partition(".")[0] for entry in storage.entries("outputs")}
+    assert left == {ids[1]}
+    assert verdicts.read(connection, ids) == [None, "keep", "reject"]
+
+
+def test_actions_on_jobs(server: Server, connection: redis.Redis) -> None:
+    for number in range(3):
+        enqueue(connection, job(number), f"{number}" * 20)
+    enqueue(connection, job(3), "3" * 20, "low")
+    assert act(server, "front", "3" * 20) == []
+    assert connection.lrange("rq:queue:svdq-default", 0, 0) == [b"3" * 20]
+    assert act(server, "cancel", "1" * 20, "nobody") == [
+        "There is no job 'nobody'; `svdq list` shows all jobs (finished ones for 7 days)."
+    ]
+    assert view(connection, "1" * 20).status == "canceled"
+    assert act(server, "pause") == []
+    assert connection.exists("rq:suspended")
+    assert act(server, "resume") == []
+    assert not connection.exists("rq:suspended")
+    assert act(server, "cancel-waiting") == []
+    assert [view(connection, f"{number}" * 20).status for number in range(4)] == ["canceled"] * 4
+    assert act(server, "retry", "0" * 20) == []
+    assert view(connection, "0" * 20).status == "queued"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"action": "fly"},
+        {"action": 1},
+        {"action": "cancel", "ids": "x"},
+        {"action": "cancel", "ids": [1]},
+        {"a": 1},
+    ],
+)
+def test_a_wrong_action_is_refused(server: Server, body: dict[str, object]) -> None:
+    answer = server.ask("POST", "/page/actions", body)
+    assert answer.status == 400
+    assert answer.error["message"].endswith(".")
+
+
+def test_a_video_is_repeated_with_a_new_seed_or_one_changed_value(
+    server: Server, connection: redis.Redis, storage: Storage
+) -> None:
+    first = finish(connection, storage, 7, name="Sea", priority="high")
+
+    def repeat(**changes: str):
+        return server.ask("POST", "/page/repeat", {"id": first, "changes": changes})
+
+    again = view(connection, repeat().json["id"])
+    assert (again.name, again.queue, again.parameters["steps"]) == ("Sea", "svdq-high", 4)
+    assert again.parameters["seed"] != 7
+    changed = view(connection, repeat(steps="9").json["id"])
+    assert (changed.parameters["seed"], changed.parameters["steps"]) == (7, 9)
+    assert repeat(steps="9").json["is_new"] is False
+    by_seed = view(connection, repeat(seed="8").json["id"])
+    assert by_seed.parameters["seed"] == 8
+    refused = repeat(steps="0")
+    assert (refused.status, "Steps 0 is not allowed" in refused.error["message"]) == (400, True)
+    assert repeat(wings="2").status == 400
+    storage.remove(again.parameters["image"])
+    assert "drop it on the page again" in repeat().error["message"]
+
+
+def test_a_zip_has_the_files_of_the_chosen_videos(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    ids = [
+        finish(connection, storage, 1, name="Été", formats=("gif", "png")),
+        finish(connection, storage, 2, name="v1.2", formats=("png",)),
+    ]
+    enqueue(connection, job(3), "3" * 20)
+    answer = server.ask("POST", "/page/zip", f"ids={','.join([*ids, '3' * 20, 'nobody'])}", form_headers(server))
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/zip"
+    archive = zipfile.ZipFile(io.BytesIO(answer.body))
+    assert archive.testzip() is None
+    assert sorted(archive.namelist()) == [
+        *(f"v1.2-{ids[1]}/frame_000{number}.png" for number in (1, 2)),
+        f"Été-{ids[0]}.gif",
+        *(f"Été-{ids[0]}/frame_000{number}.png" for number in (1, 2)),
+    ]
+    gone = server.ask("POST", "/page/zip", f"ids={'3' * 20}", form_headers(server))
+    assert (gone.status, gone.error["code"]) == (404, "not_found")
+
+
+def form_headers(server: Server) -> dict[str, str]:
+    return {**server.bearer, "Content-Type": "application/x-www-form-urlencoded"}
+
+
+def states(server: Server) -> Iterator[dict[str, object]]:
+    """Yield the states that a page receives."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/page/events", headers=server.bearer)
+    response = connection.getresponse()
+    assert response.status == 200
+    try:
+        while line := response.readline():
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
+    finally:
+        connection.close()
+
+
+def test_the_stream_shows_what_waits_and_all_pages_share_the_reads(server: Server, connection: redis.Redis) -> None:
+    enqueue(connection, job(1), "1" * 20)
+    stream = states(server)
+    first = next(stream)
+    assert [(row["name"], row["state"]) for row in first["rows"]] == [("photo 1", "next")]
+    assert first["warnings"] == ["No worker is running, so the videos wait. Start one with `svdq worker`."]
+    enqueue(connection, job(2), "2" * 20, "high")
+    names: list[str] = []
+    while names != ["photo 2", "photo 1"]:
+        names = [row["name"] for row in next(stream)["rows"]]
+
+    def commands_in(seconds: float) -> int:
+        before = connection.info("stats")["total_commands_processed"]
+        time.sleep(seconds)
+        return connection.info("stats")["total_commands_processed"] - before
+
+    alone = commands_in(3)
+    more = [states(server) for _ in range(20)]
+    readers = [threading.Thread(target=lambda each=each: list(each), daemon=True) for each in more]
+    for reader in readers:
+        reader.start()
+    wait_until(lambda: all(reader.is_alive() for reader in readers))
+    assert commands_in(3) < 2 * alone
+    begin = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - begin < 10  # three seconds on an idle machine
+
+
+def test_the_stream_says_that_redis_is_away(serve: Serve, own_server: Path, svdq) -> None:
+    server = serve(SVDQ_REDIS_URL="redis://127.0.0.1:1/0")
+    state = next(states(server))
+    assert state == {"outage": "The queue cannot be reached: Redis does not answer. Try again in a few seconds."}
+    assert server.get("/").status == 200
