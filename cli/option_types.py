@@ -1,4 +1,4 @@
-"""Option types that click lacks: finite numbers, and files to be written."""
+"""Option types that click lacks: finite numbers, steps of experts, and files to be written."""
 
 import math
 import os
@@ -25,6 +25,20 @@ class Number(click.FloatRange):
 
 #: Milliseconds, at most eleven days.
 MILLISECONDS = Number(0, 1e9)
+
+
+def parse_experts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """Parse the steps of two experts, such as 15+25, in a callback.
+
+    Raises:
+        BadParameter: the value is something else.
+    """
+    from svdq.pipeline.models.names import parse_segments
+
+    try:
+        return None if value is None else parse_segments(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not understood: {error}") from error
 
 
 class OutputFile(click.Path):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ import click
 
 from svdq.cli.formatting import clock, echo, table
 from svdq.cli.main import redis_options
-from svdq.cli.option_types import MILLISECONDS, Number
+from svdq.cli.option_types import MILLISECONDS, Number, parse_experts
 from svdq.producer.timeparse import duration
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ Examples:
   svdq plan --videos 500 --deadline 07:00 --from live
   svdq plan --videos 500 --steps 25 --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpus 7
   svdq plan --videos 500 --deadline 8h --from bench.json --gpu-hour-price 2.5 --watts 700
+  svdq plan --videos 50 --step-ms 5000 --decode-ms 5000 --segments 15+25 --swap-s 30 --gpus 7
 """
 
 
@@ -37,6 +38,13 @@ Examples:
 @click.option("--step-ms", type=Number(0, 1e9, min_open=True), help="Milliseconds of a step; replaces --from.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of an encode.")
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of a decode.")
+@click.option(
+    "--segments",
+    callback=parse_experts,
+    metavar="STEPS+STEPS",
+    help="Each GPU of a pipeline holds one of two experts, which do these shares of the steps: 15+25.",
+)
+@click.option("--swap-s", type=Number(0, 1e9), help="Seconds in which a replica replaces one expert by the other.")
 @click.option("--gpu-hour-price", type=Number(0), metavar="PRICE", help="Price of a GPU per hour.")
 @click.option("--watts", type=Number(0), help="Power of a busy GPU, with its share of the machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -51,6 +59,8 @@ def plan(
     step_ms: float | None,
     encode_ms: float,
     decode_ms: float,
+    segments: tuple[int, int] | None,
+    swap_s: float | None,
     gpu_hour_price: float | None,
     watts: float | None,
     as_json: bool,
@@ -60,8 +70,12 @@ def plan(
 
     The costs of a video come from a recording, from a running group (--from live), or from --step-ms, --encode-ms and
     --decode-ms. The plan compares one GPU, one pipeline over all GPUs, and a replica on each GPU.
+
+    With --segments, a pipeline needs the memory for one expert on each GPU, and one GPU and replicas for both; with
+    --swap-s they hold one at a time, and load the second one after the first steps of all videos.
     """
     from svdq.pipeline.errors import InputError
+    from svdq.pipeline.models.names import split_steps
     from svdq.pipeline.planning.capacity import Question, make_plan
 
     now = datetime.now().astimezone()
@@ -71,7 +85,14 @@ def plan(
         video, origin = live_costs(redis_url, shape, steps) if source == "live" else _recorded(source, steps)
     else:
         assert step_ms is not None
-        video, origin = _video(steps or 25, (step_ms / 1000,), encode_ms / 1000, decode_ms / 1000), "As given"
+        steps = steps or (sum(segments) if segments is not None else 25)
+        video, origin = _video(steps, (step_ms / 1000,), encode_ms / 1000, decode_ms / 1000), "As given"
+    if segments is not None:
+        video = replace(video, segments=split_steps(video.steps, segments))
+    if swap_s is not None:
+        if video.segments is None:
+            raise InputError("--swap-s is the time to replace one expert by the other; give --segments 15+25 with it.")
+        video = replace(video, swap_s=swap_s)
     question = Question(
         videos=videos,
         deadline_s=_deadline_s(deadline, now) if deadline is not None else None,
@@ -97,12 +118,13 @@ def _video(steps: int, step_s: tuple[float, ...], encode_s: float, decode_s: flo
 
 
 def _recorded(source: str, steps: int | None) -> "tuple[VideoCosts, str]":
-    from dataclasses import replace
-
+    from svdq.pipeline.models.names import split_steps
     from svdq.pipeline.planning.recordings import read_profile
 
     video = read_profile(Path(source)).video
-    return replace(video, steps=steps or video.steps), f"From {source}"
+    steps = steps or video.steps
+    segments = None if video.segments is None else split_steps(steps, video.segments)
+    return replace(video, steps=steps, segments=segments), f"From {source}"
 
 
 def live_costs(redis_url: str | None, shape: str | None, steps: int | None) -> "tuple[VideoCosts, str]":
@@ -146,6 +168,10 @@ def _describe(video: "VideoCosts") -> str:
     for name, value in (("encode", video.costs.encode_s), ("decode", video.costs.decode_s)):
         if value:
             words += f", {name} {seconds(value)}"
+    if video.segments is not None:
+        words += f", experts {video.segments[0]} + {video.segments[1]}"
+    if video.swap_s:
+        words += f", swap {seconds(video.swap_s)}"
     return words
 
 

@@ -47,6 +47,8 @@ class Run:
     ranks: int
     #: Denoising steps per video.
     steps: int
+    #: Those of each of two experts, if ranks are bound to one of them each; else None.
+    segments: tuple[int, int] | None
     #: Milliseconds of a step, configured (simulated) or measured (median).
     step_ms: float
     #: Milliseconds of an encode and of a decode, configured or measured.
@@ -72,9 +74,10 @@ class Run:
     #: Median and 95th percentile of single intervals between finished videos.
     interval_s: float
     interval_p95_s: float
-    #: W/K divided by `per_sample_mean_s`, where t is the harmonic mean of the ranks' step times.
+    #: W/K divided by `per_sample_mean_s`, where t is the harmonic mean of the ranks' step times. If ranks are bound, it
+    #: is the ideal pace of those with the slower expert divided by `per_sample_mean_s`.
     efficiency: float
-    #: Videos per second relative to one rank, which takes W per video: K times `efficiency`.
+    #: Videos per second relative to one rank, which takes W per video.
     speedup: float
     #: Share of the steady part in which each rank computed.
     busy_share: list[float]
@@ -97,6 +100,7 @@ def make_run(
     steps: int,
     warmup_samples: int,
     costs: Costs | None,
+    segments: tuple[int, int] | None = None,
 ) -> Run:
     """Compute the figures of a run.
 
@@ -108,6 +112,7 @@ def make_run(
         warmup_samples: number of finished videos to leave out at the start, while costs are measured, and at the end,
             when videos finish together; more than K must remain.
         costs: the configured costs of a video (simulated models); None measures them from the logs.
+        segments: the steps of each expert, if each rank holds one of two.
 
     Raises:
         SvdqError: a video failed.
@@ -119,7 +124,8 @@ def make_run(
     steady_s = finished_s[: len(finished_s) - warmup_samples]
     steady = steady_state(steady_s, num_ranks=ranks, num_warmup=warmup_samples)
     start_s, end_s = steady_s[warmup_samples], steady_s[-1]
-    one_rank_s = VideoCosts(steps=steps, costs=costs).video_s(ranks)
+    video = VideoCosts(steps=steps, costs=costs, segments=segments)
+    one_rank_s = video.video_s(ranks)
     pace_s = one_rank_s / work_rate(logs, costs, finished_s[warmup_samples])
     started_s = min(log.started_s for log in logs if log.started_s is not None)
     first_sample_s = finished_s[0] - started_s
@@ -127,6 +133,7 @@ def make_run(
         model=model,
         ranks=ranks,
         steps=steps,
+        segments=segments,
         step_ms=median(costs.step_s) * 1000,
         encode_ms=costs.encode_s * 1000,
         decode_ms=costs.decode_s * 1000,
@@ -140,7 +147,7 @@ def make_run(
         per_sample_mean_s=pace_s,
         interval_s=steady.interval_s,
         interval_p95_s=steady.interval_p95_s,
-        efficiency=one_rank_s / ranks / pace_s,
+        efficiency=(one_rank_s / ranks if segments is None else video.pace_s(ranks)) / pace_s,
         speedup=one_rank_s / pace_s,
         busy_share=[
             busy_share([(a, b) for name, _, a, b in log.spans if name.startswith(COMPUTING)], start_s, end_s)

@@ -1,9 +1,9 @@
 """The names of models: preview, simulated with its costs, a folder, or a hub id. Does not import torch."""
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from svdq.pipeline.errors import InputError
 
@@ -33,6 +33,24 @@ def split_id(name: str) -> tuple[str, str | None]:
     return repository, revision or None
 
 
+def parse_segments(text: str) -> tuple[int, int]:
+    """Parse the steps of two experts, such as 15+25.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,2})\+([1-9]\d{0,2})", text)
+    if found is None:
+        raise ValueError("the steps of two experts are written like 15+25")
+    return int(found[1]), int(found[2])
+
+
+def split_steps(num_steps: int, segments: tuple[int, int]) -> tuple[int, int]:
+    """Divide the steps of a video between two experts, in proportion to their `segments`."""
+    first = round(num_steps * segments[0] / sum(segments))
+    return first, num_steps - first
+
+
 class Timings(BaseModel):
     """The simulated costs of a model."""
 
@@ -46,6 +64,8 @@ class Timings(BaseModel):
     decode_ms: float = Field(0.0, ge=0)
     #: Milliseconds of the first use of a shape.
     warm_ms: float = Field(0.0, ge=0)
+    #: Two experts, each of which does some of the steps: 15+25 of 40, and of other numbers in proportion.
+    segments: Annotated[tuple[int, int], BeforeValidator(parse_segments)] | None = None
     #: Factor by which this rank's steps are slower than `step_ms`.
     slowdown: float = Field(1.0, gt=0)
     #: For fault tests: a video with this seed kills its process in its fourth step, or in its last if it has fewer.

@@ -22,7 +22,7 @@ from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.base import ModelInfo, Role, State, check_tensor
 from svdq.pipeline.models.family import Segment
-from svdq.pipeline.models.names import Timings, timings_of
+from svdq.pipeline.models.names import Timings, split_steps, timings_of
 from svdq.pipeline.models.registry import family_for
 from svdq.pipeline.parameters import VideoParameters
 
@@ -59,6 +59,8 @@ class SimulatedModel:
         self._kill_step: int | None = None
         self._hang_step: int | None = None
         self._is_nan = False
+        #: The steps of the present sample that the experts of this rank do.
+        self._may_do: set[int] = set()
         #: The latents of the present sample, and flat on the host.
         self._latents = torch.zeros(1)
         self._flat = np.zeros(1, np.float16)
@@ -88,8 +90,15 @@ class SimulatedModel:
         return family_for(parameters).complete(parameters, {"num_frames": self.info.default_frames})
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
-        """Return one segment: this model does the steps of any family."""
-        return (Segment(component="simulated", start=0, stop=parameters.steps),)
+        """Return the segment of each simulated expert, which does the steps of any family; an empty one is left out."""
+        if self._timings.segments is None:
+            return (Segment(component="simulated", start=0, stop=parameters.steps),)
+        first, _ = split_steps(parameters.steps, self._timings.segments)
+        segments = (
+            Segment(component="simulated", start=0, stop=first),
+            Segment(component="simulated_2", start=first, stop=parameters.steps),
+        )
+        return tuple(segment for segment in segments if segment.start < segment.stop)
 
     def check_state(self, state: State, parameters: VideoParameters) -> None:
         """Check the tensors of a state; see `VideoModel`."""
@@ -125,13 +134,25 @@ class SimulatedModel:
         self._kill_step = late if parameters.seed == self._timings.kill_seed else None
         self._hang_step = late if parameters.seed == self._timings.hang_seed else None
         self._is_nan = parameters.seed == self._timings.nan_seed
+        self._may_do = {
+            index
+            for segment in self.segments(parameters)
+            if self._role.has(segment.component)
+            for index in range(segment.start, segment.stop)
+        }
         # numpy sets one element ten times faster than torch, which keeps the host's share of a simulated step small.
         self._latents = state["latents"]
         self._flat = self._latents.cpu().numpy().reshape(-1)
         return self
 
     def step(self, state: State, index: int) -> dict[str, Tensor]:
-        """Sleep, and move the first latent by the step's number, in place."""
+        """Sleep, and move the first latent by the step's number, in place.
+
+        Raises:
+            SampleError: this rank does not have the expert of this step.
+        """
+        if index not in self._may_do:
+            raise SampleError(f"Step {index} came to a rank that does not have its simulated expert.")
         if index == self._kill_step:
             os.kill(os.getpid(), signal.SIGKILL)
         if index == self._hang_step:

@@ -83,6 +83,14 @@ def _wastes(profile: Profile) -> Iterator[Remedy]:
             f"{video.largest_useful} ranks wait for it.",
             factor=video.costs.encode_s / (video.video_s(num_ranks) / num_ranks),
         )
+    if video.segments is not None and num_ranks > 1:
+        first, second = video.division(num_ranks)
+        yield Remedy(
+            text=f"Let a rank hold both experts, or use another number of ranks: the {video.segments[0]} steps of the "
+            f"first expert on {first} ranks and the {video.segments[1]} of the second on {second} are uneven, and some "
+            "ranks wait for the others.",
+            factor=video.pace_s(num_ranks) / max(video.video_s(num_ranks) / num_ranks, video.costs.encode_s),
+        )
     typical_s = median(video.costs.step_s)
     slow = [rank for rank, step_s in enumerate(video.costs.step_s) if step_s > typical_s * (1 + WORTH)]
     if slow and num_ranks > 1:

@@ -1,7 +1,7 @@
 """The capacity law: how long a number of GPUs takes for a number of videos. Pure code.
 
 Symbols are those of docs/internals/capacity.md: T steps of t seconds, E to encode, D to decode, W = T·t + E + D, and K
-ranks.
+ranks. Where ranks hold one of two experts each, K1 of them do T1 steps and K2 the other T2.
 """
 
 import math
@@ -26,6 +26,10 @@ class VideoCosts:
     #: t, E and D. A step's time for each measured GPU: a larger group has further GPUs like the median one, a smaller
     #: group goes without the slowest.
     costs: Costs
+    #: T1 and T2, if each rank of a pipeline holds one of two experts; None if every rank holds all of the model.
+    segments: tuple[int, int] | None = None
+    #: Seconds in which a replica replaces the first expert by the second one, after the T1 steps of all its videos.
+    swap_s: float = 0.0
 
     def step_s(self, ranks: int) -> float:
         """Return the time of a step on `ranks` GPUs that share the steps by their speeds: the harmonic mean."""
@@ -38,16 +42,49 @@ class VideoCosts:
         return self.steps * self.step_s(ranks) + self.costs.encode_s + self.costs.decode_s
 
     def pace_s(self, ranks: int) -> float:
-        """Return the seconds between two videos of a pipeline: W/K, but at least the encode, which is on rank 0."""
-        return max(self.video_s(ranks) / ranks, self.costs.encode_s)
+        """Return the seconds between two videos of a pipeline: W/K, but at least what a bound rank needs.
+
+        The encode is bound to rank 0, and each expert's steps to the ranks that hold it.
+        """
+        if self.segments is None or ranks == 1:
+            return max(self.video_s(ranks) / ranks, self.costs.encode_s)
+        first_s, second_s = self._experts_s(ranks)
+        first, second = self.division(ranks)
+        return max(first_s / first, second_s / second, self.costs.encode_s)
+
+    def division(self, ranks: int) -> tuple[int, int]:
+        """Return K1 and K2, with which the slower experts are as fast as possible; at least two ranks."""
+        first_s, second_s = self._experts_s(ranks)
+        numbers = ((first, ranks - first) for first in range(1, ranks))
+        return min(numbers, key=lambda of: max(first_s / of[0], second_s / of[1]))
+
+    def _experts_s(self, ranks: int) -> tuple[float, float]:
+        """Return what each expert's ranks do of a video: T1·t + E and T2·t + D."""
+        assert self.segments is not None
+        first_s = self.segments[0] * self.step_s(ranks) + self.costs.encode_s
+        return first_s, self.video_s(ranks) - first_s
 
     def time_s(self, ranks: int, num_videos: int) -> float:
-        """Return the seconds until a pipeline has made `num_videos`: max(W, N·pace)."""
-        return max(self.video_s(ranks), num_videos * self.pace_s(ranks))
+        """Return the seconds until a pipeline has made `num_videos`: max(W, N·pace).
+
+        Where experts are bound, the ranks of the second wait for the first video, and the last video for them.
+        """
+        if ranks == 1:
+            return self.replicas_time_s(1, num_videos)
+        if self.segments is None:
+            return max(self.video_s(ranks), num_videos * self.pace_s(ranks))
+        first_s, second_s = self._experts_s(ranks)
+        first, second = self.division(ranks)
+        return max(
+            first_s + second_s,
+            num_videos * self.costs.encode_s,
+            num_videos * first_s / first + second_s,
+            first_s + num_videos * second_s / second,
+        )
 
     def replicas_time_s(self, ranks: int, num_videos: int) -> float:
         """Return the seconds until `ranks` replicas, of whole videos each, have made `num_videos`."""
-        return math.ceil(num_videos / ranks) * self.video_s(ranks)
+        return math.ceil(num_videos / ranks) * self.video_s(ranks) + self.swap_s
 
     @property
     def largest_useful(self) -> int:
@@ -86,7 +123,7 @@ class Question:
 class Row:
     """The result of one layout; names of fields are those of the JSON."""
 
-    #: "one GPU", "pipeline of 7" or "7 replicas".
+    #: "one GPU", "pipeline of 7", with experts "pipeline of 3 + 4", or "7 replicas".
     layout: str
     gpus: int
     #: Seconds between two videos, and until all are done.
@@ -146,11 +183,11 @@ def make_plan(video: VideoCosts, question: Question) -> Plan:
     layouts = {"one GPU": (1, video.video_s(), video.time_s(1, num_videos))}
     if gpus > 1:
         layouts |= {
-            f"pipeline of {gpus}": (gpus, video.pace_s(gpus), video.time_s(gpus, num_videos)),
+            _pipeline_of(video, gpus): (gpus, video.pace_s(gpus), video.time_s(gpus, num_videos)),
             f"{gpus} replicas": (gpus, video.video_s(gpus) / gpus, video.replicas_time_s(gpus, num_videos)),
         }
     if fewest is not None and fewest > 1:
-        layouts[f"pipeline of {fewest}"] = (fewest, video.pace_s(fewest), video.time_s(fewest, num_videos))
+        layouts[_pipeline_of(video, fewest)] = (fewest, video.pace_s(fewest), video.time_s(fewest, num_videos))
     return Plan(
         question=question,
         gpus=gpus,
@@ -183,6 +220,10 @@ def changes(video: VideoCosts, gpus: int, num_videos: int) -> tuple[Change, ...]
         Change(what=what, factor=video.pace_s(gpus) / other.pace_s(ranks), time_s=other.time_s(ranks, num_videos))
         for what, other, ranks in options
     )
+
+
+def _pipeline_of(video: VideoCosts, gpus: int) -> str:
+    return f"pipeline of {gpus if video.segments is None else ' + '.join(map(str, video.division(gpus)))}"
 
 
 def _row(layout: str, gpus: int, pace_s: float, time_s: float, question: Question) -> Row:

@@ -84,6 +84,7 @@ class _Run(_Record):
     through: str
     ranks: int = Field(ge=1, le=_MAX_RANKS)
     steps: int = Field(ge=1, le=1000)
+    segments: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = None
     step_ms: _Positive
     encode_ms: _Time
     decode_ms: _Time
@@ -139,7 +140,7 @@ def _from_runs(runs: Sequence[_Run], source: str) -> Profile:
     )
     return Profile(
         source=f"{source}, {run.ranks} ranks",
-        video=VideoCosts(steps=run.steps, costs=costs),
+        video=VideoCosts(steps=run.steps, costs=costs, segments=run.segments),
         ranks=tuple(RankTime(steps=min(1.0, share)) for share in run.busy_share),
     )
 

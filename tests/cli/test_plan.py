@@ -62,6 +62,19 @@ def test_a_deadline_that_nothing_meets() -> None:
     assert "No number of GPUs renders 2 videos in 60 s." in result.stdout
 
 
+def test_two_experts_against_replicas_that_swap_them() -> None:
+    arguments = (
+        "plan --videos 50 --step-ms 5000 --encode-ms 1000 --decode-ms 5000 --gpus 7 --segments 15+25 --swap-s 30"
+    )
+    result = CliRunner().invoke(cli, arguments.split(), catch_exceptions=False)
+    assert "As given: 40 steps of 5 s, encode 1 s, decode 5 s, experts 15 + 25, swap 30 s." in result.stdout
+    rows = [re.split(r"\s{2,}", line) for line in result.stdout.splitlines()]
+    assert ["pipeline of 3 + 4", "7", "32.5 s", "111", "28 min"] in rows
+    assert ["7 replicas", "7", "29.43 s", "122", "28 min"] in rows
+    # Four steps, as of a distilled model, are divided in proportion.
+    assert "experts 2 + 2" in CliRunner().invoke(cli, [*arguments.split(), "--steps", "4"]).stdout
+
+
 def test_costs_from_a_bench(tmp_path: Path) -> None:
     path = bench_json(tmp_path / "bench.json")
     found = planned("--videos", 100, "--from", path)
@@ -69,6 +82,8 @@ def test_costs_from_a_bench(tmp_path: Path) -> None:
     assert (one["time_s"], one["gpus"]) == (pytest.approx(132.0), 1)
     assert (pipeline["gpus"], pipeline["pace_s"]) == (4, pytest.approx(0.33))
     assert replicas["time_s"] == pytest.approx(25 * 1.32)
+    bound = planned("--videos", 100, "--from", bench_json(tmp_path / "bound.json", segments=[9, 15]))
+    assert bound["rows"][1]["pace_s"] == pytest.approx(max(9 * 0.05 + 0.04, 15 * 0.05 + 0.08) / 2)
     # Twice the steps, with the same costs otherwise.
     assert planned("--videos", 1, "--from", path, "--steps", 48)["rows"][0]["time_s"] == pytest.approx(2.52)
 
@@ -97,6 +112,9 @@ def test_costs_from_a_live_group(connection: redis.Redis) -> None:
         ("--videos 5 --from runs.json", "record it again"),
         ("--videos 5 --step-ms 50 --deadline soon", "--deadline 'soon' is not a duration"),
         ("--videos 5 --step-ms 0", "0.0 is not in the range"),
+        ("--videos 5 --step-ms 50 --segments 15", "written like 15+25"),
+        ("--videos 5 --step-ms 50 --segments 0+40", "written like 15+25"),
+        ("--videos 5 --step-ms 50 --swap-s 30", "give --segments 15+25 with it"),
         ("--videos 5 --step-ms nan", "'nan' is not a finite number"),
         ("--videos 5 --from live", "No live group has measured any video"),
     ],

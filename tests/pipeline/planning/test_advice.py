@@ -152,3 +152,15 @@ def test_a_recording_that_is_nested_deeply(tmp_path: Path) -> None:
     (path := tmp_path / "recording.json").write_text("[" * 2000 + "]" * 2000)
     with pytest.raises(InputError, match="cannot be read"):
         read_profile(path)
+
+
+def test_uneven_experts_are_named_with_what_a_rank_with_both_would_gain(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    run = {"through": "loop", "ranks": 7, "steps": 40, "segments": [15, 25], "step_ms": 50, "encode_ms": 0}
+    run |= {"decode_ms": 0, "per_sample_mean_s": 0.3125, "busy_share": [0.8] * 3 + [1.0] * 4}
+    path.write_text(json.dumps({"runs": [run]}))
+    best = advise(read_profile(path)).best
+    assert "the 15 steps of the first expert on 3 ranks and the 25 of the second on 4 are uneven" in best.text
+    assert best.factor == pytest.approx(7 * 25 / (4 * 40))
+    path.write_text(json.dumps({"runs": [run | {"segments": None}]}))
+    assert "expert" not in advise(read_profile(path)).best.text

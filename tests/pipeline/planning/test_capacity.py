@@ -6,11 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svdq.pipeline.costs import Costs
+from svdq.pipeline.binding import bind
+from svdq.pipeline.costs import CostPrior, Costs
+from svdq.pipeline.models.family import Segment
 from svdq.pipeline.planning.capacity import MOST_GPUS, Question, VideoCosts, make_plan
 
 #: SVD-XT at 576x1024x25 on an H100: W = 22.623 s.
 H100 = VideoCosts(steps=25, costs=Costs(step_s=(0.764,), encode_s=0.140, decode_s=3.383))
+
+
+#: Two experts of 15 and 25 steps of 5 s: W = 206 s.
+EXPERTS = VideoCosts(steps=40, costs=Costs(step_s=(5.0,), encode_s=1.0, decode_s=5.0), segments=(15, 25), swap_s=30.0)
 
 
 def video(steps: int = 25, *step_s: float, encode_s: float = 0.0, decode_s: float = 0.0) -> VideoCosts:
@@ -40,6 +46,31 @@ def test_only_rank_0_encodes() -> None:
     assert model.largest_useful == 10
     assert H100.largest_useful == math.ceil(22.623 / 0.140)
     assert video().largest_useful == MOST_GPUS
+
+
+def test_ranks_of_one_expert_wait_for_those_of_the_slower_one() -> None:
+    assert EXPERTS.division(7) == (3, 4)
+    assert EXPERTS.pace_s(7) == pytest.approx(130 / 4)
+    assert EXPERTS.pace_s(2) == pytest.approx(130)
+    # The second experts wait for the first video; the last one is there when they have made the others.
+    assert EXPERTS.time_s(7, 50) == pytest.approx(76 + 50 * 130 / 4)
+    assert EXPERTS.time_s(7, 1) == pytest.approx(206)
+    assert EXPERTS.replicas_time_s(7, 50) == pytest.approx(8 * 206 + 30)
+    assert EXPERTS.time_s(1, 2) == pytest.approx(2 * 206 + 30)
+
+
+@given(st.integers(2, 12), st.integers(1, 40), st.integers(1, 40), st.floats(0, 5), st.floats(0, 9))
+def test_ranks_are_divided_as_a_worker_binds_them(
+    ranks: int, first: int, second: int, encode_steps: float, decode_steps: float
+) -> None:
+    costs = Costs(step_s=(2.0,), encode_s=2 * encode_steps, decode_s=2 * decode_steps)
+    model = VideoCosts(steps=first + second, costs=costs, segments=(first, second))
+    segments = [Segment(component="a", start=0, stop=first), Segment(component="b", start=first, stop=first + second)]
+    held = bind(segments, [False] * ranks, CostPrior(encode_steps=encode_steps, decode_steps=decode_steps))
+    number = held.count(frozenset("a"))
+    work = first + encode_steps, second + decode_steps
+    slowest = max(work[0] / number, work[1] / (ranks - number))
+    assert model.pace_s(ranks) == pytest.approx(2 * max(slowest, encode_steps))
 
 
 @given(
