@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from svdq.pipeline.binding import Components, bounds_of
 from svdq.pipeline.costs import CostModel, Shape
 from svdq.pipeline.failures import say_why
 from svdq.pipeline.models.base import VideoModel
@@ -30,6 +31,7 @@ class Admission:
         monitor: Monitor,
         tracer: Tracer,
         warm_up: Callable[[Request, int], None],
+        components: Sequence[Components] = (),
     ) -> None:
         """Begin with the first index.
 
@@ -41,6 +43,7 @@ class Admission:
             model: with the encoder.
             monitor: receives progress.
             tracer: records spans.
+            components: of each rank; none: all ranks have all.
             warm_up: has the other ranks warm up for a request with an index, if its shape is new.
         """
         self.source = source
@@ -51,12 +54,35 @@ class Admission:
         self._monitor = monitor
         self._tracer = tracer
         self._warm_up = warm_up
+        self._components = components if any(held is not None for held in components) else ()
         #: Index of the next sample.
         self.next_index = 0
         #: The stage loop and the thread that receives reports use the planner and the costs.
         self._lock = threading.Lock()
+        #: Set when the planner has learned something, or the rank stops.
+        self._news = threading.Event()
+        self._released = False
         #: Shape and assignment of the samples in flight, by index.
         self._in_flight: dict[int, tuple[Shape, Assignment]] = {}
+
+    def take(self) -> Request | None:
+        """Wait for the next request while rank 0 has nothing to do; None when no more will come, or after `release`.
+
+        Where ranks are bound to later steps, it also waits until these have room for another sample.
+        """
+        while self._components:
+            self._news.clear()
+            with self._lock:
+                wait_s = self._planner.wait_for_room_s(time.monotonic())
+            if wait_s <= 0 or self._released:
+                break
+            self._news.wait(wait_s)
+        return None if self._released else self.source.take()
+
+    def release(self) -> None:
+        """Unblock `take`; from any thread."""
+        self._released = True
+        self._news.set()
 
     def take_if_wanted(self, *, is_last: bool, decodes: bool) -> Request | None:
         """Return a request that is ready, if another rank is about to be free; between two pieces of rank 0's work.
@@ -80,6 +106,7 @@ class Admission:
         first_step = resume.step if resume is not None else 0
         decoders = range(self._num_ranks) if request.decoders is None else request.decoders
         shape = Shape.of(parameters)
+        bounds = bounds_of(self._model.segments(parameters), self._components) if self._components else None
         with self._lock:
             plan = self._planner.admit(
                 index,
@@ -91,6 +118,7 @@ class Admission:
                 encoded=resume is not None,
                 num_waiting=request.num_waiting,
                 now=time.monotonic(),
+                bounds=bounds,
             )
             self._in_flight[index] = shape, plan
         if resume is not None:
@@ -137,12 +165,14 @@ class Admission:
                 num_steps = plan.boundaries[each.rank + 1] - plan.boundaries[each.rank]
                 self._costs.record(shape, each.rank, each.kind, num_steps, each.seconds)
                 self._planner.finished(each.sample, each.rank, each.kind, time.monotonic())
+        self._news.set()
 
     def on_report(self, report: Report) -> None:
         """Handle the end of a sample."""
         with self._lock:
             self._planner.ended(report.body["index"])
             self._in_flight.pop(report.body["index"], None)
+        self._news.set()
         self.source.ended(report)
 
     def handle(self, arrival: Arrival) -> None:

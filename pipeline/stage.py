@@ -7,12 +7,14 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from svdq.pipeline.admission import Admission
+from svdq.pipeline.binding import Components
 from svdq.pipeline.costs import CostModel
 from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.denoising import KEEP_EVERY_S, StepLoop
@@ -54,6 +56,7 @@ class Stage:
         reports: Receiver | None = None,
         checkpointer: Checkpointer | None = None,
         planner: Planner | None = None,
+        components: Sequence[Components] = (),
         keep_every_s: float = KEEP_EVERY_S,
     ) -> None:
         assert (source is None) == (upstream is not None)
@@ -84,6 +87,7 @@ class Stage:
                 monitor=monitor,
                 tracer=tracer,
                 warm_up=self._warmup.announce_new,
+                components=components,
             )
         self._stopping = threading.Event()
         self._steps = StepLoop(
@@ -127,6 +131,8 @@ class Stage:
         """Make `run` return after the current step, keeping samples in flight; may be called from any thread."""
         self._stopping.set()
         self._inbox.release()
+        if self._admission is not None:
+            self._admission.release()
         # All of them: after the last sample, rank 0 may wait for reports, and any rank for its last message to be sent.
         for link in (self._upstream, self._outgoing, self._reports):
             if link is not None:
@@ -157,7 +163,7 @@ class Stage:
     def _next(self) -> Sample | None:
         while not self.stopped:
             if self._admission is not None and not self._inbox:
-                request = self._admission.source.take()
+                request = self._admission.take()
                 if request is None or self.stopped:
                     return None
                 self._admit(request)

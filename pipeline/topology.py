@@ -4,13 +4,14 @@ Samples go from rank to rank down the chain; reports go back from the last rank 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
 
+from svdq.pipeline.binding import Components
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.plan import Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, Sink, Source
@@ -150,6 +151,7 @@ def build_stage(
     device: torch.device | None = None,
     checkpointer: Checkpointer | None = None,
     planner: Planner | None = None,
+    components: Sequence[Components] = (),
 ) -> Stage:
     """Create a rank's stage and connect it to its neighbours.
 
@@ -165,6 +167,7 @@ def build_stage(
         device: of this rank; None: the processor.
         checkpointer: keeps unfinished samples; None keeps nothing.
         planner: decides on rank 0 who does what; None: fair shares, and the last rank decodes.
+        components: on rank 0 the denoising components of each rank; none: all ranks have all.
     """
     return Stage(
         rank=topology.rank,
@@ -176,6 +179,7 @@ def build_stage(
         source=source,
         sink=sink,
         planner=planner,
+        components=components,
         upstream=Receiver(links.upstream, topology.rank - 1, on_lost) if links.upstream else None,
         downstream=Sender(links.downstream, topology.rank + 1, on_lost) if links.downstream else None,
         returns=Sender(links.returns, 0, on_lost) if links.returns else None,

@@ -42,6 +42,11 @@ class RankConfig(BaseModel):
         default=(),
         description="Change results by more than rounding, and mark them. int8: weights of linear layers in int8.",
     )
+    bind: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="Whether ranks load one expert each of a model with several; auto: where a rank's memory does not "
+        "hold all of them.",
+    )
     #: Number of the group in its launcher, for log lines.
     group: str | None = None
     #: Seconds since the epoch at which the launcher stops the group; None: never.

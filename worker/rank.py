@@ -5,12 +5,13 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Sequence
 from functools import partial
 
-from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.base import ModelInfo, VideoModel
 from svdq.pipeline.models.memory import chunk_of
 from svdq.pipeline.models.registry import parameters_of
+from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import build_stage
 from svdq.pipeline.trace import Tracer, usage_event
@@ -33,7 +34,7 @@ from svdq.worker.output.fence import Fence
 from svdq.worker.output.writer import ResultWriter
 from svdq.worker.redis_client import ConnectionHealth, connect, restarter, wait_for
 from svdq.worker.restarts import exit_after_stall, exit_without_neighbor
-from svdq.worker.startup import LoadedModel, RankProcess, first_step_s, start
+from svdq.worker.startup import LoadedModel, RankProcess, components_of, first_step_s, start
 
 logger = logging.getLogger("svdq.worker")
 
@@ -100,14 +101,15 @@ def run_rank(process: RankProcess) -> None:
         device=loaded.device,
         on_lost=partial(exit_without_neighbor, stopping=stopping, marker=marker),
         checkpointer=checkpoint_writer,
+        components=components_of(links.rank_info),
     )
     reporter.waiting = [part for part in (intake, result_writer, checkpoint_writer) if part is not None]
     if intake is not None:
         reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
     if plan is not None:
-        _warm_up(stage, plan, config, info.name)
-        if advice := decode_advice(plan, info, config.warmup, topology.num_ranks):
+        _warm_up(stage, plan, config, loaded.model)
+        if advice := decode_advice(plan, info, _typical(loaded.model, config), topology.num_ranks):
             logger.warning("%s", advice)
     if intake is not None:
         intake.start()
@@ -138,6 +140,7 @@ def _make_intake(
     options = IntakeOptions(
         burst=process.config.burst,
         max_pixels=settings.max_pixels,
+        complete=loaded.model.complete,
         memory=plan,
         max_attempts=settings.max_attempts,
         until_s=process.config.until_s,
@@ -151,16 +154,25 @@ def _make_intake(
     return Intake(connection, storage, info, options, checkpoint_reader, checkpoint_writer, connection_health)
 
 
-def _warm_up(stage: Stage, plan: MemoryPlan, config: RankConfig, model: str) -> None:
+def _warm_up(stage: Stage, plan: MemoryPlan, config: RankConfig, model: VideoModel) -> None:
     """Warm up all ranks for the shapes of --warmup, with the decode chunks that are planned for them."""
     for shape in config.warmup:
         try:
-            stage.warm_up_group(plan.admit(parameters_of(model).of_shape(shape)))
-        except DoesNotFitError as error:
+            stage.warm_up_group(plan.admit(model.complete(parameters_of(model.info.name).of_shape(shape))))
+        except (DoesNotFitError, InputError) as error:
             logger.warning("--warmup %s: %s", shape, error)
 
 
-def decode_advice(plan: MemoryPlan, info: ModelInfo, warmup: Sequence[str], num_ranks: int) -> str | None:
+def _typical(model: VideoModel, config: RankConfig) -> VideoParameters:
+    """Return the parameters of a video of the first shape of --warmup, else of the model's defaults."""
+    family = parameters_of(model.info.name)
+    for shape in config.warmup:
+        with contextlib.suppress(InputError):  # the warm-up reports it
+            return model.complete(family.of_shape(shape))
+    return model.complete(family.model_validate({"seed": 0}))
+
+
+def decode_advice(plan: MemoryPlan, info: ModelInfo, typical: VideoParameters, num_ranks: int) -> str | None:
     """Return what to do if few ranks have the memory to decode, and these cannot keep up with all ranks.
 
     More groups would not help: each needs a rank that decodes. The costs are those that the model assumes.
@@ -168,12 +180,11 @@ def decode_advice(plan: MemoryPlan, info: ModelInfo, warmup: Sequence[str], num_
     Args:
         plan: of the group's memory.
         info: the model.
-        warmup: shapes of --warmup, of which the first is checked; else the default shape is.
+        typical: complete parameters of a typical video.
         num_ranks: K.
     """
-    shape = parameters_of(info.name).of_shape(next(iter(warmup), f"1024x576x{info.default_frames}"))
     try:
-        planned = plan.admit(shape)
+        planned = plan.admit(typical)
     except DoesNotFitError:
         return None
     decode_steps = info.prior.decode_steps

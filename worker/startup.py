@@ -3,21 +3,24 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from svdq.pipeline.binding import Components
 from svdq.pipeline.device import check_computes, check_options, choose_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.options import dtype_of
-from svdq.pipeline.topology import Links, Topology, join
+from svdq.pipeline.topology import Links, Topology, agree, join
 from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.settings import Settings
+from svdq.worker import roles
 from svdq.worker.config import RankConfig
 from svdq.worker.health.crash_marker import CrashMarker
 from svdq.worker.health.job_log_handler import JobLogHandler
@@ -25,10 +28,13 @@ from svdq.worker.intake.memory import RankMemory
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.launcher.hosts import address_book
 from svdq.worker.restarts import count_host_crash, exit_for_restart, exit_without_neighbor
+from svdq.worker.roles import Experts
 from svdq.worker.signals import Signals
 
 #: Seconds that compiling for a shape may take before a rank counts as stalled.
 COMPILE_S = 3 * 60 * 60.0
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +100,12 @@ def _load_model(process: RankProcess) -> LoadedModel:
     if config.compile != "off":
         prepare_compiling(settings.home, topology.local_num_ranks)
     check_options(compute, device)
-    started = time.perf_counter()
-    role = Role.of_rank(topology.rank)
-    model = open_model(settings.model, role, device, dtype, compute)
     # svdq worker counts the ranks of all groups; torchrun has one group.
     sharing = config.ranks_per_gpu or ranks_per_gpu(torch.cuda.device_count(), topology.local_num_ranks)
+    components = _agree_on_components(process, lambda: capacity(device, settings.memory_limit, sharing), dtype)
+    started = time.perf_counter()
+    role = replace(Role.of_rank(topology.rank), components=components)
+    model = open_model(settings.model, role, device, dtype, compute)
     granted = capacity(device, settings.memory_limit, sharing)
     if granted is not None and model.info.weight_bytes > granted and not topology.last:
         # There is no room for the decoder, which the last rank has in any case.
@@ -112,18 +119,41 @@ def _load_model(process: RankProcess) -> LoadedModel:
         device=name_of(device),
         ranks_per_gpu=sharing,
         decodes=role.decode,
+        components=None if components is None else tuple(sorted(components)),
     )
     return LoadedModel(model=model, device=device, load_s=load_s, memory=memory)
+
+
+def _agree_on_components(process: RankProcess, granted: Callable[[], int | None], dtype: torch.dtype) -> Components:
+    """Return the experts that this rank loads; waits for the other ranks if the model has several."""
+    experts = Experts.of(process.settings.model)
+    if experts is None:
+        return None
+    config = process.config
+
+    def decide(rank_info: Sequence[str]) -> str:
+        capacities = [json.loads(info)["capacity"] for info in rank_info]
+        return roles.to_json(experts.assign(capacities, config.bind, config.compute, dtype))
+
+    info = json.dumps({"capacity": granted()})
+    decided = _with_others(process, lambda **where: agree(process.topology, info, decide, **where))
+    return roles.from_json(decided)[process.topology.rank]
 
 
 def _connect(process: RankProcess, loaded: LoadedModel) -> Links:
     topology, marker = process.topology, process.marker
     if topology.local_rank == 0 and not topology.first:
         count_host_crash(process.url, marker)
+    info = loaded.rank_info()
+    return _with_others(process, lambda **where: join(topology, loaded.device, rank_info=info, **where))
+
+
+def _with_others(process: RankProcess, meet: Callable[..., _T]) -> _T:
+    """Call `meet` with where the ranks find each other; the process ends here if the others have ended."""
+    topology, marker = process.topology, process.marker
     book = address_book(process.settings, on_one_host=topology.local_num_ranks == topology.num_ranks)
-    folder = private_folder(marker.folder / "ranks")
     try:
-        return join(topology, loaded.device, folder=folder, book=book, rank_info=loaded.rank_info())
+        return meet(folder=private_folder(marker.folder / "ranks"), book=book)
     except OSError as error:
         # A neighbor has ended meanwhile, probably because all ranks were stopped.
         exit_without_neighbor(f"Cannot connect to the other ranks: {error}.", process.signals.stopping, marker)
@@ -144,6 +174,12 @@ def prepare_compiling(home: Path, num_ranks: int) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     # By default each rank starts a compiling process for every core.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
+
+
+def components_of(rank_info: Sequence[str]) -> list[Components]:
+    """Return the components of each rank from `LoadedModel.rank_info`."""
+    held = [json.loads(info).get("components") for info in rank_info]
+    return [None if each is None else frozenset(each) for each in held]
 
 
 def first_step_s(config: RankConfig, stall_s: float) -> float:

@@ -13,7 +13,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
-from svdq.pipeline.models.family import Segment
+from svdq.pipeline.models.family import Facts, Family, Segment
 from svdq.pipeline.parameters import VideoParameters
 
 #: Frames to be written, on the host: (F, H, W, 3), uint8, RGB.
@@ -58,8 +58,10 @@ class ModelInfo:
     name: str
     #: Notice to show with its videos, or "" for a trained model; e.g. "preview (no diffusion model)".
     notice: str
-    #: Number of frames if a job has none.
-    default_frames: int
+    #: The family whose videos it makes; None: those of any.
+    family: Family | None = None
+    #: What its folder says; empty for a model without one.
+    facts: Facts = field(default_factory=dict)
     #: The dtype and the compute options that are not defaults, as in sidecars and checkpoints.
     compute: dict[str, Any] = field(default_factory=dict)
     #: Bytes of the weights loaded on this rank.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from svdq.pipeline.costs import CostPrior
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.folder_check import Layout
 from svdq.pipeline.models.memory import Activity, Shape
 from svdq.pipeline.parameters import VideoParameters
@@ -71,3 +72,16 @@ class Family:
     prior: Callable[[Facts], CostPrior]
     #: Estimates memory.
     memory: EstimateMemory
+
+    def fill_in(self, parameters: VideoParameters, model: str, facts: Facts) -> VideoParameters:
+        """Fill in what the parameters of a job leave open; `model` is its name in messages.
+
+        Raises:
+            InputError: the video is for another family, or this model cannot make it.
+        """
+        if not isinstance(parameters, self.parameters):
+            raise InputError(
+                f"The model {model} makes videos of {self.title}, and this one is for {parameters.title}: start a "
+                f"worker with a model of {parameters.title}, or submit the photo again with --family {self.name}."
+            )
+        return self.complete(parameters, facts)

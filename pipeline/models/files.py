@@ -74,6 +74,15 @@ def stored_shapes(folder: Path, component: str, *, half: bool) -> Shapes:
     return {name: shape for shapes in found if isinstance(shapes, dict) for name, shape in shapes.items()}
 
 
+def file_bytes(folder: Path, component: str, *, half: bool) -> int:
+    """Return the size of a component's weights files, in half precision or full, without opening them."""
+    return sum(
+        (folder / component / file).stat().st_size
+        for file in weight_files(names_in(folder / component))
+        if is_half(file) == half and not file.endswith(".json") and (folder / component / file).is_file()
+    )
+
+
 def read_shapes(file: Path) -> Shapes | str:
     """Read the shapes of the weights in a safetensors file, or return its problem as a predicate, e.g. "is missing".
 

@@ -45,7 +45,6 @@ class PreviewModel:
         return ModelInfo(
             name="preview",
             notice="preview (no diffusion model)",
-            default_frames=25,
             # Measured on one core at 576x320x25.
             prior=CostPrior(encode_steps=2.0, decode_steps=1.5),
         )

@@ -26,6 +26,8 @@ from svdq.pipeline.models.names import Timings, split_steps, timings_of
 from svdq.pipeline.models.registry import family_for
 from svdq.pipeline.parameters import VideoParameters
 
+#: Of Stable Video Diffusion without -xt.
+DEFAULT_FRAMES = 14
 NOTICE = "simulated (no pictures: its compute is a sleep)"
 #: Integers up to 2048 are exact in float16, and so is arithmetic modulo this prime.
 _MODULUS = 2039
@@ -46,7 +48,6 @@ class SimulatedModel:
         self.info = ModelInfo(
             name=name,
             notice=NOTICE,
-            default_frames=14,
             prior=CostPrior(
                 encode_steps=timings.encode_ms / step_ms,
                 decode_steps=timings.decode_ms / step_ms,
@@ -87,7 +88,7 @@ class SimulatedModel:
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in the defaults of the parameters' family."""
-        return family_for(parameters).complete(parameters, {"num_frames": self.info.default_frames})
+        return family_for(parameters).complete(parameters, {"num_frames": DEFAULT_FRAMES})
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return the segment of each simulated expert, which does the steps of any family; an empty one is left out."""

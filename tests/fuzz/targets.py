@@ -196,7 +196,7 @@ def sidecar(folder: Path, stack: ExitStack) -> Target:
     path = folder / "storage" / "outputs" / f"photo-{job_id}.json"
     seeds = [path.read_bytes(), _document().replace(b"1" * 20, job_id.encode())]
     job = SvdJob.model_validate(json.loads(seeds[0])["job"])
-    model = ModelInfo(name="preview", notice="", default_frames=2)
+    model = ModelInfo(name="preview", notice="")
     assert find_result(storage, model, job, job_id), "the seed is find_resultd"
 
     def read(data: bytes) -> None:

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 class CountingModel:
     """Counts steps in the latents; fails where it is told to."""
 
-    info = ModelInfo(name="counting", notice="", default_frames=2, prior=CostPrior(encode_steps=0, decode_steps=0))
+    info = ModelInfo(name="counting", notice="", prior=CostPrior(encode_steps=0, decode_steps=0))
 
     def __init__(self) -> None:
         #: Seeds whose encode, a step, or decode raises an error.

@@ -43,7 +43,7 @@ def render(model, photo, values):
 
 def test_says_what_it_is(model):
     assert model.info.notice == "preview (no diffusion model)"
-    assert model.info.default_frames == 25
+    assert model.complete(parameters(frames=None)).frames == 25
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -29,6 +29,10 @@ def parameters(guidance="on", **changes):
     return SvdParameters(**(defaults | {"min_guidance_scale": low, "max_guidance_scale": high} | changes))
 
 
+#: The number of frames is left to the model.
+OPEN = parameters(frames=None)
+
+
 @pytest.fixture(scope="module")
 def open_parts(tiny_model):
     """Open the tiny model with some parts; each call with the same parts gives the same instance."""
@@ -161,7 +165,7 @@ def test_info(ranks, tiny_model):
     for rank in ranks:
         assert rank.info.name == str(tiny_model)
         assert rank.info.notice == "tiny (untrained: shows noise)"
-        assert rank.info.default_frames == 14
+        assert rank.complete(parameters(frames=None)).frames == 14
 
 
 def test_nan_is_a_failure_with_a_reason(ranks):
@@ -197,7 +201,7 @@ def test_a_local_folder_needs_no_network(tiny_model, monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert open_model(str(tiny_model), Role.of_rank(0), CPU, torch.float32).info.default_frames == 14
+    assert open_model(str(tiny_model), Role.of_rank(0), CPU, torch.float32).complete(OPEN).frames == 14
 
 
 def edit_index(folder, component, value):
@@ -285,7 +289,12 @@ def test_a_hub_id_in_the_cache_is_opened_with_half_precision_weights_for_float16
         assert model.info.name == "someone/some-model"
         assert model._pipeline.unet.dtype == dtype
         assert bool((model._pipeline.unet.conv_out.bias == 7).all()) == is_half
-    assert open_model(f"someone/some-model@{'5' * 40}", Role(), CPU, torch.float32).info.default_frames == 14
+    assert (
+        open_model(f"someone/some-model@{'5' * 40}", Role(), CPU, torch.float32)
+        .complete(parameters(frames=None))
+        .frames
+        == 14
+    )
 
 
 def test_several_files_of_one_component(tiny_model, tmp_path, open_parts):

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer import control, keys
@@ -28,7 +29,13 @@ from svdq.worker.intake.source import Intake
 from svdq.worker.queue.rq_worker import LEASE_S
 from svdq.worker.redis_client import connect
 
-MODEL = ModelInfo(name="fake", notice="", default_frames=9)
+MODEL = ModelInfo(name="fake", notice="")
+
+
+def complete(parameters: VideoParameters) -> VideoParameters:
+    """Fill in nine frames."""
+    return parameters.model_copy(update={"frames": parameters.frames or 9})
+
 
 #: Makes an intake that has started.
 Open = Callable[..., Intake]
@@ -46,7 +53,8 @@ def open_intake(house) -> Iterator[Open]:
     ) -> Intake:
         link = link or connect(server_url(house.settings))
         storage = Storage(house.settings.storage)
-        intake = Intake(link, storage, MODEL, IntakeOptions(**options), checkpoint_reader, checkpoint_writer)
+        asked = IntakeOptions(complete=complete, **options)
+        intake = Intake(link, storage, MODEL, asked, checkpoint_reader, checkpoint_writer)
         opened.append((intake, link))
         intake.start()
         return intake

@@ -33,10 +33,11 @@ from svdq.worker.output.writer import ResultWriter
 from svdq.worker.rank import decode_advice
 from svdq.worker.redis_client import connect
 
-MODEL = ModelInfo(name="fake", notice="tiny", default_frames=9, compute={"dtype": "float16"})
+MODEL = ModelInfo(name="fake", notice="tiny", compute={"dtype": "float16"})
 GB = 1_000_000_000
 #: The published SVD-XT in float16.
 XT = SvdParameters(seed=1, frames=25, width=1024, height=576, decode_chunk_size=25)
+OPEN = XT.model_copy(update={"decode_chunk_size": None})
 
 
 def ranks(*capacities_gb: float) -> list[RankMemory]:
@@ -64,7 +65,7 @@ def refusal(memory: MemoryPlan, parameters: SvdParameters) -> str:
 
 def advice(*capacities_gb: float) -> str | None:
     memory = MemoryPlan([replace(rank, decodes=True) for rank in ranks(*capacities_gb)], "float16")
-    return decode_advice(memory, MODEL, ["1024x576x25"], len(capacities_gb))
+    return decode_advice(memory, MODEL, OPEN, len(capacities_gb))
 
 
 def test_too_few_ranks_that_can_decode_are_named_with_what_helps() -> None:
@@ -82,7 +83,7 @@ def test_too_few_ranks_that_can_decode_are_named_with_what_helps() -> None:
 def test_ranks_without_the_decoder_are_named() -> None:
     # An inner rank that was loaded without the decoder cannot decode, however small the chunks.
     memory = MemoryPlan(ranks(*[24.0] * 9), "float16")
-    sentence = decode_advice(memory, MODEL, ["1024x576x25"], 9)
+    sentence = decode_advice(memory, MODEL, OPEN, 9)
     assert sentence is not None
     assert sentence.endswith("; the others have no room for the decoder.")
 
@@ -275,7 +276,7 @@ def test_a_limit_that_does_nothing_is_said_to(
     tmp_path: Path, model: str, limit: int | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank_info = [json.dumps({"capacity": limit, "weights": 0, "device": "cpu", "ranks_per_gpu": 1, "decodes": True})]
-    memory = plan_of(tmp_path, ModelInfo(name=model, notice="", default_frames=9), rank_info, limit)
+    memory = plan_of(tmp_path, ModelInfo(name=model, notice=""), rank_info, limit)
     assert memory.admit(XT) == XT
     assert len(caplog.records) == bool(words)
     assert words in caplog.text

@@ -22,7 +22,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.output.sidecar import find_result, job_as_used
 from svdq.worker.output.writer import MAX_WAITING, ResultWriter
 
-MODEL = ModelInfo(name="fake", notice="", default_frames=2)
+MODEL = ModelInfo(name="fake", notice="")
 FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
 
 
@@ -238,7 +238,7 @@ def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder:
     # A decode that ran out of memory has used another chunk size than the job asked for.
     assert find_result(storage, MODEL, job.model_copy(update={"decode_chunk_size": 1}), "id-one") is not None
     assert find_result(storage, MODEL, job.model_copy(update={"seed": 2}), "id-one") is None
-    assert find_result(storage, ModelInfo(name="other", notice="", default_frames=2), job, "id-one") is None
+    assert find_result(storage, ModelInfo(name="other", notice=""), job, "id-one") is None
     assert find_result(storage, MODEL, job, "id-two") is None
     document = json.loads(sidecar.read_text())
     for outputs in (None, "x", [7]):

@@ -12,12 +12,13 @@ from PIL import Image
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.job import Job, SvdJob
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
 from svdq.worker.storage_retry import NoLongerWantedError, RetryStoppedError, StorageRetry
 
-MODEL = ModelInfo(name="fake", notice="", default_frames=2)
+MODEL = ModelInfo(name="fake", notice="")
 
 
 class Refusing:
@@ -115,8 +116,13 @@ class Locked(Storage):
         return super().read(key)
 
 
+def complete(parameters: VideoParameters) -> VideoParameters:
+    """Fill in two frames."""
+    return parameters.model_copy(update={"frames": parameters.frames or 2})
+
+
 def open_prefetcher(storage: Storage, **options: float) -> Prefetcher:
-    return Prefetcher(storage, MODEL, 10**6, None, first_delay_s=0.01, **options)
+    return Prefetcher(storage, MODEL, 10**6, None, complete=complete, first_delay_s=0.01, **options)
 
 
 def prepare(beside: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Future[Prepared]":

@@ -4,24 +4,25 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.base import ModelInfo
+from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.memory import (
     RESERVE_BYTES,
     WORKSPACE_BYTES,
     MeasuredMemory,
+    Shape,
     chunk_of,
     shape_for,
     size_text,
 )
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.registry import parse_parameters
-from svdq.pipeline.models.svd.memory import estimate
+from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.parameters import VideoParameters
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class RankMemory:
     ranks_per_gpu: int = 1
     #: Whether it has the VAE decoder.
     decodes: bool = False
+    #: The denoising components that it has; None: all of the model.
+    components: Sequence[str] | None = None
 
 
 class DoesNotFitError(SvdqError):
@@ -50,16 +53,28 @@ class DoesNotFitError(SvdqError):
 class MemoryPlan:
     """The memory that the ranks of a group have and need."""
 
-    def __init__(self, ranks: Sequence[RankMemory], dtype: str, measured: MeasuredMemory | None = None) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[RankMemory],
+        dtype: str,
+        measured: MeasuredMemory | None = None,
+        *,
+        family: Family = SVD,
+        facts: Facts | None = None,
+    ) -> None:
         """Create it.
 
         Args:
             ranks: the memory of each rank, rank 0 first.
             dtype: torch's name of the dtype that they compute in.
             measured: peaks measured with earlier videos.
+            family: of the model.
+            facts: of the model; None: none are known.
         """
         self._ranks = ranks
         self._dtype = dtype
+        self._family = family
+        self._facts = facts or {}
         self._measured = measured or MeasuredMemory()
 
     def admit(self, parameters: VideoParameters) -> VideoParameters:
@@ -119,7 +134,10 @@ class MemoryPlan:
 
     def _expected(self, activity: Any, parameters: VideoParameters) -> int:
         has_decoder = self._ranks[0].decodes or len(self._ranks) == 1
-        estimated = partial(_estimate, activity, self._dtype, has_decoder)
+
+        def estimated(shape: Shape) -> int:
+            return self._family.memory(activity, shape, self._dtype, self._facts, has_decoder=has_decoder)
+
         return self._measured.expected(activity, shape_for(activity, parameters), estimated)
 
     def _excess(self, parameters: VideoParameters) -> tuple[int, int]:
@@ -201,7 +219,10 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
         InputError: the weights alone need more than the user grants a rank.
     """
     records = [json.loads(text) for text in rank_info]
-    ranks = [RankMemory(**{name: record[name] for name in RankMemory.__dataclass_fields__}) for record in records]
+    ranks = [
+        RankMemory(**{name: each for name, each in record.items() if name in RankMemory.__dataclass_fields__})
+        for record in records
+    ]
     devices = sorted({rank.device for rank in ranks})
     identity = {
         "model": info.name,
@@ -228,7 +249,9 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
         _check_weights(ranks)
     if there := [rank.capacity for rank in ranks if rank.capacity is not None]:
         logger.info("Ranks have at least %s of memory; videos that need more are refused.", size_text(min(there)))
-    return MemoryPlan(ranks, str(info.compute.get("dtype", "float32")), measured)
+    family = info.family or SVD  # without weights there is no limit, so nothing is estimated
+    dtype = str(info.compute.get("dtype", "float32"))
+    return MemoryPlan(ranks, dtype, measured, family=family, facts=info.facts)
 
 
 def _check_weights(ranks: Sequence[RankMemory]) -> None:
@@ -241,10 +264,6 @@ def _check_weights(ranks: Sequence[RankMemory]) -> None:
             f"(SVDQ_MEMORY_LIMIT) grants {size_text(limit) if limit >= 10**5 else f'{limit} bytes'}: every video would "
             "be refused; grant more, such as 24GB."
         )
-
-
-def _estimate(activity: Any, dtype: str, has_decoder: bool, shape: tuple[int, ...]) -> int:
-    return estimate(activity, shape, dtype, has_decoder=has_decoder)
 
 
 def _with_chunks(parameters: VideoParameters, chunk: int) -> VideoParameters:

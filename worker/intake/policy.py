@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
+from svdq.pipeline.parameters import VideoParameters
 from svdq.worker.health.crash_marker import CrashSuspect
 from svdq.worker.intake.memory import MemoryPlan
 
@@ -26,6 +27,8 @@ class IntakeOptions:
     max_pixels: int = 100_000_000
     #: Seconds since the epoch at which the group is stopped; videos that would not be done by then are not started.
     until_s: float | None = None
+    #: Fills in what a job leaves open with the model's defaults; raises InputError for a video that it cannot make.
+    complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters
     #: Decides which videos fit into memory; None admits all.
     memory: MemoryPlan | None = None
     #: Number of crashes of a rank after which the job it computes is set aside.

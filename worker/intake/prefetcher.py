@@ -53,6 +53,7 @@ class Prefetcher:
         checkpoint_reader: CheckpointReader | None,
         memory: MemoryPlan | None = None,
         *,
+        complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters,
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         first_delay_s: float = FIRST_DELAY_S,
         file_timeout_s: float = FILE_TIMEOUT_S,
@@ -61,10 +62,11 @@ class Prefetcher:
 
         Args:
             storage: of photos and videos.
-            model: has the defaults of what jobs leave open.
+            model: which finished files are of.
             max_pixels: largest number of pixels of a photo.
             checkpoint_reader: reads checkpoints; None if there are none.
             memory: decides which videos fit; None admits all.
+            complete: fills in what a job leaves open.
             mark: called with a job's id; returns a context for work that may crash the process.
             first_delay_s: seconds until the second attempt to use the storage.
             file_timeout_s: seconds that a storage which works otherwise may refuse a photo or a sidecar.
@@ -74,6 +76,7 @@ class Prefetcher:
         self._max_pixels = max_pixels
         self._checkpoint_reader = checkpoint_reader
         self._memory = memory
+        self._complete = complete
         self._mark = mark
         self._file_timeout_s = file_timeout_s
         self._retry = StorageRetry("No video is begun", first_delay_s=first_delay_s)
@@ -137,9 +140,7 @@ class Prefetcher:
     def _find(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
         """Make one attempt to find files, checkpoint or photo."""
         with self._mark(job_id):
-            parameters = job.parameters
-            if parameters.frames is None:
-                parameters = parameters.model_copy(update={"frames": self._model.default_frames})
+            parameters = self._complete(job.parameters)
             wanted = job_as_used(parameters, job.model_dump())
             try:
                 result = find_result(self._storage, self._model, wanted, job_id)
@@ -161,7 +162,8 @@ class Prefetcher:
             return found
         with self._mark(job_id):
             note = partial(logger.warning, "Job %s: %s", job_id)
-            image = prepare_photo(found.photo, job.width, job.height, job.fit, self._max_pixels, note)
+            size = found.parameters.width, found.parameters.height
+            image = prepare_photo(found.photo, *size, job.fit, self._max_pixels, note)
         return Prepared(photo=image, parameters=found.parameters)
 
     def _read(self, key: str, refusals: FileRefusals) -> bytes:

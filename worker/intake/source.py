@@ -74,7 +74,13 @@ class Intake:
         )
         self._wake = threading.Event()
         self._prefetcher = Prefetcher(
-            storage, model, options.max_pixels, checkpoint_reader, options.memory, mark=options.mark_prepare
+            storage,
+            model,
+            options.max_pixels,
+            checkpoint_reader,
+            options.memory,
+            complete=options.complete,
+            mark=options.mark_prepare,
         )
         self._dispatcher = Dispatcher(
             self._worker,

@@ -71,7 +71,8 @@ class SvdModel:
         self._info = ModelInfo(
             name=name,
             notice=", ".join(notices),
-            default_frames=int(self._unet_config["num_frames"]),
+            family=FAMILY,
+            facts=self._facts,
             prior=FAMILY.prior(self._facts),
             weight_bytes=sum(map(weight_bytes, self._modules())),
             compute=options.changed() | {"dtype": str(dtype).removeprefix("torch.")},
@@ -85,7 +86,7 @@ class SvdModel:
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in the number of frames."""
-        return FAMILY.complete(parameters, self._facts)
+        return FAMILY.fill_in(parameters, self._info.name, self._facts)
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return one segment: the UNet does all steps."""

@@ -1,0 +1,150 @@
+"""Decides at the start of a group which of a model's experts each rank loads.
+
+The ranks tell rank 0 how much memory they have, and rank 0 decides for all, before any weights are read. It opens no
+weights of another expert than its own.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from svdq.pipeline.binding import Components, bind
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.family import Facts, Family, Segment
+from svdq.pipeline.models.files import file_bytes, stored_shapes, variants
+from svdq.pipeline.models.folder_check import pipeline_of
+from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.memory import Activity, shape_for, size_text
+from svdq.pipeline.models.names import has_weights
+from svdq.pipeline.models.options import DTYPES, WEIGHTS, ComputeOptions
+from svdq.pipeline.models.registry import family_of
+
+logger = logging.getLogger(__name__)
+
+#: When ranks load one expert each: where a rank's memory does not hold all, always (if there is more than one rank), or
+#: never.
+Binding = Literal["auto", "always", "never"]
+#: Bytes of a weight in int8, with its share of the scales and of the layers that stay as they are.
+INT8_BYTES = 1.05
+
+
+class Experts:
+    """The experts of a model that has several."""
+
+    def __init__(self, folder: Path, name: str, family: Family, facts: Facts) -> None:
+        """Read what a typical video takes; the name is for messages."""
+        self._folder = folder
+        self._name = name
+        self._family = family
+        self._facts = facts
+        self._typical = family.complete(family.parameters.model_validate({"seed": 0}), facts)
+        #: Of a video with the model's defaults.
+        self.segments = family.segments(self._typical, facts)
+
+    @classmethod
+    def of(cls, name: str) -> "Experts | None":
+        """Return the experts of a model, or None if it has only one, or cannot be opened: that raises errors later."""
+        if not has_weights(name):
+            return None
+        try:
+            folder = find_folder(name)
+            family = family_of(folder, name)
+            if pipeline_of(folder, name) not in family.layouts:
+                return None
+            experts = cls(folder, name, family, family.read_facts(folder, name))
+        except InputError:
+            return None
+        return experts if len(experts.segments) > 1 else None
+
+    def assign(
+        self,
+        capacities: Sequence[int | None],
+        binding: Binding,
+        compute: ComputeOptions,
+        dtype: torch.dtype,
+    ) -> list[Components]:
+        """Return the components of each rank.
+
+        Args:
+            capacities: bytes of each rank; None: no limit.
+            binding: when ranks load one expert each.
+            compute: how the ranks compute.
+            dtype: of the weights.
+        """
+        if binding == "never":
+            return [None] * len(capacities)
+        needs = [self._need(rank, len(capacities), compute, dtype) for rank in range(len(capacities))]
+        has_room = [
+            binding == "auto" and (capacity is None or need <= capacity)
+            for need, capacity in zip(needs, capacities, strict=True)
+        ]
+        components = bind(self.segments, has_room, self._family.prior(self._facts))
+        if any(components):
+            logger.info("%s", _described(components, self.segments, max(needs)))
+        return components
+
+    def _need(self, rank: int, num_ranks: int, compute: ComputeOptions, dtype: torch.dtype) -> int:
+        """Return the bytes that a rank needs for a typical video with all experts."""
+        per_weight = INT8_BYTES if "int8" in compute.approximate else dtype.itemsize
+        weights = per_weight * self._num_expert_weights(dtype)
+        encodes, decodes = rank == 0, rank == num_ranks - 1
+        experts = {segment.component for segment in self.segments}
+        layout = self._family.layouts[pipeline_of(self._folder, self._name)]
+        others = [name for name in layout.key_weights if name not in experts and (encodes or name == "vae")]
+        weights += dtype.itemsize * sum(self._num_weights(name, dtype) for name in others)
+        activities: list[Activity] = ["step", *["encode"] * encodes, *["decode"] * decodes]  # type: ignore[list-item]
+        one_by_one = self._typical.model_copy(update={"decode_chunk_size": 1})
+        name = str(dtype).removeprefix("torch.")
+        peaks = [
+            self._family.memory(each, shape_for(each, one_by_one), name, self._facts, has_decoder=True)
+            for each in activities
+        ]
+        return int(weights) + max(peaks)
+
+    def _num_expert_weights(self, dtype: torch.dtype) -> float:
+        """Return the number of weights of all experts, from the sizes of their files and the header of the first."""
+        sizes = [
+            file_bytes(self._folder, segment.component, half=self._is_half(segment.component, dtype))
+            for segment in self.segments
+        ]
+        return self._num_weights(self.segments[0].component, dtype) * sum(sizes) / max(1, sizes[0])
+
+    def _num_weights(self, component: str, dtype: torch.dtype) -> int:
+        shapes = stored_shapes(self._folder, component, half=self._is_half(component, dtype))
+        return sum(map(math.prod, shapes.values()))
+
+    def _is_half(self, component: str, dtype: torch.dtype) -> bool:
+        """Return whether half precision weights of a component are loaded for a dtype."""
+        short = next(short for short, long in DTYPES.items() if long == str(dtype).removeprefix("torch."))
+        there = variants(self._folder, component)
+        return next((kind for kind in WEIGHTS[short] if kind in there), False)
+
+
+def to_json(components: Sequence[Components]) -> str:
+    """Write the components of all ranks as JSON."""
+    return json.dumps([held and sorted(held) for held in components])
+
+
+def from_json(text: str) -> list[Components]:
+    """Read the components of all ranks; the inverse of `to_json`."""
+    return [None if held is None else frozenset(held) for held in json.loads(text)]
+
+
+def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:
+    """Describe which rank loads what, such as "ranks 0 to 2: transformer (steps 1 to 15 of 40)"."""
+    texts = []
+    first = 0
+    for held, group in groupby(components):
+        last = first + len(list(group)) - 1
+        mine = [segment for segment in segments if held is None or segment.component in held]
+        ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        names = " and ".join(segment.component for segment in mine)
+        texts.append(f"{ranks}: {names} (steps {mine[0].start + 1} to {mine[-1].stop} of {segments[-1].stop})")
+        first = last + 1
+    return f"Each rank loads the experts of its steps, since all of them need {size_text(need)}: {'; '.join(texts)}."
