@@ -2,9 +2,10 @@
 
 from datetime import datetime, timedelta
 
-from svdq.cli.formatting import clock, condition_reason, expected
+from svdq.cli.formatting import clock, condition_reason, describe, expected
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.ranks import Condition
+from svdq.producer.status.status import JobView
 
 NOW = datetime(2027, 1, 30, 22, 15).astimezone()
 
@@ -12,6 +13,16 @@ NOW = datetime(2027, 1, 30, 22, 15).astimezone()
 def test_times_of_another_day_have_their_date() -> None:
     assert clock(NOW.timestamp(), NOW) == "22:15"
     assert clock((NOW - timedelta(days=1)).timestamp(), NOW) == "2027-01-29 22:15"
+
+
+def test_prompts_are_shortened_in_lists() -> None:
+    job = JobView(id="1f0c", status="queued", parameters={"name": "photo", "prompt": "A  wave\nbreaks."})
+    assert describe(job) == '1f0c  photo  "A wave breaks."  queued'
+    long = JobView(id="1f0c", status="queued", parameters={"name": "photo", "prompt": "x" * 100})
+    assert describe(long) == f'1f0c  photo  "{"x" * 59}…"  queued'
+    assert "x" * 100 in describe(long, whole_prompt=True)
+    for prompt in (None, 5, ["x"], ""):
+        assert describe(JobView(id="1f0c", status="queued", parameters={"prompt": prompt})) == "1f0c  ?  queued"
 
 
 def test_what_is_expected_of_a_job() -> None:

@@ -137,6 +137,21 @@ def test_the_page_shows_what_there_is(
     assert sum(str(link.get("aria-label")).startswith("Play ") for link in shown.all("a")) == 4
 
 
+def test_cards_show_prompts(svdq: Cli, storage: Storage, settings: Settings, tmp_path: Path) -> None:
+    prompt = '</script><b>A "wave"</b> {{ x }} Käse'
+    job_id = add_video(storage, 1, name="wave")
+    sidecar = Path(settings.storage, "outputs", f"wave-{job_id}.json")
+    document = json.loads(sidecar.read_text())
+    document["job"] |= {"family": "wan", "prompt": prompt}
+    sidecar.write_text(json.dumps(document))
+    page = tmp_path / "all.html"
+    assert svdq("gallery", "-o", page).returncode == 0
+    shown = Page(page)
+    assert shown.text.count(prompt) == 2  # on the card and among the parameters
+    assert shown.all("b") == []
+    assert prompt.lower() in shown.all("li")[0]["data-search"]
+
+
 def test_a_photo_that_browsers_do_not_show_gets_a_still(
     svdq: Cli, storage: Storage, photo: Path, tmp_path: Path
 ) -> None:

@@ -1,9 +1,12 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from svdq.producer.job import Job, SvdJob
+from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.producer.job import Job, SvdJob, WanJob, parse_job
 
 sides = st.integers(1, 64).map(lambda n: n * 64)
 guidance = st.tuples(st.floats(0, 100), st.floats(0, 100)).map(sorted)
@@ -36,6 +39,29 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
+texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=50)
+
+
+@st.composite
+def wan_jobs(draw: st.DrawFn) -> WanJob:
+    side, scale = st.none() | st.integers(1, 256).map(lambda n: n * 16), st.none() | st.floats(0, 100)
+    return WanJob(
+        image=PLAIN.image,
+        name="x" + draw(names),
+        frames=draw(st.none() | st.integers(0, 255).map(lambda n: 4 * n + 1)),
+        steps=draw(st.none() | st.integers(1, 1000)),
+        width=draw(side),
+        height=draw(side),
+        fps=draw(st.none() | st.integers(1, 120)),
+        prompt=draw(texts),
+        negative_prompt=draw(st.none() | texts),
+        guidance_scale=draw(scale),
+        guidance_scale_2=draw(scale),
+        flow_shift=draw(st.none() | st.floats(0.01, 100)),
+        seed=draw(st.integers(0, 2**63 - 1)),
+    )
+
+
 @given(jobs())
 def test_json_round_trip(job: Job) -> None:
     assert SvdJob.model_validate_json(job.model_dump_json()) == job
@@ -50,6 +76,39 @@ def test_digest(job: Job, seed: int) -> None:
     assert other.digest(seed_was_drawn=True) == job.digest(seed_was_drawn=True)
     assert (other.digest(seed_was_drawn=False) == job.digest(seed_was_drawn=False)) == (seed == job.seed)
     assert job.digest(seed_was_drawn=True, nonce="1") != job.digest(seed_was_drawn=True)
+
+
+@given(wan_jobs())
+def test_json_round_trip_of_wan(job: WanJob) -> None:
+    assert parse_job(json.loads(job.model_dump_json())) == job
+    assert parse_job(job.model_dump(mode="json")).parameters == job.parameters
+    assert job.parameters.model_dump().keys() == WanParameters.model_fields.keys()
+
+
+def test_a_job_without_a_family_is_of_svd() -> None:
+    document = PLAIN.model_dump(mode="json")
+    assert "family" not in document
+    assert parse_job(document) == parse_job(document | {"family": "svd"}) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"family": "wan"},  # with SVD's fields
+        {"family": "sora"},
+        {"family": None},
+        {"family": ["svd"]},
+        {"prompt": "x"},
+        {"frames": "3"},
+        {"seed": None},
+    ],
+)
+def test_documents_that_are_no_jobs(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"family|validation error"):
+        parse_job(PLAIN.model_dump(mode="json") | change)
+    for document in (None, [], "svd", {}):
+        with pytest.raises(ValueError, match=r"family|validation error"):
+            parse_job(document)
 
 
 def test_the_ids_of_earlier_submissions_stay() -> None:

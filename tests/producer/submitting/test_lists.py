@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.job import SvdJob
+from svdq.producer.job import JOBS
+from svdq.producer.submitting.family import ConfiguredModel
 from svdq.producer.submitting.lists import COLUMNS, read_batch
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import BadRequest, Request
@@ -48,7 +49,8 @@ def reasons(tmp_path: Path, name: str, text: str) -> list[str]:
 
 
 def test_every_parameter_of_a_job_has_a_column() -> None:
-    assert set(SvdJob.model_fields) - {"image", "folder"} <= set(COLUMNS)
+    for job in JOBS.values():
+        assert set(job.model_fields) - {"image", "folder"} <= set(COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,39 @@ def test_a_list(tmp_path: Path, name: str, text: str, lines: tuple[int, int]) ->
     )
     spec = full.spec
     assert (spec.priority, spec.at, spec.name, spec.folder) == ("high", TEN, "{stem}-{seed}", "x/y")
+
+
+def test_prompts_and_families(tmp_path: Path) -> None:
+    text = "photo,prompt,negative_prompt,guidance_scale,guidance_scale_2,flow_shift,family\n"
+    text += 'a.jpg,"A cat, ""Tom"",\njumps.",blur,3.5,4,5,\nb.jpg,,,,,,wan\nc.jpg,,,,,,\n'
+    a, b, c = read(tmp_path, "list.csv", text)
+    assert a.spec.options == (
+        SubmitOptions(
+            prompt='A cat, "Tom",\njumps.',
+            negative_prompt="blur",
+            guidance_scale=3.5,
+            guidance_scale_2=4.0,
+            flow_shift=5.0,
+        ),
+    )
+    assert (b.spec.options, c.spec.options) == ((SubmitOptions(family="wan"),), (SubmitOptions(),))
+    rows = '{"photo": "a.jpg", "prompt": "Käse 日本"}\n{"photo": "b.jpg", "prompt": "x", "motion_bucket_id": 5}\n'
+    (reason,) = reasons(tmp_path, "list.jsonl", rows)
+    assert reason.startswith("line 2: motion_bucket_id applies only to Stable Video Diffusion and prompt only to Wan")
+    (reason,) = reasons(tmp_path, "list.csv", "photo,prompt,frames\na.jpg,x,18\nb.jpg,x,17\n")
+    assert reason.startswith("line 2: frames 18 is not allowed")
+
+
+def test_the_configured_model_decides_the_family_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("photo,frames,motion_bucket_id\na.jpg,17,\nb.jpg,18,\nc.jpg,,60\n")
+    model = ConfiguredModel(name="/models/wan", family="wan")
+    good, frames, motion = read_batch(path, NOW, model=model)
+    assert isinstance(good, Request)
+    assert isinstance(frames, BadRequest)
+    assert isinstance(motion, BadRequest)
+    assert "line 3: frames 18 is not allowed" in frames.reason
+    assert "motion_bucket_id does not apply to the configured model /models/wan, which is Wan" in motion.reason
 
 
 def test_a_cell_may_have_lines(tmp_path: Path) -> None:
