@@ -1,5 +1,6 @@
 """Draws a snapshot with rich: queues, ranks and videos in flight. `svdq status` prints it, `svdq top` repeats it."""
 
+import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -187,41 +188,52 @@ def _flight_table(
         headers.insert(0, "id")
     rows: list[list[Cell]] = []
     for job in jobs:
-        num_passed, state = position_of(job, group)
+        shares, state = progress_of(job, group)
         eta_s = estimates[job.id].eta_s if job.id in estimates else None
         row: list[Cell] = [job.name, state, Text("" if eta_s is None else f"about {duration(eta_s)}", style="dim")]
         if segment >= _MIN_SEGMENT:
-            parts = (_bar(num_passed - rank, segment, rank, options) for rank in range(num_ranks))
+            parts = (
+                Text(" " * segment) if share is None else _bar(share, segment, rank, options)
+                for rank, share in enumerate(shares)
+            )
             row.insert(1, Text(" ").join(parts))
         rows.append([job.id, *row] if options.max_width >= _ID_WIDTH else row)
     return _table(headers, rows, flexible="in flight")
 
 
-def position_of(job: "JobView", group: "GroupStatus") -> tuple[float, str]:
-    """Return how many ranks a video has passed, with a fraction for the present one, and its state in a few words.
+def progress_of(job: "JobView", group: "GroupStatus") -> tuple[list[float | None], str]:
+    """Return which share of its work on a video each rank has done, and the state of the video in a few words.
 
-    The job's own record of its step is the most recent; the rank's record has the range of steps of that rank.
+    The share of a rank that does nothing for the video is None.
     """
-    num_ranks = group.ranks[0].num_ranks
-    is_denoised = 0 < job.steps <= job.step
-    num_passed = 0.0
-    if job.rank is not None:
-        rank = next((rank for rank in group.ranks if rank.rank == job.rank), None)
-        first, end = (rank.step_range if rank else None) or (0, 0)
-        # The job's record names the step about to run, so on a rank's last step it is the end less one.
-        if rank is not None and rank.job_id != job.id and job.step >= end - 1:
-            num_passed = job.rank + 1.0  # on its way to the next rank
-        else:
-            # If the rank's record is older than the job's, the range is that of the previous video: off by one at most.
-            num_passed = job.rank + (min(1.0, max(0.0, (job.step - first) / (end - first))) if end > first else 0.0)
-    if any(job.id in condition.job_ids for condition in group.conditions):
-        return num_ranks if is_denoised else num_passed, "waits for storage"
     if job.rank is None:
-        return 0.0, "begins"
-    if is_denoised and job.rank == num_ranks - 1:
-        is_decoding = any(rank.job_id == job.id and rank.activity == "decoding" for rank in group.ranks)
-        return num_ranks, "decoding" if is_decoding else "being written"
-    return num_passed, f"step {job.step} of {job.steps}"
+        return [0.0] * group.ranks[0].num_ranks, "begins"
+    is_denoised = 0 < job.steps <= job.step
+    is_decoding = is_denoised and any(rank.rank == job.rank and rank.job_id == job.id for rank in group.ranks)
+    shares = _shares_of(job, group, is_decoded=is_denoised and not is_decoding)
+    if any(job.id in condition.job_ids for condition in group.conditions):
+        return shares, "waits for storage"
+    if is_denoised:
+        return shares, "decoding" if is_decoding else "being written"
+    return shares, f"step {job.step} of {job.steps}"
+
+
+def _shares_of(job: "JobView", group: "GroupStatus", *, is_decoded: bool) -> list[float | None]:
+    num_ranks = group.ranks[0].num_ranks
+    if len(job.boundaries) != num_ranks + 1:
+        return [0.0] * num_ranks
+    elsewhere = {rank.rank for rank in group.ranks if rank.job_id != job.id}
+    shares: list[float | None] = []
+    for rank, (first, end) in enumerate(itertools.pairwise(job.boundaries)):
+        # The job's record names the step about to run, so on a rank's last step it is the end less one.
+        has_left = rank == job.rank and rank in elsewhere and job.step >= end - 1
+        if first < end:
+            shares.append(1.0 if has_left else min(1.0, max(0.0, (job.step - first) / (end - first))))
+        elif rank == job.decoder:
+            shares.append(1.0 if is_decoded else 0.0)
+        else:
+            shares.append(None)
+    return shares
 
 
 def _bar(share: float, width: int, rank: int, options: ConsoleOptions) -> Text:

@@ -10,7 +10,7 @@ from rq.job import JobStatus
 from svdq.cli.formatting import condition_reason
 from svdq.cli.serve.errors import without_paths
 from svdq.cli.serve.videos import model_stem
-from svdq.cli.view import position_of
+from svdq.cli.view import progress_of
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import queues
 from svdq.producer.settings import Settings
@@ -103,7 +103,7 @@ def _first_scheduled(connection: redis.Redis, limit: int) -> list[str]:
 def _started(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
     estimate = snapshot.estimates.get(job.id, Estimate())
     group = next((group for group in snapshot.groups if group.has(job.id, job.worker)), None)
-    state = position_of(job, group)[1] if group and job.is_readable else "its worker does not answer"
+    state = progress_of(job, group)[1] if group and job.is_readable else "its worker does not answer"
     return _row(job, "waits for the disk" if estimate.condition else state, estimate)
 
 

@@ -37,6 +37,11 @@ class JobView:
     steps: int = 0
     #: The rank that computes it, while it is started.
     rank: int | None = None
+    #: Which steps each rank of its group does: K+1 indices, rank r from boundaries[r] up to, not including,
+    #: boundaries[r+1]. Empty until a worker has planned it.
+    boundaries: tuple[int, ...] = ()
+    #: The rank that decodes it; None until it is planned.
+    decoder: int | None = None
     #: Paths or URLs of its files, once it is finished.
     outputs: tuple[str, ...] = ()
     #: Why it failed, as a sentence.
@@ -95,7 +100,7 @@ class JobView:
         for name in ("created_at", "started_at", "ended_at", "scheduled_at"):
             own[name] = rfc3339(own[name]) if own[name] else None
         own["duration_s"] = None if self.duration_s is None else round(self.duration_s, 3)
-        del own["parameters"], own["notes"], own["is_readable"]
+        del own["parameters"], own["notes"], own["is_readable"], own["boundaries"], own["decoder"]
         return own | {name: value for name, value in self.parameters.items() if name not in own}
 
 
@@ -189,6 +194,8 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         step=steps if status == JobStatus.FINISHED.value else int(meta.get("step", 0)),
         steps=steps,
         rank=int(meta["rank"]) if status == JobStatus.STARTED.value and meta.get("rank") is not None else None,
+        boundaries=tuple(map(int, meta.get("boundaries") or ())),
+        decoder=None if meta.get("decoder") is None else int(meta["decoder"]),
         outputs=tuple(map(str, value.get("outputs") or ())),
         error=error,
         notice=str(value.get("notice") or meta.get("notice") or ""),

@@ -57,6 +57,7 @@ UNREADABLE = {
     "deep dependencies": spoil_hash(dependency_ids=DEEP),
     "used of wrong types": spoil_hash(meta=json.dumps({"used": ["a"]})),
     "a step that is none": spoil_hash(meta=json.dumps({"step": "x"})),
+    "boundaries that are none": spoil_hash(meta=json.dumps({"boundaries": ["x"]})),
 }
 READABLE = {
     "year 1": spoil_hash(created_at="0001-01-01T00:00:00.000000Z"),

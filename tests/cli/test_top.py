@@ -25,7 +25,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rq.job import JobStatus
 
-from svdq.cli.view import View, position_of
+from svdq.cli.view import View, progress_of
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.job import SvdJob
@@ -317,6 +317,8 @@ def start(connection: redis.Redis, number: int, name: str, **meta: object) -> st
     return str(job.id)
 
 
+#: The plan of JOB on four ranks.
+WHOLE = {"boundaries": [0, 2, 4, 6, 8], "decoder": 3}
 #: Of JOB on four ranks.
 COSTS = ShapeCosts(frames=14, width=1024, height=576, guided=True, step_s=(1.0,) * 4, encode_s=0.0, decode_s=4.0)
 
@@ -338,7 +340,7 @@ def drawn(snapshot: Snapshot, width: int = 120, height: int | None = None, **opt
 def snapshot(connection: redis.Redis) -> Snapshot:
     """Four ranks with a sample each, one of which has a name that fills lines; and another group, of one rank."""
     names = ["beach", "[red]cup", "灯台" * 40, "x" * 200]
-    ids = [start(connection, number, names[number], rank=3 - number, step=7 - 2 * number) for number in range(4)]
+    ids = [start(connection, each, names[each], rank=3 - each, step=7 - 2 * each, **WHOLE) for each in range(4)]
     ranks = [at_work(number, 4, job_id=ids[3 - number], step=2 * number + 1) for number in range(4)]
     intake = IntakeStatus(worker="w", in_flight=tuple(ids), finished=3, pace_s=2.0, costs=(COSTS,))
     other = IntakeStatus(worker="v", draining=True)
@@ -403,23 +405,39 @@ def test_nothing_at_all(connection: redis.Redis) -> None:
 def test_where_a_sample_is(connection: redis.Redis) -> None:
     meta = {
         "new": {},
-        "half": {"rank": 1, "step": 3},
-        "through": {"rank": 1, "step": 3},
-        "decoded": {"rank": 3, "step": 8},
-        "written": {"rank": 3, "step": 8},
+        "half": {"rank": 1, "step": 3} | WHOLE,
+        "through": {"rank": 1, "step": 3} | WHOLE,
+        "decoded": {"rank": 3, "step": 8} | WHOLE,
+        "written": {"rank": 3, "step": 8} | WHOLE,
+        # Ranks 0 and 3 have nothing to do.
+        "skips": {"rank": 2, "step": 6, "boundaries": [0, 0, 4, 8, 8], "decoder": 2},
+        "early": {"rank": 1, "step": 8, "boundaries": [0, 4, 8, 8, 8], "decoder": 1},
+        # Rank 3 only decodes.
+        "apart": {"rank": 2, "step": 7, "boundaries": [0, 2, 4, 8, 8], "decoder": 3},
     }
     ids = {name: start(connection, number, name, **of_job) for number, (name, of_job) in enumerate(meta.items())}
     save(connection, at_work(1, 4, job_id=ids["half"], activity="denoising"))
+    save(connection, at_work(2, 4, job_id=ids["skips"], activity="denoising"))
     save(connection, at_work(3, 4, job_id=ids["decoded"], activity="decoding"))
     (group,) = read_groups(connection)
-    places = {name: position_of(view(connection, job_id), group) for name, job_id in ids.items()}
-    assert places == {
-        "new": (0.0, "begins"),
-        "half": (1.5, "step 3 of 8"),
-        "through": (2.0, "step 3 of 8"),
-        "decoded": (4.0, "decoding"),
-        "written": (4.0, "being written"),
+    assert {name: progress_of(view(connection, job_id), group) for name, job_id in ids.items()} == {
+        "new": ([0.0, 0.0, 0.0, 0.0], "begins"),
+        "half": ([1.0, 0.5, 0.0, 0.0], "step 3 of 8"),
+        "through": ([1.0, 1.0, 0.0, 0.0], "step 3 of 8"),
+        "decoded": ([1.0, 1.0, 1.0, 1.0], "decoding"),
+        "written": ([1.0, 1.0, 1.0, 1.0], "being written"),
+        "skips": ([None, 1.0, 0.5, None], "step 6 of 8"),
+        "early": ([1.0, 1.0, None, None], "being written"),
+        "apart": ([1.0, 1.0, 1.0, 0.0], "step 7 of 8"),
     }
+
+
+def test_a_rank_that_a_video_skips_is_left_blank(connection: redis.Redis) -> None:
+    job_id = start(connection, 1, "skips", rank=2, step=6, boundaries=[0, 0, 4, 8, 8], decoder=2)
+    intake = IntakeStatus(worker="w", in_flight=(job_id,))
+    save(connection, at_work(0, 4, intake=intake), at_work(2, 4, job_id=job_id, activity="denoising"))
+    (line,) = [line for line in drawn(take(connection)) if "step 6 of 8" in line]
+    assert re.search(r"skips {6,}━+ ━+─+ {6,}step", line), line
 
 
 def test_what_ended_is_counted_for_an_hour(connection: redis.Redis) -> None:

@@ -40,6 +40,8 @@ def meta_of(sample: Sample, index: int, rank: int, notice: str) -> dict[str, obj
     return {
         "step": index,
         "rank": rank,
+        "boundaries": sample.boundaries,
+        "decoder": sample.decoder,
         "notice": notice,
         "used": {name: getattr(parameters, name) for name, field in fields if field.default is None},
     }
