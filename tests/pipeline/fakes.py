@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from svdq.pipeline.binding import Components
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.models.base import Frames, ModelInfo, State, VideoModel
 from svdq.pipeline.models.family import Segment
@@ -232,6 +233,7 @@ class Chain:
         assignments: Sequence[Assignment] = (),
         sink: Sink | None = None,
         planner: Planner | None = None,
+        components: Sequence[Components] = (),
     ) -> None:
         self.num_ranks = len(models)
         self.source = ListSource(requests)
@@ -239,6 +241,7 @@ class Chain:
         #: Follows the assignments, unless another planner is given, which the stages use.
         self.planner = ListPlanner(len(models), assignments)
         self._stage_planner = planner or self.planner
+        self._components = components
         self.monitors = [ListMonitor() for _ in models]
         self.checkpointers = [ListCheckpointer() for _ in models]
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -268,6 +271,7 @@ class Chain:
             reports=incoming if is_first else None,
             checkpointer=self.checkpointers[rank],
             planner=self._stage_planner,
+            components=self._components,
         )
 
     def start(self) -> None:
