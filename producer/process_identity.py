@@ -6,9 +6,11 @@ the scope of its id: one boot of one machine and, on Linux, one PID namespace (a
 
 import hashlib
 import os
+import signal
 import socket
 import sys
 import uuid
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -110,3 +112,24 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Return a function for a child to run first: the kernel then sends it SIGTERM when this process is killed.
+
+    None where the kernel cannot do that.
+    """
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        pr_set_pdeathsig = 1
+        prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent was killed before the kernel was asked
+            os._exit(1)
+
+    return ask_kernel

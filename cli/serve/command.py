@@ -1,5 +1,6 @@
 """`svdq serve`: start the web page and the `/v1/videos` API."""
 
+import contextlib
 import importlib.util
 import logging
 import sys
@@ -34,12 +35,14 @@ _REQUIRED = ("starlette", "uvicorn", "python_multipart", "jinja2", "sse_starlett
     metavar="NAME",
     help="A name that clients may use for this server, such as that of a reverse proxy; repeatable.",
 )
+@click.option("--with-worker", is_flag=True, help="Start a worker beside the server, and stop it with the server.")
 @storage_option
 @redis_options
 def serve(
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
+    with_worker: bool,
     storage: str | None,
     redis_url: str | None,
 ) -> int:
@@ -48,7 +51,8 @@ def serve(
     Every client needs the token: a browser by the link that the first start prints, a program as its API key. The token
     is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN.
 
-    Ctrl-C or SIGTERM stops the server within three seconds; the queue is kept.
+    Ctrl-C or SIGTERM stops the server within three seconds; the queue is kept. A worker beside it stops after its
+    current step, and its videos are continued at the next start.
     """
     for module in _REQUIRED:
         if importlib.util.find_spec(module) is None:
@@ -60,6 +64,7 @@ def serve(
     from svdq.cli.serve.options import ServeOptions
     from svdq.cli.serve.server import exit_soon, listen, run
     from svdq.cli.serve.token import find_token, token_file
+    from svdq.cli.serve.worker_beside import WorkerBeside
     from svdq.producer.settings import Settings
 
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
@@ -76,7 +81,10 @@ def serve(
             place: Path | str = "SVDQ_SERVE_TOKEN" if settings.serve_token else token_file(settings)
             echo(f"Serving at {options.url}/ (token: {place})")
 
-    signal_number = run(make_app(settings, options), options, listener, report)
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(WorkerBeside(settings)) if with_worker else None
+        on_stop = worker.stop if worker is not None else lambda: None
+        signal_number = run(make_app(settings, options), options, listener, report, on_stop)
     code = EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0
     exit_soon(code)
     return code

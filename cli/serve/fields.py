@@ -125,18 +125,19 @@ def _flatten(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             )
         if name in given and not (isinstance(given[name], list) and name in ("format", "formats")):
             raise ApiError(400, f"The parameter {name} is given twice; give it once.", param=name, code="duplicate")
-        given[name] = [*given[name], value] if name in given else value
+        given[name] = [*given[name], *value] if name in given else value
 
-    for name, value in fields:
+    for key, value in fields:
+        name = key.removesuffix("[]")
+        if name.startswith(f"{EXTRA}[") and name.endswith("]"):
+            name = name[len(EXTRA) + 1 : -1]
         if name == EXTRA:
             for inner, each in _extra(value).items():
                 add(inner, each)
-        elif name.startswith(f"{EXTRA}[") and name.endswith("]"):
-            add(name[len(EXTRA) + 1 : -1], value)
         elif name in (f"{PHOTO}[{_PHOTO_URL}]", f"{PHOTO}[file_id]"):
             add(PHOTO, {name[len(PHOTO) + 1 : -1]: value})
-        elif name in ("format[]", "formats[]", "format", "formats") and not isinstance(value, list):
-            add(name.removesuffix("[]"), [value])
+        elif name in ("format", "formats") and isinstance(value, str):
+            add(name, [value])  # repeated for each item
         else:
             add(name, value)
     return given

@@ -33,8 +33,22 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"The server cannot listen on {host} port {port} ({reason}); give another --port.") from error
 
 
-def run(app: Starlette, options: ServeOptions, listener: socket.socket, on_ready: Callable[[], None]) -> int:
-    """Serve until SIGINT or SIGTERM, for at most three seconds more; return the number of the signal."""
+def run(
+    app: Starlette,
+    options: ServeOptions,
+    listener: socket.socket,
+    on_ready: Callable[[], None],
+    on_stop: Callable[[], None] = lambda: None,
+) -> int:
+    """Serve until SIGINT or SIGTERM, for at most three seconds more; return the number of the signal.
+
+    Args:
+        app: the application.
+        options: of the server.
+        listener: a bound socket.
+        on_ready: called when connections are accepted.
+        on_stop: called when they are no longer accepted.
+    """
     config = uvicorn.Config(
         app,
         http=type("_Protocol", (Protocol,), {"header_timeout_s": options.header_timeout_s}),
@@ -46,7 +60,7 @@ def run(app: Starlette, options: ServeOptions, listener: socket.socket, on_ready
         h11_max_incomplete_event_size=32 * 1024,
         timeout_graceful_shutdown=GRACE_S,
     )
-    server = _Server(config, on_ready)
+    server = _Server(config, on_ready, on_stop)
     with StopSignals() as stop:
         with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
             server.run(sockets=[listener])
@@ -64,14 +78,20 @@ def exit_soon(code: int) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Reports when it accepts connections."""
+    """Reports when it accepts connections, and when it does no longer."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], on_stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._on_stop = on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and report it."""
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Report the end, and shut down."""
+        self._on_stop()
+        await super().shutdown(sockets)

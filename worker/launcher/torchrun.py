@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from svdq.producer.keys import DAY_S
+from svdq.producer.process_identity import die_with_parent
 from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.hosts import Hosts
@@ -181,24 +182,3 @@ def _signal(pid: int, number: signal.Signals) -> None:
     # PermissionError: the rank has ended, and another user's process has its id.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """Return a function for a child to run first: the kernel then sends it SIGTERM when this process is killed.
-
-    None where the kernel cannot do that.
-    """
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    prctl = ctypes.CDLL(None).prctl
-    parent = os.getpid()
-
-    def ask_kernel() -> None:
-        pr_set_pdeathsig = 1
-        prctl(pr_set_pdeathsig, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent was killed before the kernel was asked
-            os._exit(1)
-
-    return ask_kernel

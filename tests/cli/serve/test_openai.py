@@ -1,0 +1,120 @@
+"""The official openai client, unchanged, against a server with a worker beside it."""
+
+import io
+import os
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import pytest
+from PIL import Image
+
+from tests.cli.serve.servers import TOKEN, Serve, Server, wait_until
+
+openai = pytest.importorskip("openai")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def server(serve: Serve) -> Server:
+    return serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_MODEL="preview")
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator["openai.OpenAI"]:
+    with (
+        warnings.catch_warnings(),
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key=TOKEN, max_retries=0, timeout=120) as client,
+    ):
+        warnings.simplefilter("ignore", DeprecationWarning)  # of OpenAI's own service
+        yield client
+
+
+def test_create_poll_list_download_delete(client: "openai.OpenAI", server: Server, photo: Path) -> None:
+    small = {"num_frames": 4, "num_inference_steps": 3, "formats": ["mp4", "gif"], "extra_params": {"fit": "pad"}}
+    created = client.videos.create(
+        prompt="a dog",
+        input_reference=photo.read_bytes(),  # arrives as application/octet-stream, without a name
+        model="preview",
+        size="576x320",
+        extra_body={**small, "seed": 7},
+    )
+    assert created.status in ("queued", "in_progress")
+    assert created.model_extra is not None
+    assert created.model_extra["svdq"]["parameters"]["fit"] == "pad"
+
+    video = client.videos.poll(created.id, poll_interval_ms=200)
+    assert (video.id, video.status, video.progress) == (created.id, "completed", 100), video
+    assert (video.prompt, video.size, video.seconds) == ("a dog", "576x320", "0.571")
+    assert video.completed_at is not None
+    assert video.completed_at >= video.created_at > 1.7e9
+    assert [file["format"] for file in video.model_extra["svdq"]["files"]] == ["mp4", "gif"]
+
+    with_file = client.videos.create_and_poll(
+        prompt="", input_reference=photo, size="576x320", extra_body={**small, "seed": 8}, poll_interval_ms=200
+    )
+    assert with_file.status == "completed"
+    assert [each.id for each in client.videos.list(limit=1)] == [with_file.id, created.id]  # two pages
+
+    data = client.videos.download_content(created.id).read()
+    with av.open(io.BytesIO(data)) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 4
+    picture = client.videos.download_content(created.id, variant="thumbnail").read()
+    with Image.open(io.BytesIO(picture)) as image:
+        assert (image.format, image.size) == ("JPEG", (512, 284))
+    assert server.get(f"/v1/videos/{created.id}/content?format=gif").body[:4] == b"GIF8"
+
+    remixed = client.videos.remix(created.id, prompt="again")
+    assert remixed.remixed_from_video_id == created.id
+    assert client.videos.poll(remixed.id, poll_interval_ms=200).status == "completed"
+
+    assert client.videos.delete(created.id).deleted
+    with pytest.raises(openai.NotFoundError, match="There is no video"):
+        client.videos.retrieve(created.id)
+    with pytest.raises(openai.BadRequestError, match="seconds"):
+        client.videos.create(prompt="", input_reference=photo, seconds="0")
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").videos.list()
+    assert [model.id for model in client.models.list()] == ["preview"]
+
+    begin = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - begin < 30  # the worker stops after a step
+
+
+def test_ranges(client: "openai.OpenAI", server: Server, photo: Path) -> None:
+    video = client.videos.create_and_poll(
+        prompt="", input_reference=photo, size="320x320", extra_body={"num_frames": 2, "num_inference_steps": 1}
+    )
+    path = f"/v1/videos/{video.id}/content"
+    whole = server.get(path)
+    assert (whole.status, whole.headers["Content-Type"], whole.headers["Accept-Ranges"]) == (200, "video/mp4", "bytes")
+    part = server.get(path, Range="bytes=4-7")
+    assert (part.status, part.body) == (206, b"ftyp")
+    assert part.headers["Content-Range"] == f"bytes 4-7/{len(whole.body)}"
+    assert server.get(path, Range="bytes=-5").body == whole.body[-5:]
+    assert server.get(path, Range=f"bytes={len(whole.body)}-").status == 416
+    assert server.ask("HEAD", path).headers["Content-Length"] == str(len(whole.body))
+    assert server.get(f"{path}?variant=spritesheet").error["param"] == "variant"
+    assert server.get(f"{path}?format=gif").error["param"] == "format"
+
+
+def test_the_worker_ends_with_a_killed_server(server: Server) -> None:
+    def workers() -> list[str]:
+        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        home = os.environ["SVDQ_HOME"]
+        return [line for line in listed.splitlines() if "svdq.cli worker" in line and _has_home(line.split()[0], home)]
+
+    wait_until(workers)
+    server.process.kill()
+    wait_until(lambda: not workers())
+
+
+def _has_home(pid: str, home: str) -> bool:
+    try:
+        return home.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
