@@ -68,24 +68,32 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
 TINY_EXAMPLES = """\b
 Examples:
   svdq model tiny /tmp/tiny
+  svdq model tiny --family wan /tmp/tiny-wan
   svdq worker --model /tmp/tiny --burst
 """
 
 
 @model.command(epilog=TINY_EXAMPLES)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-def tiny(folder: Path) -> None:
+@click.option("--family", type=click.Choice(["svd", "wan"]), default="svd", show_default=True, help="Family of models.")
+def tiny(folder: Path, family: str) -> None:
     """Write an untrained model into DIR: the real classes, less than 15 MB, the same bits every time.
 
+    svd is Stable Video Diffusion; wan is Wan 2.2 I2V-A14B with both of its experts, less than 1 MB.
     Its videos show noise. It serves for tests and for comparisons with diffusers.
     """
     from svdq.pipeline.installed import require_torch
 
     require_torch("the untrained model")
     # Imported here so that `--help` does not import torch.
-    from svdq.pipeline.models.svd.tiny import write_tiny_model
+    if family == "wan":
+        from svdq.pipeline.models.wan.tiny import write_tiny_wan
 
-    write_tiny_model(folder)
+        write_tiny_wan(folder)
+    else:
+        from svdq.pipeline.models.svd.tiny import write_tiny_model
+
+        write_tiny_model(folder)
     echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")
 
 

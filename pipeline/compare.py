@@ -133,7 +133,7 @@ def render_with_diffusers(
     model: str, image: Image.Image, parameters: SvdParameters, *, device: str = "cpu"
 ) -> NDArray[np.uint8]:
     """Render one video with diffusers' StableVideoDiffusionPipeline; return frames (F, H, W, 3)."""
-    from svdq.pipeline.models.svd.folder import be_quiet
+    from svdq.pipeline.models.components import be_quiet
 
     be_quiet()  # before the import, since transformers warns while it is imported
     from diffusers import StableVideoDiffusionPipeline

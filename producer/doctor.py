@@ -22,9 +22,10 @@ from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, shape_for, size_text
 from svdq.pipeline.models.names import has_weights, timings_of
 from svdq.pipeline.models.registry import layout_of
-from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS, is_untrained
+from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
 from svdq.pipeline.models.svd.memory import estimate
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.untrained import is_untrained
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.storage.storage import Storage

@@ -153,16 +153,27 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the untrained model; all test processes of a run share it, so a test that changes it copies it."""
+    return _tiny_model(tmp_path_factory, "svd")
+
+
+@pytest.fixture(scope="session")
+def tiny_wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the untrained Wan model with two experts."""
+    return _tiny_model(tmp_path_factory, "wan")
+
+
+def _tiny_model(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
-    with (root / "tiny.lock").open("a") as lock:
+    folder = root / f"tiny-{family}"
+    with folder.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (root / "tiny").exists():
+        if not folder.exists():
             # In a process of its own, which needs torch: most tests of the command line do not.
-            command = [sys.executable, "-m", "svdq.cli", "model", "tiny", str(root / "tiny")]
+            command = [sys.executable, "-m", "svdq.cli", "model", "tiny", "--family", family, str(folder)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return root / "tiny"
+    return folder
 
 
 @pytest.fixture

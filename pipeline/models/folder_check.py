@@ -3,7 +3,7 @@
 It reads some kilobytes of each file. It does not detect damage inside a weight, or a weight that the files lack.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ class Layout:
     example: str
     #: The components and the classes that each may have; svdq loads the first.
     components: Mapping[str, tuple[str, ...]]
+    #: Those of the components that a model may lack; the index then names no class for them.
+    optional: frozenset[str] = frozenset()
     #: For each component with weights, from its config: a weight and its shape, to detect files of another model.
     key_weights: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, list[int]]]]
     #: Checks that the configs in a folder belong to the family and fit each other; the name is for messages.
@@ -55,18 +57,30 @@ def pipeline_of(folder: Path, name: str) -> str:
     return pipeline
 
 
-def check_folder(folder: Path, name: str, layout: Layout, *, half: tuple[bool, ...] | None = None) -> None:
+def check_folder(
+    folder: Path,
+    name: str,
+    layout: Layout,
+    *,
+    half: tuple[bool, ...] | None = None,
+    components: Collection[str] | None = None,
+) -> None:
     """Raise the first problem that `find_problems` finds.
 
     Raises:
         InputError: the model cannot be used.
     """
-    for problem in find_problems(folder, name, layout, half=half):
+    for problem in find_problems(folder, name, layout, half=half, components=components):
         raise problem.error()
 
 
 def find_problems(
-    folder: Path, name: str, layout: Layout, *, half: tuple[bool, ...] | None = None
+    folder: Path,
+    name: str,
+    layout: Layout,
+    *,
+    half: tuple[bool, ...] | None = None,
+    components: Collection[str] | None = None,
 ) -> Iterator[Problem]:
     """Yield all problems of a model folder.
 
@@ -75,6 +89,7 @@ def find_problems(
         name: name of the model in messages.
         layout: of the family.
         half: acceptable weights: half precision (True), full (False), or both; None checks all weights in the folder.
+        components: the components whose weights are checked; no file of another one is opened. None: all.
     """
     try:
         _check_index(folder, name, layout)
@@ -82,7 +97,10 @@ def find_problems(
     except InputError as error:
         yield Problem(text=str(error).rstrip("."))
         return
+    index = read_json(folder, "model_index.json", name)
     for component in layout.key_weights:
+        if class_in(index, component) is None or (components is not None and component not in components):
+            continue
         try:
             yield from _Weights(folder, component, name, layout).problems(half)
         except InputError as error:
@@ -99,12 +117,20 @@ def _check_index(folder: Path, name: str, layout: Layout) -> None:
         raise InputError(f"The model {name} is a {found}; svdq needs a {layout.pipeline} such as {layout.example}.")
     index = read_json(folder, "model_index.json", name)
     for component, accepted in layout.components.items():
-        entry = index.get(component)  # [library, class], or null for an optional component
-        kind = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
-        if not isinstance(kind, str) or not (folder / component).is_dir():
+        kind = class_in(index, component)
+        if kind is None and component in layout.optional:
+            continue
+        if kind is None or not (folder / component).is_dir():
             raise InputError(f"The model {name} has no {component}; it must be a whole {layout.pipeline}.")
         if kind not in accepted:
             raise InputError(f"The {component} of the model {name} is a {kind}; svdq works with {accepted[0]} only.")
+
+
+def class_in(index: Mapping[str, Any], component: str) -> str | None:
+    """Return the class that model_index.json names for a component; None if it has none."""
+    entry = index.get(component)  # [library, class]; null or two nulls for an optional component
+    kind = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+    return kind if isinstance(kind, str) else None
 
 
 def another_model(component: str, model: str, weight: str, found: list[int], expected: list[int]) -> str:
@@ -185,10 +211,12 @@ class _Weights:
             weight, expected = self._layout.key_weights[self._component](config)
         except (TypeError, KeyError):
             return f"{self._of} has a config.json that makes no sense"
-        if weight not in shapes:
+        # Versions of transformers prefix the names of some weights with that of a wrapping module.
+        found = shapes.get(weight) or next((each for name, each in shapes.items() if name.endswith(f".{weight}")), None)
+        if found is None:
             return f"{self._of} lacks some of its weights, such as {weight}"
-        if shapes[weight] != expected:
-            return another_model(self._component, self._name, weight, shapes[weight], expected)
+        if found != expected:
+            return another_model(self._component, self._name, weight, found, expected)
         return ""
 
     def _problem(self, file: str, what: str) -> Problem:

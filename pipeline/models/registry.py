@@ -12,18 +12,16 @@ from svdq.pipeline.models.folder_check import Layout, pipeline_of
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.svd.family import FAMILY as SVD
-from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.wan.family import FAMILY as WAN
 from svdq.pipeline.parameters import VideoParameters
 
 _Class = TypeVar("_Class")
 
 #: All families; the first one is that of parameters which name none.
-FAMILIES: tuple[Family, ...] = (SVD,)
+FAMILIES: tuple[Family, ...] = (SVD, WAN)
 DEFAULT_FAMILY = SVD.name
 #: The parameters of each family, by its name.
-PARAMETERS: Mapping[str, type[VideoParameters]] = {SVD.name: SVD.parameters, "wan": WanParameters}
-#: The pipelines of each family, as model_index.json names them.
-_PIPELINES = {SVD.name: tuple(SVD.layouts), "wan": ("WanImageToVideoPipeline",)}
+PARAMETERS: Mapping[str, type[VideoParameters]] = {family.name: family.parameters for family in FAMILIES}
 
 
 def family_for(parameters: VideoParameters) -> Family:
@@ -63,7 +61,7 @@ def family_of_model(name: str) -> str | None:
         pipeline = pipeline_of(find_folder(name), name)
     except InputError:
         return None
-    return next((family for family, pipelines in _PIPELINES.items() if pipeline in pipelines), None)
+    return next((family.name for family in FAMILIES if pipeline in family.layouts), None)
 
 
 def parameters_of(model: str) -> type[VideoParameters]:

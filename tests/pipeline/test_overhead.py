@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline.compare import call_diffusers
 from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.svd.folder import be_quiet
+from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.svd.model import SvdModel
 from tests.pipeline.fakes import Alone, request
 

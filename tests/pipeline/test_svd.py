@@ -15,7 +15,8 @@ from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.svd.model import SvdModel, to_uint8
+from svdq.pipeline.models.pixels import to_uint8
+from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 
 CPU = torch.device("cpu")

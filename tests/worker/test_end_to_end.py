@@ -172,7 +172,7 @@ def diffusers_frames(model: Path, photo: Path, *, frames: int, steps: int, seed:
     import torch
     from diffusers import StableVideoDiffusionPipeline
 
-    from svdq.pipeline.models.svd.folder import be_quiet
+    from svdq.pipeline.models.components import be_quiet
 
     be_quiet()
     threads = torch.get_num_threads()

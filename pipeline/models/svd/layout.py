@@ -19,13 +19,6 @@ UNET_DEFAULTS: dict[str, Any] = {
     "projection_class_embeddings_input_dim": 768,
     "num_frames": 25,
 }
-#: The file that marks a folder as written by svdq with random weights.
-UNTRAINED = "UNTRAINED.md"
-
-
-def is_untrained(folder: Path) -> bool:
-    """Return whether a folder is marked as having random weights."""
-    return (folder / UNTRAINED).is_file()
 
 
 def check_configs(folder: Path, name: str) -> None:

@@ -16,16 +16,19 @@ from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.base import ModelInfo, Role, State, check_tensor, nan_advice
+from svdq.pipeline.models.components import first_not_finite
 from svdq.pipeline.models.device_memory import MemoryMeter
 from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, apply, weight_bytes
+from svdq.pipeline.models.pixels import to_uint8
 from svdq.pipeline.models.svd.denoiser import SvdDenoiser
 from svdq.pipeline.models.svd.family import FAMILY
-from svdq.pipeline.models.svd.folder import SvdFolder, first_not_finite
-from svdq.pipeline.models.svd.layout import UNET_DEFAULTS, is_untrained
+from svdq.pipeline.models.svd.folder import SvdFolder
+from svdq.pipeline.models.svd.layout import UNET_DEFAULTS
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.untrained import is_untrained
 from svdq.pipeline.parameters import VideoParameters
 
 logger = logging.getLogger(__name__)
@@ -261,13 +264,3 @@ class SvdModel:
                 advice = nan_advice(self)
                 raise SampleError(f"The decoded frames are not numbers (NaN or infinity){advice}")
             return to_uint8(frames[0])
-
-
-def to_uint8(video: Tensor) -> Tensor:
-    """Convert a decoded video (3, F, H, W), float32, -1 to 1, to frames (F, H, W, 3) on its device, in place.
-
-    These are the operations of VideoProcessor.postprocess_video for PIL images, each rounded to float32 as there, on
-    the video's device: on a CPU they would take as long as several steps of a GPU.
-    """
-    video = video.mul_(0.5).add_(0.5).clamp_(0, 1).mul_(255).round_()
-    return video.to(torch.uint8).permute(1, 2, 3, 0).contiguous()

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.svd.folder import be_quiet
-from svdq.pipeline.models.svd.layout import UNTRAINED, is_untrained
+from svdq.pipeline.models.components import be_quiet
+from svdq.pipeline.models.untrained import claim
 
 _MARKER_TEXT = """# An untrained model
 
@@ -67,7 +66,7 @@ def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any
     Raises:
         InputError: the folder has other content, or cannot be written.
     """
-    _claim(folder)
+    claim(folder, _MARKER_TEXT)
     be_quiet()
     from diffusers import AutoencoderKLTemporalDecoder, EulerDiscreteScheduler, StableVideoDiffusionPipeline
     from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
@@ -127,18 +126,6 @@ def _tiny_unet() -> Any:
     with torch.no_grad():
         unet.conv_out.weight.mul_(_LIVELY["unet"])
     return unet
-
-
-def _claim(folder: Path) -> None:
-    """Create the folder, unless it has content that is not ours."""
-    try:
-        if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
-            raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
-        folder.mkdir(parents=True, exist_ok=True)
-        # The marker is written first, so that a partial folder can be overwritten.
-        (folder / UNTRAINED).write_text(_MARKER_TEXT, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"The tiny model cannot be written to {folder} ({error.strerror}).") from error
 
 
 def _name_image_processor(model_index: Path) -> None:

@@ -71,6 +71,9 @@ class WanParameters(VideoParameters):
 
     @property
     def guided(self) -> bool:
-        """Whether classifier-free guidance is on in any step; a scale that is left to the model counts as on."""
-        scales = [scale for scale in (self.guidance_scale, self.guidance_scale_2) if scale is not None]
-        return not scales or max(scales) > 1
+        """Whether classifier-free guidance is on; a scale that is left to the model counts as on.
+
+        As in diffusers, the first scale decides for all steps: two experts with 3.5 and 1 compute both predictions, and
+        with 1 and 3.5 one.
+        """
+        return self.guidance_scale is None or self.guidance_scale > 1

@@ -5,26 +5,25 @@ import torch
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.components import Components
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.svd.folder import SvdFolder
 
 CPU = torch.device("cpu")
 
 
-class LittleMemory(SvdFolder):
-    """A folder for which memory runs out."""
-
-    def _load(self, component, dtype, device):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+def runs_out(*_) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
 
-def test_memory_that_runs_out_says_what_is_needed_and_what_to_do(tiny_model) -> None:
+def test_memory_that_runs_out_says_what_is_needed_and_what_to_do(tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr(Components, "load", runs_out)
     weights = sum(file.stat().st_size for file in tiny_model.glob("unet/*.safetensors"))
     for dtype, share in ((torch.float32, 1.0), (torch.float16, 0.5)):
         with pytest.raises(
             InputError, match=r"memory ran out, and this rank needs .* fewer ranks \(--ranks\)"
         ) as caught:
-            LittleMemory.find(str(tiny_model), dtype).load_pipeline(Role(), dtype, CPU)
+            SvdFolder.find(str(tiny_model), dtype).load_pipeline(Role(), dtype, CPU)
         # The headers are not weights.
         needed = float(str(caught.value).partition("needs ")[2].partition(" MB")[0])
         assert needed == pytest.approx(weights * share / 1e6, rel=0.02)

@@ -1,0 +1,31 @@
+"""Marks model folders that svdq has written with random weights. Does not import torch."""
+
+from pathlib import Path
+
+from svdq.pipeline.errors import InputError
+
+#: The file that marks them.
+UNTRAINED = "UNTRAINED.md"
+
+
+def is_untrained(folder: Path) -> bool:
+    """Return whether a folder is marked as having random weights."""
+    return (folder / UNTRAINED).is_file()
+
+
+def claim(folder: Path, marker_text: str) -> None:
+    """Create a folder for an untrained model, and mark it with a text.
+
+    A folder that svdq has written before may be written again.
+
+    Raises:
+        InputError: the folder has other content, or cannot be written.
+    """
+    try:
+        if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
+            raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
+        folder.mkdir(parents=True, exist_ok=True)
+        # The marker is written first, so that a partial folder can be overwritten.
+        (folder / UNTRAINED).write_text(marker_text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"The tiny model cannot be written to {folder} ({error.strerror}).") from error

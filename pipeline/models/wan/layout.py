@@ -1,0 +1,207 @@
+"""The folders of Wan's image-to-video models: their components, and what their configs must say. Without torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.files import read_json
+from svdq.pipeline.models.folder_check import Layout, class_in
+from svdq.pipeline.models.wan.schedule import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
+
+TRANSFORMER_CLASS, VAE_CLASS = "WanTransformer3DModel", "AutoencoderKLWan"
+#: Defaults of the configs: diffusers' defaults. Those of a transformer are the published 14B models'.
+TRANSFORMER_DEFAULTS: dict[str, Any] = {
+    "patch_size": [1, 2, 2],
+    "num_attention_heads": 40,
+    "attention_head_dim": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "text_dim": 4096,
+    "ffn_dim": 13824,
+    "num_layers": 40,
+    "image_dim": None,
+}
+VAE_DEFAULTS: dict[str, Any] = {
+    "base_dim": 96,
+    "z_dim": 16,
+    "in_channels": 3,
+    "scale_factor_temporal": 4,
+    "scale_factor_spatial": 8,
+}
+#: Settings of a scheduler that must be off, because they change its timesteps or draw random numbers.
+_OFF = (
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
+    "use_dynamic_shifting",
+    "shift_terminal",
+    "solver_p",
+    "invert_sigmas",
+    "stochastic_sampling",
+)
+
+
+def check_configs(folder: Path, name: str) -> None:
+    """Check that the components make an image-to-video model of Wan and fit each other.
+
+    Args:
+        folder: the model folder.
+        name: name of the model in messages.
+
+    Raises:
+        InputError: a config cannot be read, an expert is missing, or the model makes videos from text only.
+    """
+    index = read_json(folder, "model_index.json", name)
+    transformer = TRANSFORMER_DEFAULTS | read_json(folder, f"{HIGH_NOISE}/config.json", name)
+    vae = VAE_DEFAULTS | read_json(folder, "vae/config.json", name)
+    expanded = index.get("expand_timesteps") is True
+    channels = vae["z_dim"]
+    # Latents, photo and mask; with expanded timesteps the photo takes the place of the first latents.
+    needed = channels if expanded else 2 * channels + vae["scale_factor_temporal"]
+    if transformer["in_channels"] == channels and not expanded:
+        raise InputError(
+            f"The model {name} makes videos from text only: its transformer has no input for a photo; "
+            f"give an image-to-video model such as {LAYOUT.example}."
+        )
+    _check_experts(folder, name, index, transformer)
+    text_encoder = read_json(folder, "text_encoder/config.json", name)
+    # Component, setting, actual value, required value, reason.
+    settings: list[tuple[str, str, Any, Any, str]] = [
+        (HIGH_NOISE, "class", transformer.get("_class_name", TRANSFORMER_CLASS), TRANSFORMER_CLASS, ""),
+        ("vae", "class", vae.get("_class_name", VAE_CLASS), VAE_CLASS, ""),
+        (HIGH_NOISE, "in_channels", transformer["in_channels"], needed, "latents, photo and mask"),
+        (HIGH_NOISE, "out_channels", transformer["out_channels"], channels, "the latents of the vae"),
+        (HIGH_NOISE, "text_dim", transformer["text_dim"], text_encoder.get("d_model", 512), "text_encoder's d_model"),
+        (HIGH_NOISE, "patch_size", list(transformer["patch_size"]), [1, 2, 2], "as in all of Wan's models"),
+        ("vae", "scale_factor_temporal", vae["scale_factor_temporal"], 4, "as in all of Wan's models"),
+    ]
+    for component, what, found, expected, why in settings:
+        if found != expected:
+            raise InputError(
+                f"The {component} of the model {name} is not that of Wan: its {what} is {found} where it must be "
+                f"{expected}{why and f' ({why})'}; give a {LAYOUT.pipeline}."
+            )
+    _check_scheduler(folder, name)
+
+
+def _check_experts(folder: Path, name: str, index: Mapping[str, Any], transformer: Mapping[str, Any]) -> None:
+    """Check that the folder has the second expert or the image encoder if, and only if, the model needs it.
+
+    Raises:
+        InputError: it does not.
+    """
+    boundary = index.get("boundary_ratio")
+    if (boundary is not None) != (class_in(index, LOW_NOISE) is not None):
+        missing = "no transformer_2 for the steps after it" if boundary is not None else "no boundary_ratio"
+        given = f"boundary_ratio {boundary}" if boundary is not None else "a transformer_2"
+        raise InputError(
+            f"The model {name} has {given} and {missing}; get the whole model again, with both of its experts."
+        )
+    if boundary is not None:
+        if not isinstance(boundary, int | float) or not 0 <= boundary <= 1:
+            raise InputError(f"The model {name} has boundary_ratio {boundary!r}; it must be a number such as 0.9.")
+        second = TRANSFORMER_DEFAULTS | read_json(folder, f"{LOW_NOISE}/config.json", name)
+        for key in ("_class_name", *TRANSFORMER_DEFAULTS):
+            if second.get(key) != transformer.get(key):
+                raise InputError(
+                    f"The experts of the model {name} do not belong together: {key} is {transformer.get(key)} in the "
+                    f"transformer and {second.get(key)} in transformer_2; get the model again."
+                )
+    if (transformer["image_dim"] is not None) != (class_in(index, "image_encoder") is not None):
+        has, lacks = ("an image_encoder", "uses none") if transformer["image_dim"] is None else ("none", "needs one")
+        raise InputError(f"The transformer of the model {name} {lacks}, and the folder has {has}; get the model again.")
+
+
+def _check_scheduler(folder: Path, name: str) -> None:
+    """Check that the scheduler samples flow matching without random numbers.
+
+    Raises:
+        InputError: it does not.
+    """
+    config = read_json(folder, "scheduler/scheduler_config.json", name)
+    kind = config.get("_class_name")
+    problem = next((f"{setting} is on" for setting in _OFF if config.get(setting)), "")
+    if kind not in SHIFT_SETTINGS:
+        problem = f"it is a {kind}"
+    elif kind == "UniPCMultistepScheduler" and not config.get("use_flow_sigmas"):
+        problem = "use_flow_sigmas is off"
+    if problem:
+        raise InputError(
+            f"The scheduler of the model {name} cannot be used: {problem}; svdq works with "
+            f"{' and '.join(SHIFT_SETTINGS)} and flow matching as in the published models."
+        )
+
+
+def _check_text_and_image(folder: Path, name: str) -> None:
+    """Check a WanPipeline, the class of text-to-video models and of TI2V-5B, which does both.
+
+    Raises:
+        InputError: it makes videos from text only, or its configs do not fit.
+    """
+    if read_json(folder, "model_index.json", name).get("expand_timesteps") is not True:
+        raise InputError(
+            f"The model {name} makes videos from text only (WanPipeline); give an image-to-video model such as "
+            f"{LAYOUT.example}."
+        )
+    check_configs(folder, name)
+
+
+def _transformer_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
+    config = TRANSFORMER_DEFAULTS | dict(config)
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    return "patch_embedding.weight", [width, config["in_channels"], *config["patch_size"]]
+
+
+def _vae_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
+    config = VAE_DEFAULTS | dict(config)
+    return "encoder.conv_in.weight", [config["base_dim"], config["in_channels"], 3, 3, 3]
+
+
+def _text_encoder_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
+    return "shared.weight", [config["vocab_size"], config.get("d_model", 512)]
+
+
+def _image_encoder_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
+    config = config.get("vision_config") or config
+    patch = config.get("patch_size", 32)
+    width = config.get("hidden_size", 768)
+    return "embeddings.patch_embedding.weight", [width, config.get("num_channels", 3), patch, patch]
+
+
+LAYOUT = Layout(
+    pipeline="WanImageToVideoPipeline",
+    example="Wan-AI/Wan2.2-I2V-A14B-Diffusers",
+    components={
+        HIGH_NOISE: (TRANSFORMER_CLASS,),
+        LOW_NOISE: (TRANSFORMER_CLASS,),
+        "vae": (VAE_CLASS,),
+        "text_encoder": ("UMT5EncoderModel",),
+        "tokenizer": ("T5TokenizerFast", "T5Tokenizer"),
+        "image_encoder": ("CLIPVisionModel", "CLIPVisionModelWithProjection"),
+        "image_processor": (
+            "CLIPImageProcessor",
+            "CLIPProcessor",
+            "CLIPImageProcessorFast",
+            "CLIPImageProcessorPil",
+        ),
+        "scheduler": tuple(SHIFT_SETTINGS),
+    },
+    optional=frozenset({LOW_NOISE, "image_encoder", "image_processor"}),
+    key_weights={
+        HIGH_NOISE: _transformer_weight,
+        LOW_NOISE: _transformer_weight,
+        "vae": _vae_weight,
+        "text_encoder": _text_encoder_weight,
+        "image_encoder": _image_encoder_weight,
+    },
+    check_configs=check_configs,
+)
+#: The folder of TI2V-5B names the class that makes videos from text.
+TEXT_AND_IMAGE_LAYOUT = Layout(
+    pipeline="WanPipeline",
+    example="Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+    components={name: kinds for name, kinds in LAYOUT.components.items() if name not in LAYOUT.optional},
+    key_weights={name: weight for name, weight in LAYOUT.key_weights.items() if name not in LAYOUT.optional},
+    check_configs=_check_text_and_image,
+)

@@ -1,0 +1,258 @@
+"""Wan's bits: every kind of model, wherever its steps are cut and whichever experts a rank has, against diffusers."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from svdq.pipeline.errors import SampleError
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.wan.reference import call_diffusers
+from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
+
+CPU = torch.device("cpu")
+EVERYTHING = Role(encode=True, decode=True)
+#: What each rank has: the expert of the noisy steps and the encoder, then that of the others and the decoder.
+HIGH = Role(encode=True, components=frozenset({"transformer"}))
+LOW = Role(components=frozenset({"transformer_2"}), decode=True)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The folder of each kind of model, and of two experts with the scheduler of distilled models."""
+    root = tmp_path_factory.mktemp("wan")
+    for variant in VARIANTS:
+        write_tiny_wan(root / variant, variant)
+    write_tiny_wan(root / "distilled", scheduler="FlowMatchEulerDiscreteScheduler")
+    return root
+
+
+@pytest.fixture(scope="module")
+def opened(folders):
+    """Open a kind of model for a role, once."""
+    return cache(lambda kind, role=EVERYTHING: open_model(str(folders / kind), role, CPU, torch.float32))
+
+
+@pytest.fixture(scope="module")
+def reference(folders):
+    """Render with diffusers' pipeline, called as its users do."""
+    from diffusers import WanImageToVideoPipeline
+
+    @cache
+    def pipeline(kind):
+        loaded = WanImageToVideoPipeline.from_pretrained(folders / kind)
+        loaded.set_progress_bar_config(disable=True)
+        return loaded
+
+    def render(kind, photo, parameters):
+        return np.stack([np.asarray(frame) for frame in call_diffusers(pipeline(kind), photo, parameters)[0]])
+
+    return render
+
+
+@pytest.fixture(scope="module")
+def photo(photo_bytes):
+    return prepare_photo(photo_bytes, 64, 64)
+
+
+def parameters(**changes) -> WanParameters:
+    defaults = {"prompt": "A dog runs.", "negative_prompt": "slow", "frames": 5, "steps": 5, "width": 64, "height": 64}
+    return WanParameters(**(defaults | {"seed": 11} | changes))
+
+
+def render(encoder, ranks, photo, values):
+    """Carry one video through the ranks step by step; each gets nothing but the bytes of the state."""
+    state = encoder.encode(photo, values)
+    for index, rank in enumerate(ranks):
+        state = load(save({name: tensor.contiguous() for name, tensor in state.items()}))
+        rank.check_state(state, values)
+        state |= rank.denoiser(state, values).step(state, index)
+    return ranks[-1].decode(load(save(state)), values, values.num_frames).numpy()
+
+
+@pytest.mark.parametrize("kind", [*VARIANTS, "distilled"])
+@pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
+@pytest.mark.parametrize("steps", [1, 2, 4, 7])
+def test_same_bits_as_diffusers_when_cut_at_every_step(opened, reference, photo, kind, guidance_scale, steps):
+    model = opened(kind)
+    values = model.complete(parameters(steps=steps, guidance_scale=guidance_scale))
+    ours = render(model, [model] * steps, photo, values)
+    assert np.array_equal(ours, reference(kind, photo, values))
+    assert ours.std() > 20
+
+
+@pytest.mark.parametrize("kind", ["i2v-a14b", "distilled"])
+@pytest.mark.parametrize(("scale", "scale_2"), [(3.5, 3.5), (5.0, 2.0), (3.0, 1.0), (1.0, 1.0), (1.0, 4.0), (0.0, 7.0)])
+def test_same_bits_on_ranks_with_one_expert_each(opened, reference, photo, kind, scale, scale_2):
+    high, low = opened(kind, HIGH), opened(kind, LOW)
+    values = high.complete(parameters(guidance_scale=scale, guidance_scale_2=scale_2))
+    first, second = high.segments(values)
+    assert (first.component, second.component) == ("transformer", "transformer_2")
+    ranks = [high] * first.stop + [low] * (second.stop - second.start)
+    assert np.array_equal(render(high, ranks, photo, values), reference(kind, photo, values))
+
+
+@pytest.mark.parametrize("kind", [*VARIANTS, "distilled"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"width": 128, "frames": 9},
+        {"height": 96, "frames": 1},
+        {"frames": 17, "steps": 2},
+        {"prompt": "", "negative_prompt": ""},
+        {"prompt": "Ein Hündchen läuft 🐶 &amp; " + "springt " * 200, "negative_prompt": None},
+        {"flow_shift": 1.0},
+        {"flow_shift": 12.0, "steps": 20},
+        {"seed": 2**63 - 1},
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_same_bits_for_other_parameters(opened, reference, photo_bytes, kind, changes):
+    model = opened(kind)
+    values = model.complete(parameters(**changes))
+    photo = prepare_photo(photo_bytes, values.width, values.height)
+    assert np.array_equal(render(model, [model] * values.steps, photo, values), reference(kind, photo, values))
+
+
+def test_parameters_change_the_video(opened, photo):
+    model = opened("i2v-a14b")
+
+    def frames(**changes):
+        values = model.complete(parameters(**changes))
+        return render(model, [model] * values.steps, photo, values).astype(int)
+
+    usual = frames()
+    for changes in (
+        {"prompt": "A cat."},
+        {"negative_prompt": "fast"},
+        {"guidance_scale": 1.0},
+        {"guidance_scale_2": 8.0},
+        {"flow_shift": 3.0},
+        {"seed": 12},
+    ):
+        assert np.abs(frames(**changes) - usual).mean() > 0.5, changes
+
+
+def test_interleaved_videos_of_other_shapes_and_steps(opened, reference, photo_bytes):
+    high, low = opened("i2v-a14b", HIGH), opened("i2v-a14b", LOW)
+    jobs = [
+        high.complete(parameters(**changes))
+        for changes in ({}, {"steps": 3, "guidance_scale": 1.0}, {"width": 96, "frames": 9, "flow_shift": 2.0})
+    ]
+    photos = [prepare_photo(photo_bytes, values.width, values.height) for values in jobs]
+    states = [dict(high.encode(photo, values)) for photo, values in zip(photos, jobs, strict=True)]
+    denoisers = [[rank.denoiser(*pair) for rank in (high, low)] for pair in zip(states, jobs, strict=True)]
+    for index in range(5):
+        for number, values in enumerate(jobs):
+            if index < values.steps:
+                is_low = index >= high.segments(values)[0].stop
+                states[number] |= denoisers[number][is_low].step(states[number], index)
+    for photo, values, state in zip(photos, jobs, states, strict=True):
+        assert np.array_equal(low.decode(state, values, 99).numpy(), reference("i2v-a14b", photo, values))
+
+
+def test_a_step_can_be_done_again(opened, photo):
+    model = opened("i2v-a14b")
+    values = model.complete(parameters())
+    first = model.encode(photo, values)
+    denoiser = model.denoiser(first, values)
+    states = [first]
+    for index in range(3):
+        states.append({**states[-1], **denoiser.step(states[-1], index)})
+    for index in (2, 0, 1):
+        again = denoiser.step(states[index], index)
+        assert all(torch.equal(tensor, states[index + 1][name]) for name, tensor in again.items())
+
+
+def test_the_state_after_each_step(opened, photo):
+    shapes = {"prompt_embeds": (1, 13, 32), "negative_prompt_embeds": (1, 6, 32), "condition": (1, 20, 2, 8, 8)}
+    model = opened("i2v-a14b")
+    values = model.complete(parameters())
+    state = model.encode(photo, values)
+    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == shapes | {"latents": (1, 16, 2, 8, 8)}
+    assert {str(tensor.dtype) for tensor in state.values()} == {"torch.float32"}
+    one = model.denoiser(state, values).step(state, 0)
+    assert set(one) == {"latents", "last_sample", "model_output_1"}
+    two = model.denoiser(state, values).step({**state, **one}, 1)
+    assert set(two) == {"latents", "last_sample", "model_output_0", "model_output_1"}
+    assert {tuple(tensor.shape) for tensor in two.values()} == {(1, 16, 2, 8, 8)}
+    unguided = model.complete(parameters(guidance_scale=1.0, guidance_scale_2=3.0))
+    assert "negative_prompt_embeds" not in model.encode(photo, unguided)
+    assert set(opened("distilled").denoiser(state, values).step(state, 0)) == {"latents"}
+    assert opened("i2v-14b").encode(photo, values)["image_embeds"].shape == (1, 50, 16)
+    assert opened("ti2v-5b").encode(photo, values)["condition"].shape == (1, 48, 1, 4, 4)
+
+
+def test_a_state_without_the_history_of_its_scheduler_is_an_error(opened, photo):
+    model = opened("i2v-a14b")
+    values = model.complete(parameters())
+    state = dict(model.encode(photo, values))
+    state |= model.denoiser(state, values).step(state, 0)
+    for name in ("last_sample", "model_output_1"):
+        partial = {other: tensor for other, tensor in state.items() if other != name}
+        with pytest.raises(KeyError, match=name):
+            model.denoiser(partial, values).step(partial, 1)
+
+
+def test_states_of_others_are_refused(opened, photo):
+    model = opened("i2v-a14b")
+    values = model.complete(parameters())
+    state = dict(model.encode(photo, values))
+    state |= model.denoiser(state, values).step(state, 0)
+    model.check_state(state, values)
+    for name, damaged in (
+        ("latents", state["latents"][:, :, :1]),
+        ("latents", state["latents"].to(torch.bfloat16)),
+        ("condition", state["condition"][:, :16]),
+        ("prompt_embeds", torch.zeros(1, 513, 32)),
+        ("prompt_embeds", torch.zeros(1, 0, 32)),
+        ("negative_prompt_embeds", torch.zeros(1, 6, 31)),
+        ("last_sample", state["last_sample"].to(torch.float64)),
+        ("model_output_1", state["model_output_1"][..., :1]),
+    ):
+        with pytest.raises(ValueError, match=f"its {name}"):
+            model.check_state({**state, name: damaged}, values)
+    with pytest.raises(ValueError, match="it has no negative_prompt_embeds"):
+        model.check_state({name: each for name, each in state.items() if name != "negative_prompt_embeds"}, values)
+
+
+def test_an_embedding_is_computed_once_for_each_text(opened, photo, monkeypatch):
+    model = opened("i2v-a14b")
+    calls = []
+    forward = model.pipeline.text_encoder.forward
+    monkeypatch.setattr(model.pipeline.text_encoder, "forward", lambda *given: calls.append(1) or forward(*given))
+    values = model.complete(parameters(prompt="Once only.", negative_prompt="Never before."))
+    first = model.encode(photo, values)
+    assert len(calls) == 2
+    again = model.encode(photo, values.model_copy(update={"seed": 4}))
+    assert len(calls) == 2
+    assert torch.equal(first["prompt_embeds"], again["prompt_embeds"])
+    for number in range(70):
+        model.encode(photo, values.model_copy(update={"prompt": str(number), "guidance_scale": 1.0}))
+    model.encode(photo, values)
+    assert len(calls) == 2 + 70 + 2
+
+
+def test_tiles_change_pixels_only_of_large_videos(opened, photo_bytes):
+    model = opened("ti2v-5b")
+    for width, differs in ((64, False), (320, True)):
+        values = model.complete(parameters(width=width, steps=1, frames=5))
+        state = dict(model.encode(prepare_photo(photo_bytes, width, 64), values))
+        state |= model.denoiser(state, values).step(state, 0)
+        whole, tiled, again = (model.decode(state, values, size).numpy() for size in (5, 1, 5))
+        assert np.array_equal(whole, again)
+        assert (not np.array_equal(whole, tiled)) == differs
+        assert whole.shape == tiled.shape == (5, 64, width, 3)
+
+
+def test_nan_is_a_failure_with_a_reason(opened, photo):
+    model = opened("i2v-a14b")
+    values = model.complete(parameters())
+    state = {**model.encode(photo, values), "latents": torch.full((1, 16, 2, 8, 8), torch.nan)}
+    with pytest.raises(SampleError, match=r"not numbers .*; try another seed\.$"):
+        model.decode(state, values, 5)
