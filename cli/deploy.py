@@ -17,7 +17,9 @@ from svdq.cli.formatting import echo
 from svdq.pipeline.errors import InputError
 
 SYSTEM_HOME = Path("/var/lib/svdq")
-REDIS, WATCH = "svdq-redis.service", "svdq-watch.service"
+REDIS, WATCH, SERVE = "svdq-redis.service", "svdq-watch.service", "svdq-serve.service"
+#: Settings that are secret whatever they are.
+SECRETS = ("serve_token",)
 #: Drop-ins with this prefix are for the machine's systemd only.
 SYSTEM_PREFIX = "system"
 #: The drop-in of all services with the values of this installation.
@@ -42,6 +44,7 @@ def deploy() -> None:
 @click.option("--system", "scope", flag_value="system", help="For the machine's systemd, run as a separate user.")
 @click.option("--print/--install", "only_print", default=True, help="Print the files [default], or install them.")
 @click.option("--watch", "inbox", type=click.Path(path_type=Path), help="Also watch this folder for photos.")
+@click.option("--serve", is_flag=True, help="Also serve the web page and the API, on 127.0.0.1:8765.")
 @click.option("--own-redis", is_flag=True, help="Use your own Redis server [default: where SVDQ_REDIS_URL is set].")
 @click.option("--run-as", metavar="NAME", default="svdq", show_default=True, help="With --system: user to run as.")
 @click.option("--force", is_flag=True, help="Overwrite files that differ.")
@@ -50,12 +53,13 @@ def systemd(
     scope: str | None,
     only_print: bool,
     inbox: Path | None,
+    serve: bool,
     own_redis: bool,
     run_as: str,
     force: bool,
     worker_options: tuple[str, ...],
 ) -> None:
-    """Print or install systemd units: Redis, worker, a nightly timer, and a watched folder.
+    """Print or install systemd units: Redis, worker, a nightly timer, a watched folder, and the web page.
 
     The units are the same everywhere. An environment file beside them has the paths of this installation and the
     settings from the environment and svdq.toml, except secrets. Arguments after `--` are options of `svdq worker`. The
@@ -70,6 +74,7 @@ def systemd(
     inbox = None if inbox is None else inbox.expanduser().absolute()
     environment, secrets = _environment(is_system, own_redis)
     environment |= {"INBOX": str(inbox)} if inbox is not None else {}
+    environment |= {"SERVE_OPTIONS": ""} if serve else {}
     environment["WORKER_OPTIONS"] = shlex.join(worker_options)
     home, is_embedded = Path(environment["SVDQ_HOME"]), "SVDQ_REDIS_URL" in environment
     storage = environment.get("SVDQ_STORAGE", "")
@@ -78,7 +83,8 @@ def systemd(
 
     config = Path("/etc") if is_system else Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     folder = config / "systemd" / scope
-    left_out = {*([] if is_embedded else [REDIS]), *([] if inbox is not None else [WATCH])}
+    optional = {REDIS: is_embedded, WATCH: inbox is not None, SERVE: serve}
+    left_out = {name for name, is_wanted in optional.items() if not is_wanted}
     contents = {
         folder / name: text for name, text in _units(is_system) if name.parts[0].removesuffix(".d") not in left_out
     }
@@ -92,7 +98,7 @@ def systemd(
                 echo(line)
         return
     _install(contents, force=force)
-    units = [*([REDIS] if is_embedded else []), *([WATCH] if inbox is not None else [])]
+    units = [name for name, is_wanted in optional.items() if is_wanted]
     steps = [f"# write {', '.join(secrets)} into {config / 'svdq' / 'environment'}, with mode 600"] if secrets else []
     steps += _system_steps(run_as, paths) if is_system else ["loginctl enable-linger   # keeps services after logout"]
     for step in ("", "Next:", *(f"  {step}" for step in (*steps, *_start_steps(is_system, units)))):
@@ -133,7 +139,7 @@ def _environment(is_system: bool, own_redis: bool) -> tuple[dict[str, str], list
             continue
         value = getattr(settings, name)
         text = ",".join(value) if isinstance(value, tuple) else str(value)
-        if without_secrets(text) == text:
+        if without_secrets(text) == text and name not in SECRETS:
             environment[f"{ENV_PREFIX}{name.upper()}"] = text
         else:
             secrets.append(f"{ENV_PREFIX}{name.upper()}")

@@ -104,7 +104,7 @@ def watch(
     def report(event: "Event") -> None:
         _print(event, as_json=as_json)
         if event.kind == "watching":
-            _notify_systemd()
+            notify_systemd()
 
     with StopSignals() as stop:
         counts = watch_folder(
@@ -135,7 +135,7 @@ def _print(event: "Event", *, as_json: bool) -> None:
         echo(event.text, err=event.kind in ("problem", "resolved"))
 
 
-def _notify_systemd() -> None:
+def notify_systemd() -> None:
     """Notify systemd that the service is ready, with a datagram to the socket in NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address.startswith(("/", "@")):

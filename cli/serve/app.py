@@ -11,7 +11,7 @@ from svdq.cli.serve import api, live, page
 from svdq.cli.serve.access import Access
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.bodies import Bodies, Reader
-from svdq.cli.serve.content import Content
+from svdq.cli.serve.content import Content, sweep
 from svdq.cli.serve.errors import ApiError, answer_error
 from svdq.cli.serve.options import ServeOptions
 from svdq.cli.serve.polling import Polls
@@ -28,7 +28,7 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        await backend.in_thread(backend.storage.sweep)
+        await backend.in_thread(lambda: sweep(backend.storage))
         yield
         backend.close()
 

@@ -65,6 +65,7 @@ def serve(
     from svdq.cli.serve.server import exit_soon, listen, run
     from svdq.cli.serve.token import find_token, token_file
     from svdq.cli.serve.worker_beside import WorkerBeside
+    from svdq.cli.watch import notify_systemd
     from svdq.producer.settings import Settings
 
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
@@ -80,6 +81,7 @@ def serve(
         else:
             place: Path | str = "SVDQ_SERVE_TOKEN" if settings.serve_token else token_file(settings)
             echo(f"Serving at {options.url}/ (token: {place})")
+        notify_systemd()
 
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(WorkerBeside(settings)) if with_worker else None

@@ -1,5 +1,6 @@
 """Files of videos: addressed by job and format, never by a path; with Range; and posters."""
 
+import logging
 import tempfile
 import zipfile
 from collections import OrderedDict
@@ -14,14 +15,26 @@ from svdq.cli.serve.videos import file_names
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
 from svdq.producer.status.status import JobView
-from svdq.producer.storage.storage import STAGING_PREFIX
+from svdq.producer.storage.storage import STAGING_PREFIX, Storage
+from svdq.producer.storage.temporary import sweep as sweep_files
 from svdq.producer.storage.temporary import temporary_name
+
+logger = logging.getLogger(__name__)
 
 MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp", "png": "application/zip"}
 #: A browser keeps a file and asks whether it has changed: a job may be rendered again.
 CACHING = {"Cache-Control": "private, no-cache"}
 #: Posters in memory at a time, of about 20 KB each.
 MAX_POSTERS = 500
+
+
+def sweep(storage: Storage) -> None:
+    """Remove what killed servers have left in the storage and in the system's folder for temporary files."""
+    sweep_files(Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"), STAGING_PREFIX)
+    try:
+        storage.sweep()
+    except UnavailableError as error:  # requests are answered with 503 until it is back
+        logger.warning("%s", error)
 
 
 class Content:

@@ -77,7 +77,7 @@ def test_commands_of_the_services_are_commands_of_ours(
 ) -> None:
     images = ("svdq-worker", "svdq-producer")
     ours = {name: service["command"] for name, service in compose["services"].items() if service["image"] in images}
-    assert set(ours) == {"worker", "watch", "svdq"}
+    assert set(ours) == {"worker", "watch", "serve", "svdq"}
     for command in ours.values():
         check_command([str(tmp_path) if word == "/inbox" else word for word in command])
 
@@ -164,7 +164,7 @@ def test_the_steps_of_the_producer_image(tmp_path: Path, photo: Path) -> None:
     commands = [line.removeprefix("RUN ") for line in steps.splitlines() if line.startswith("RUN ")]
     assert len(commands) == 2
     for command in commands:
-        command = command.replace("--mount=type=cache,target=/root/.cache/pip", "").replace("${EXTRAS}", "s3")
+        command = command.replace("--mount=type=cache,target=/root/.cache/pip", "").replace("${EXTRAS}", "serve,s3")
         command = command.replace("/opt/svdq", str(target)).replace("/src", str(source))
         words = shlex.split(command.replace("python3 ", f"{sys.executable} ", 1) if "-m venv" in command else command)
         subprocess.run(words, check=True, timeout=280)

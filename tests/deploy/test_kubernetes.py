@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from svdq.cli.serve.access import OPEN_PATHS
+from svdq.cli.serve.options import ServeOptions
+from svdq.cli.serve.server import GRACE_S, THREADS_S
 from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.settings import ENV_PREFIX, Settings
 from svdq.worker.launcher.launcher import STOP_S
@@ -22,6 +25,7 @@ KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 #: The oldest Kubernetes that the objects are for, and the newest of which there is a schema.
 VERSIONS = ["1.31.0", "1.37.0"]
 VARIANTS = ["always", "night", "bursts"]
+FOLDERS = ["base", "serve", *VARIANTS]
 
 SCALED_JOB_FIELDS = {
     *("jobTargetRef", "pollingInterval", "successfulJobsHistoryLimit", "failedJobsHistoryLimit", "rollout"),
@@ -62,7 +66,7 @@ def validate(thing: dict, version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_are_as_the_published_schemas_have_them(version: str) -> None:
-    things = [thing for folder in ["base", *VARIANTS] for thing in read(folder)]
+    things = [thing for folder in FOLDERS for thing in read(folder)]
     kinds = {thing["kind"] for thing in things}
     assert {"StatefulSet", "Deployment", "CronJob", "PodDisruptionBudget", "ScaledJob", "NetworkPolicy"} <= kinds
     for thing in things:
@@ -133,13 +137,33 @@ def test_every_volume_is_mounted_and_every_claim_is_there() -> None:
         assert asked == claims
 
 
+def test_the_page_is_probed_as_it_answers(check_command: Callable[[list[str]], None]) -> None:
+    pod = find("serve", "Deployment")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    check_command(container["args"])
+    words = container["args"]
+    hosts = tuple(words[place + 1] for place, word in enumerate(words) if word == "--allow-host")
+    options = ServeOptions(host="0.0.0.0", token="x", allowed_hosts=hosts)
+    assert options.accepts_host("10.1.2.3")  # kubelet asks the address of the pod
+    assert options.accepts_host(find("serve", "Service")["metadata"]["name"])
+    paths = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert paths == {"startupProbe": "/health/live", "readinessProbe": "/health", "livenessProbe": "/health/live"}
+    assert set(paths.values()) <= set(OPEN_PATHS)
+    [port] = container["ports"]
+    assert port["containerPort"] == options.port
+    variables = {variable["name"]: variable for variable in container["env"]}
+    assert variables["SVDQ_SERVE_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "svdq-serve", "key": "token"}
+    assert pod["terminationGracePeriodSeconds"] > GRACE_S + THREADS_S
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
 def test_redis_keeps_what_it_has_accepted() -> None:
     """A power cut must not lose the jobs of the last second."""
     assert "--appendonly yes --appendfsync always" in " ".join((KUBERNETES / "base/redis.yaml").read_text().split())
 
 
 def test_secrets_are_named_and_not_given() -> None:
-    things = [thing for folder in ["base", *VARIANTS] for thing in read(folder)]
+    things = [thing for folder in FOLDERS for thing in read(folder)]
     assert "Secret" not in {thing["kind"] for thing in things}
     for pod in pods().values():
         variables = {variable["name"]: variable for variable in pod["spec"]["containers"][0]["env"]}

@@ -21,8 +21,9 @@ from svdq.worker.launcher.torchrun import KILL_S
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 Deploy = Callable[..., tuple[int, str, str]]
-NAMES = {"svdq-redis.service", "svdq-worker.service", "svdq-night.service", "svdq-night.timer", "svdq-watch.service"}
-HARDENED = ["svdq-redis.service", "svdq-worker.service", "svdq-night.service", "svdq-watch.service"]
+NAMES = {"svdq-redis.service", "svdq-worker.service", "svdq-night.service", "svdq-night.timer"}
+OPTIONAL = {"svdq-watch.service", "svdq-serve.service"}
+HARDENED = sorted(name for name in NAMES | OPTIONAL if name.endswith(".service"))
 
 #: The units are for the embedded server.
 pytestmark = pytest.mark.usefixtures("own_server")
@@ -85,8 +86,8 @@ def test_systemd_accepts_the_units(
 ) -> None:
     monkeypatch.setenv("SVDQ_HOME", "/srv/a home")
     put = unpack if scope == "system" else install
-    folder = put("--watch", tmp_path / 'in $box, 100% "mine"', "--", "--warmup", "1024x576x25")
-    units = [folder / name for name in sorted(NAMES)]
+    folder = put("--serve", "--watch", tmp_path / 'in $box, 100% "mine"', "--", "--warmup", "1024x576x25")
+    units = [folder / name for name in sorted(NAMES | OPTIONAL)]
 
     def verify() -> str:
         command = ["systemd-analyze", "verify", "--man=no", f"--{scope}", *map(str, units)]
@@ -104,7 +105,7 @@ def test_systemd_accepts_the_units(
 @needs_systemd
 @pytest.mark.parametrize("name", HARDENED)
 def test_units_of_the_machine_are_hardened(unpack: Callable[..., Path], name: str) -> None:
-    path = unpack("--watch", "/srv/inbox") / name
+    path = unpack("--watch", "/srv/inbox", "--serve") / name
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=25", "--no-pager", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-200:]
@@ -117,7 +118,7 @@ def test_programs_and_options_in_the_units_are_there(
     tmp_path: Path,
 ) -> None:
     inbox = tmp_path / 'in $box, 100% "mine"'
-    folder = install("--watch", inbox, "--", "--ranks", "7", "--warmup", "1024x576x25")
+    folder = install("--watch", inbox, "--serve", "--", "--ranks", "7", "--warmup", "1024x576x25")
     found = []
     for path in sorted(folder.glob("*.service")):
         unit = supervise(path)
@@ -129,7 +130,7 @@ def test_programs_and_options_in_the_units_are_there(
                 assert shutil.which(svdq, path=unit.environment()["PATH"])
                 check_command(words)
                 found.append(words)
-    assert len(found) == 5
+    assert len(found) == 6
     assert ["worker", "--ranks", "7", "--warmup", "1024x576x25"] in found
     assert any(words[:2] == ["watch", str(inbox)] for words in found)
 
@@ -148,7 +149,7 @@ def test_a_home_of_its_own_for_the_machine(deploy: Deploy, monkeypatch: pytest.M
     assert "User=videos\n" in files["/etc/systemd/system/svdq-.service.d/local.conf"]
     assert "SVDQ_HOME=/var/lib/svdq\n" in files["/etc/svdq/systemd.env"]
     assert "/etc/systemd/system/svdq-worker.service" in files
-    assert not any("svdq-watch" in name for name in files)
+    assert not any("svdq-watch" in name or "svdq-serve" in name for name in files)
 
 
 def test_settings_are_taken_over_but_for_secrets(
@@ -158,6 +159,7 @@ def test_settings_are_taken_over_but_for_secrets(
     monkeypatch.setenv("SVDQ_MODEL", "/models/svd xt")
     monkeypatch.setenv("SVDQ_STORAGE", "s3://key:hidden-1@bucket/x")
     monkeypatch.setenv("SVDQ_REDIS_URL", "redis://:hidden-2@127.0.0.1:1/0")
+    monkeypatch.setenv("SVDQ_SERVE_TOKEN", "hidden-3-of-the-tests")
     _, shown, _ = deploy("--user", "--install")
     files = {path.name: path.read_text() for path in (tmp_path / "config").rglob("*") if path.is_file()}
     assert "svdq-redis.service" not in files
@@ -166,7 +168,7 @@ def test_settings_are_taken_over_but_for_secrets(
     assert "SVDQ_REDIS_URL" not in environment
     assert "SVDQ_STORAGE" not in environment
     assert "EnvironmentFile=-%E/svdq/environment\n" in files["svdq-worker.service"]
-    assert f"# write SVDQ_REDIS_URL, SVDQ_STORAGE into {tmp_path}/config/svdq/environment" in shown
+    assert f"# write SVDQ_REDIS_URL, SVDQ_STORAGE, SVDQ_SERVE_TOKEN into {tmp_path}/config/svdq/environment" in shown
     assert "hidden" not in shown + "".join(files.values())
 
 
@@ -236,6 +238,18 @@ def test_the_queue_and_the_watched_folder_run(
     server.start()
     assert re.search("svdq-default +2 ", svdq("status").stdout)
     server.stop()
+
+
+def test_the_web_page_runs(install: Callable[..., Path], supervise: Callable[[Path], Any], tmp_path: Path) -> None:
+    folder = install("--serve")
+    (tmp_path / "config/svdq/environment").write_text('SERVE_OPTIONS="--port 0"\n')
+    redis_unit, unit = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "serve"))
+    redis_unit.start()
+    unit.start()  # until it is ready
+    assert "/login?token=" in unit.said()
+    assert unit.stop() == 0, unit.said()
+    assert gone(unit.processes())
+    redis_unit.stop()
 
 
 @pytest.mark.long
