@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,6 +20,12 @@ class _Entry(Generic[Value]):
     begun_at: float
     task: "asyncio.Task[Value]"
 
+    def is_old(self, now: float) -> bool:
+        """Return whether to read again: a slow read is not repeated before it ends, a failed one is at once."""
+        if not self.task.done():
+            return False
+        return now - self.begun_at >= FRESH_S or self.task.cancelled() or self.task.exception() is not None
+
 
 class Shared(Generic[Key, Value]):
     """Reads values by key; whoever asks within a second of a read gets its value, also while it is under way."""
@@ -36,19 +42,13 @@ class Shared(Generic[Key, Value]):
         """
         now = time.monotonic()
         entry = self._entries.get(key)
-        # A slow read is not repeated before it ends.
-        if entry is None or (entry.task.done() and now - entry.begun_at >= FRESH_S):
+        if entry is None or entry.is_old(now):
             self._forget_old(now)
             entry = _Entry(now, asyncio.create_task(self._run(key)))
+            # Its error is not logged when all who asked have left.
+            entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._entries[key] = entry
         return await asyncio.shield(entry.task)
-
-    async def each_second(self, key: Key) -> AsyncIterator[Value]:
-        """Yield the value now and once a second, without end."""
-        while True:
-            began_at = time.monotonic()
-            yield await self.get(key)
-            await asyncio.sleep(max(0.05, began_at + FRESH_S - time.monotonic()))
 
     def forget(self, key: Key | None = None) -> None:
         """Read a key, or all, anew at the next request, because a request has changed it."""
@@ -62,6 +62,6 @@ class Shared(Generic[Key, Value]):
 
     def _forget_old(self, now: float) -> None:
         if len(self._entries) >= MAX_KEYS:
-            old = [key for key, entry in self._entries.items() if now - entry.begun_at >= FRESH_S]
+            old = [key for key, entry in self._entries.items() if entry.is_old(now)]
             for key in old:
                 del self._entries[key]

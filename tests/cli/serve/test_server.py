@@ -59,4 +59,4 @@ def test_sigterm_ends_it_with_code_0(serve: Serve) -> None:
     assert server.get("/health").status == 200
     begin = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 10

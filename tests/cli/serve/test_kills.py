@@ -1,0 +1,183 @@
+"""Accepted is what was answered with 200: no kill of the server or of Redis loses it."""
+
+import http.client
+import io
+import json
+import os
+import random
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis
+from PIL import Image
+
+from svdq.cli.serve.server import GRACE_S, THREADS_S
+from svdq.producer.embedded_redis.server import ensure_server
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+from tests.cli.serve.multipart import TYPE, multipart
+from tests.cli.serve.servers import Answer, Serve, Server, wait_until
+
+NUM = 50
+#: What a busy machine may need more than an idle one.
+PATIENCE_S = 7
+
+
+def photos() -> list[bytes]:
+    """Different photos of a few hundred kilobytes, so that an upload takes more than one packet."""
+    found = []
+    for number in range(NUM):
+        pixels = random.Random(number).randbytes(200 * 300 * 3)
+        file = io.BytesIO()
+        Image.frombytes("RGB", (200, 300), pixels).save(file, "PNG")
+        found.append(file.getvalue())
+    return found
+
+
+class Uploads:
+    """Uploads all photos at the same time, and keeps the answers."""
+
+    def __init__(self, server: Server, data: list[bytes]) -> None:
+        self.accepted: dict[int, str] = {}
+        self.refused: dict[int, Answer] = {}
+        self._server = server
+        self._pool = ThreadPoolExecutor(len(data))
+        self._done = [self._pool.submit(self._upload, number, each) for number, each in enumerate(data)]
+
+    def _upload(self, number: int, data: bytes) -> None:
+        try:
+            answer = self._server.create(data, f"photo {number}.png", num_frames=number + 1)
+        except (OSError, http.client.HTTPException):
+            return  # the server was killed
+        if answer.status == 200:
+            self.accepted[number] = answer.json["id"]
+        else:
+            self.refused[number] = answer
+
+    def wait(self) -> None:
+        for future in self._done:
+            future.result()
+        self._pool.shutdown()
+
+
+def check_complete(server: Server, data: list[bytes], accepted: dict[int, str], settings: Settings) -> None:
+    """What was accepted is there; all of it again adds what was not, and nothing else."""
+    for number, video_id in accepted.items():
+        assert server.get(f"/v1/videos/{video_id}").json["svdq"]["parameters"]["frames"] == number + 1
+    again = Uploads(server, data)
+    again.wait()
+    assert again.refused == {}
+    assert len(again.accepted) == NUM
+    assert {number: again.accepted[number] for number in accepted} == accepted
+    with redis.Redis.from_url(settings.redis_url or ensure_server(settings.home)) as connection:
+        assert len(set(connection.lrange("rq:queue:svdq-default", 0, -1))) == NUM
+        assert connection.llen("rq:queue:svdq-default") == NUM
+    storage = Storage(settings.storage)
+    inputs = [entry.key for entry in storage.entries("inputs")]
+    assert len(inputs) == NUM
+    assert sorted(storage.read_input(key) for key in inputs) == sorted(data)  # each as its hash says
+    assert list(storage.entries("tmp")) == []
+
+
+@pytest.mark.usefixtures("own_server")
+@pytest.mark.parametrize("num_accepted", [1, 12, 35])
+def test_a_killed_server(serve: Serve, settings: Settings, num_accepted: int) -> None:
+    data, first = photos(), serve()
+    uploads = Uploads(first, data)
+    wait_until(lambda: len(uploads.accepted) >= num_accepted)
+    first.process.kill()
+    uploads.wait()
+    assert num_accepted <= len(uploads.accepted) < NUM
+    assert uploads.refused == {}
+    check_complete(serve(), data, uploads.accepted, settings)
+
+
+@pytest.mark.usefixtures("own_server")
+def test_a_killed_redis(serve: Serve, settings: Settings) -> None:
+    data, server = photos(), serve()
+    uploads = Uploads(server, data)
+    wait_until(lambda: len(uploads.accepted) >= 5)
+    with redis.Redis.from_url(ensure_server(settings.home)) as connection:
+        os.kill(connection.info()["process_id"], signal.SIGKILL)
+    uploads.wait()
+    for answer in uploads.refused.values():
+        assert (answer.status, answer.error["code"]) == (503, "redis_unavailable")
+        assert int(answer.headers["Retry-After"]) > 0
+    assert len(uploads.accepted) + len(uploads.refused) == NUM
+    # The server itself starts the embedded one again.
+    wait_until(lambda: server.get("/health").status == 200)
+    check_complete(server, data, uploads.accepted, settings)
+
+
+def test_redis_is_away(serve: Serve, settings: Settings, photo_bytes: bytes) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"redis://:hidden@127.0.0.1:{unused.getsockname()[1]}/0"
+        server = serve("--port", "0", SVDQ_REDIS_URL=url)
+        assert server.get("/health/live").status == 200
+        answers = [server.get(path) for path in ("/health", "/v1/videos", "/v1/videos/x", "/v1/models")]
+        begun_at = time.monotonic()
+        with ThreadPoolExecutor(20) as pool:
+            answers += list(pool.map(server.create, [photo_bytes] * 20))
+        assert time.monotonic() - begun_at < 20
+    for answer in answers:
+        assert (answer.status, answer.error["code"]) == (503, "redis_unavailable")
+        assert answer.error["type"] == "server_error"
+        assert answer.headers["Retry-After"]
+        assert b"hidden" not in answer.body
+    assert not Path(settings.storage).exists()
+
+
+def test_the_storage_is_away(serve: Serve, photo_bytes: bytes, tmp_path: Path) -> None:
+    place = tmp_path / "a file"
+    place.write_text("not a folder")
+    server = serve("--port", "0", SVDQ_STORAGE=str(place / "storage"))
+    answer = server.create(photo_bytes)
+    assert (answer.status, answer.error["code"]) == (503, "storage_unavailable")
+    assert str(tmp_path) not in answer.body.decode()
+    assert server.get("/v1/videos").json["data"] == []
+
+
+def test_sigterm_with_open_streams_and_uploads(serve: Serve, photo_bytes: bytes) -> None:
+    server = serve()
+    pages = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(5)]
+    for page in pages:
+        page.request("GET", "/page/events", headers=server.bearer)
+        response = page.getresponse()
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        assert response.read(1)
+    body = multipart(photo_bytes)
+    upload = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    upload.putrequest("POST", "/v1/videos")
+    for name, value in {**server.bearer, "Content-Type": TYPE, "Content-Length": str(len(body))}.items():
+        upload.putheader(name, value)
+    upload.endheaders(body[:100])
+    begun_at = time.monotonic()
+    assert server.stop() == 0
+    assert GRACE_S + THREADS_S < 3
+    assert time.monotonic() - begun_at < 3 + PATIENCE_S
+    for connection in (*pages, upload):
+        connection.close()
+
+
+def test_an_upload_that_has_begun_is_finished_at_sigterm(serve: Serve, photo_bytes: bytes) -> None:
+    server = serve()
+    body = multipart(photo_bytes)
+    upload = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    upload.putrequest("POST", "/v1/videos")
+    for name, value in {**server.bearer, "Content-Type": TYPE, "Content-Length": str(len(body))}.items():
+        upload.putheader(name, value)
+    upload.endheaders(body[:100])
+    time.sleep(0.5)
+    server.process.terminate()
+    time.sleep(0.3)
+    upload.send(body[100:])
+    answer = upload.getresponse()
+    assert answer.status == 200
+    assert json.loads(answer.read())["status"] == "queued"
+    upload.close()
+    assert server.process.wait(30) == 0
