@@ -42,7 +42,7 @@ def choose_family(
         InputError: a field does not apply to that family, or two fields apply to two families.
     """
     if family is not None:
-        if family not in JOBS:
+        if not isinstance(family, str) or family not in JOBS:  # a file may have anything
             raise InputError(f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.")
         wrong = _not_in(family, fields)
         if wrong:

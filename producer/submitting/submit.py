@@ -227,8 +227,8 @@ class _Prompts:
     def __init__(self) -> None:
         #: Number of text files beside photos whose videos take no prompt.
         self.num_ignored = 0
-        #: Photos with the same prompt share one spec.
-        self._specs: dict[JobSpec, JobSpec] = {}
+        #: Photos with the same prompt share one spec: by the id of the spec without it, and the prompt.
+        self._specs: dict[tuple[int, str], JobSpec] = {}
 
     def spec_for(self, request: Request) -> JobSpec:
         """Return the spec of a request, with the prompt beside its photo unless it has one.
@@ -245,10 +245,12 @@ class _Prompts:
         prompt = read_prompt(path)
         if prompt is None:
             return spec
-        spec = spec.with_prompt(prompt)
-        if spec not in self._specs:
+        key = (id(spec), prompt)
+        if key not in self._specs:
+            spec = spec.with_prompt(prompt)
             spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else as_flag(field))
-        return self._specs.setdefault(spec, spec)
+            self._specs[key] = spec
+        return self._specs[key]
 
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:

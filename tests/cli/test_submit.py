@@ -191,3 +191,24 @@ def test_a_preview_is_replaced_by_the_real_video(svdq: Cli, connection: redis.Re
     rank = RankStatus(group="g", rank=0, num_ranks=1, host="h", pid=1, device="cpu", model="other", started_at=0, at=0)
     rank.save(connection)
     assert "replaces the video that /models/xt made" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt").stdout
+
+
+def test_a_model_in_the_cache_of_the_hub_decides_the_family(svdq: Cli, photo: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "models--org--video"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("c0ffee")
+    snapshot = cache / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model_index.json").write_text('{"_class_name": "WanImageToVideoPipeline"}')
+
+    def family(model: str) -> str | None:
+        done = svdq("submit", photo, "--json", SVDQ_MODEL=model, HF_HUB_CACHE=str(tmp_path / "cache"))
+        assert done.stderr == ""
+        job_id = json.loads(done.stdout)["id"]
+        return json.loads(svdq("status", job_id, "--json").stdout).get("family")
+
+    assert family("org/video") == "wan"
+    assert family("org/other") is None
+    refused = svdq("submit", photo, "--fps", 7, "--motion-bucket-id", 9, SVDQ_MODEL=str(snapshot))
+    assert refused.returncode == 2
+    assert "--motion-bucket-id does not apply to the configured model" in refused.stderr

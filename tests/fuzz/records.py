@@ -13,7 +13,7 @@ from rq.results import Result
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import stop_server
-from svdq.producer.job import SvdJob
+from svdq.producer.job import SvdJob, WanJob
 from svdq.producer.queue import SvdqQueue, fetch, photo_of, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.status import snapshot
@@ -26,7 +26,8 @@ from tests.queued import enqueue
 
 _JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
 _COSTS = ShapeCosts(frames=2, width=64, height=64, guided=True, step_s=(0.5,), encode_s=0.1, decode_s=2.0)
-_ID, _GOOD = "b" * 20, "a" * 20
+_WAN_JOB = WanJob(image=_JOB.image, name="photo", prompt="A cat jumps.", seed=1)
+_ID, _WAN_ID, _GOOD = "b" * 20, "c" * 20, "a" * 20
 _WORKER = "rq:worker:here.7"
 
 
@@ -52,6 +53,9 @@ def job_records(folder: Path, stack: ExitStack) -> Target:
     assert result is not None
     record = {name.decode(): value.decode("latin-1") for name, value in connection.hgetall(f"rq:job:{_ID}").items()}
     seeds = [_seed(record | {"status": status}, payload) for status in ("queued", "started", "finished", "failed")]
+    enqueue(connection, _WAN_JOB, _WAN_ID)
+    wan = {name.decode(): value.decode("latin-1") for name, value in connection.hgetall(f"rq:job:{_WAN_ID}").items()}
+    seeds += [_seed(record | {"data": wan["data"], "status": status}, payload) for status in ("queued", "started")]
 
     def read(data: bytes) -> None:
         _write(connection, json.loads(data))

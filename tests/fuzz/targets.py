@@ -113,6 +113,11 @@ b.jpg,,,,60,,,,,2030-01-01 07:00,
 """
 _JSONL = b"""{"photo": "a.jpg", "frames": 25, "size": "576x320", "format": ["mp4", "gif"], "name": "{stem}"}
 {"photo": "b.jpg", "noise_aug_strength": 0.1, "at": "2030-01-01 07:00", "output": "x", "priority": "low"}
+{"photo": "c.jpg", "family": "wan", "prompt": "a cat", "negative_prompt": "", "guidance_scale": 3.5, "flow_shift": 5}
+"""
+_WAN_CSV = b"""photo,frames,size,family,prompt,negative_prompt,guidance_scale,guidance_scale_2,flow_shift
+a.jpg,17,832x480,wan,"A cat, jumping.",blur,3.5,1,5
+b.jpg,,,,A dog.,,,,
 """
 
 
@@ -139,6 +144,16 @@ noise_aug_strength = 0.1
 format = ["mp4", "gif"]
 fit = "pad"
 priority = "low"
+"""
+
+
+_WAN_FOLDER = b"""family = "wan"
+prompt = "A cat jumps."
+negative_prompt = "blur"
+guidance_scale = 3.5
+guidance_scale_2 = 1
+flow_shift = 5.0
+frames = 17
 """
 
 
@@ -170,7 +185,7 @@ def folder_config(folder: Path, stack: ExitStack) -> Target:
         (folder / "inner" / "svdq.toml").write_bytes(data)
         list(FolderConfig(folder, JobSpec()).spec_for("inner/a.jpg").options)
 
-    return Target(seeds=[_FOLDER], mutate=mutate_toml, read=read, allowed=(InputError,))
+    return Target(seeds=[_FOLDER, _WAN_FOLDER], mutate=mutate_toml, read=read, allowed=(InputError,))
 
 
 def _document() -> bytes:
@@ -300,7 +315,7 @@ def recording(folder: Path, stack: ExitStack) -> Target:
 
 TARGETS: dict[str, Callable[[Path, ExitStack], Target]] = {
     "photo": photos,
-    "list-csv": _lists("list.csv", [_CSV, _CSV.replace(b",", b";")], mutate_csv),
+    "list-csv": _lists("list.csv", [_CSV, _CSV.replace(b",", b";"), _WAN_CSV], mutate_csv),
     "list-jsonl": _lists("list.jsonl", [_JSONL], _mutate_jsonl),
     "settings": settings,
     "folder-config": folder_config,

@@ -52,6 +52,7 @@ def test_parameters_and_the_model_decide_the_family(
         ({"noise_aug_strength": 0.1, "family": "wan"}, SVD, "--noise-aug-strength does not apply to Wan"),
         ({"prompt": "x"}, SVD, "--prompt does not apply to the configured model /models/svd.* --family wan"),
         ({"motion_bucket_id": 5}, WAN, "--motion-bucket-id does not apply to .*/models/wan, which is Wan"),
+        ({"family": ["wan"]}, None, "--family .*wan.* is not allowed"),
         ({"family": "sora"}, None, "--family sora is not allowed: it must be one of svd, wan"),
     ],
 )
