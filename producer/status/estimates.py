@@ -7,12 +7,13 @@ code, without Redis or a clock.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean
 from typing import Any
 
 from rq.job import JobStatus
 
-from svdq.pipeline.models.registry import PARAMETERS, class_for
+from svdq.pipeline.models.registry import FAMILIES, PARAMETERS, class_for
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, ShapeCosts
 from svdq.producer.status.status import JobView
 
@@ -238,7 +239,15 @@ def _is_guided(parameters: Parameters) -> bool:
 
 
 def _steps(parameters: Parameters) -> int:
-    return int(_positive(parameters.get("steps"), 1))
+    steps = parameters.get("steps")
+    return int(_positive(_default_steps(str(parameters.get("family"))) if steps is None else steps, 1))
+
+
+@cache
+def _default_steps(family: str) -> int:
+    """Return the steps of a published model, for a job that leaves them to its model."""
+    found = next((each for each in FAMILIES if each.name == family), FAMILIES[0])
+    return found.complete(found.parameters.model_validate({"seed": 0}), {}).steps
 
 
 def _positive(value: object, default: int) -> float:

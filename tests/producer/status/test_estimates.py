@@ -120,3 +120,17 @@ def test_nothing_is_promised_of_a_job_in_flight_whose_group_cannot_go_on() -> No
 def test_parameters_that_are_none_end_no_estimate(parameters: dict[str, object]) -> None:
     found = estimate_all([], Waiting(num_jobs=1, sample=[parameters]), [group()], ())
     assert found.eta_s is not None
+
+
+def test_what_a_job_leaves_to_its_model_is_that_of_the_published_one() -> None:
+    """A waiting job of Wan has neither steps nor a size yet."""
+    wan = {"family": "wan", "steps": None, "frames": None, "width": None, "height": None, "guidance_scale": None}
+    open_, shaped = (
+        JobView(id="q", status="queued", parameters=PARAMETERS | each) for each in (wan, wan | {"steps": 40})
+    )
+    one, other = (eta(job, group(), before=Waiting(num_jobs=1, num_ahead={"q": 0})).eta_s for job in (open_, shaped))
+    assert one is not None
+    assert one == other
+    for family in (None, ["wan"], "sora"):
+        spoiled = JobView(id="q", status="queued", parameters=PARAMETERS | {"family": family, "steps": None})
+        assert eta(spoiled, group(), before=Waiting(num_jobs=1, num_ahead={"q": 0})).eta_s is not None
