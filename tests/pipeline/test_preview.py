@@ -97,6 +97,19 @@ def test_sigmas_are_those_of_diffusers(steps):
     assert preview.sigmas(steps) == scheduler.sigmas.tolist()
 
 
+def in_blocks(pixels: np.ndarray) -> torch.Tensor:
+    """Rearrange (H, W, 3) of uint8 to values in [-1, 1], (192, H/8, W/8)."""
+    blocks = torch.nn.functional.pixel_unshuffle(torch.from_numpy(pixels).permute(2, 0, 1), 8)
+    return blocks.to(torch.float32) * (2 / 255) - 1
+
+
+def answer_of(photo, values):
+    """Return the latents of a finished preview, (F, 192, H/8, W/8)."""
+    boxes = preview.camera_move(values)
+    frames = (photo.resize(photo.size, preview.Image.Resampling.BICUBIC, box=box) for box in boxes)
+    return torch.stack([in_blocks(np.array(frame)) for frame in frames])
+
+
 def test_steps_are_those_of_diffusers_scheduler_with_a_perfect_v(model, photo):
     from diffusers import EulerDiscreteScheduler
 
@@ -107,7 +120,7 @@ def test_steps_are_those_of_diffusers_scheduler_with_a_perfect_v(model, photo):
     denoiser = model.denoiser(tensors, values)
     ours = theirs = tensors["latents"]
     assert ours.std().item() == pytest.approx(float(scheduler.init_noise_sigma), rel=0.01)
-    answer = preview._to_values(denoiser._work_out(), torch.float32)
+    answer = answer_of(photo, values)
     for index, timestep in enumerate(scheduler.timesteps):
         sigma = scheduler.sigmas[index].double()
         scheduler.scale_model_input(theirs, timestep)
@@ -150,12 +163,12 @@ def test_numbers_are_checked(model, bad):
         model.decode({"latents": latents}, parameters(), 5)
 
 
-def test_space_to_depth_is_torchs():
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 128, 3), np.uint8)
-    expected = torch.nn.functional.pixel_unshuffle(torch.from_numpy(pixels).permute(2, 0, 1), 8)
-    blocks = preview._space_to_depth(pixels)
-    assert np.array_equal(blocks, expected.numpy())
-    assert np.array_equal(preview._depth_to_space(blocks), pixels)
+def test_blocks_are_those_of_torchs_pixel_unshuffle(model):
+    pixels = np.random.default_rng(0).integers(0, 256, (128, 192, 3), np.uint8)
+    values = parameters(frames=1)
+    latents = model.encode(preview.Image.fromarray(pixels), values)["image_latents"]
+    assert torch.equal(latents[0], in_blocks(pixels))
+    assert np.array_equal(model.decode({"latents": latents[None]}, values, 1)[0].numpy(), pixels)
 
 
 def test_needs_no_diffusers():

@@ -151,9 +151,9 @@ def test_shapes_and_memory_of_each_part(ranks, open_parts, photo):
         "image_latents": (1, 4, 8, 16),
         "latents": (1, 3, 4, 8, 16),
     }
-    assert encoder._pipeline.unet is None
-    assert encoder._pipeline.vae.decoder is None
-    first, middle, last = (rank._pipeline for rank in ranks)
+    assert encoder.pipeline.unet is None
+    assert encoder.pipeline.vae.decoder is None
+    first, middle, last = (rank.pipeline for rank in ranks)
     # Every rank can decode; only the first can encode.
     assert all(rank.unet is not None and rank.vae.decoder is not None for rank in (first, middle, last))
     assert (first.vae.encoder is not None, first.image_encoder is not None) == (True, True)
@@ -191,7 +191,7 @@ def test_half_precision_weights_are_preferred_for_float16(tiny_model, tmp_path):
     name = "diffusion_pytorch_model"
     (unet / f"{name}.safetensors").rename(unet / f"{name}.fp16.safetensors")
     model = open_model(str(folder), Role(), CPU, torch.float16)
-    assert model._pipeline.unet.dtype == torch.float16
+    assert model.pipeline.unet.dtype == torch.float16
     with pytest.raises(InputError, match="half precision weights only"):
         open_model(str(folder), Role(), CPU, torch.float32)
 
@@ -288,8 +288,8 @@ def test_a_hub_id_in_the_cache_is_opened_with_half_precision_weights_for_float16
     for dtype, is_half in ((torch.float16, True), (torch.float32, False), (torch.bfloat16, False)):
         model = open_model("someone/some-model", Role(), CPU, dtype)
         assert model.info.name == "someone/some-model"
-        assert model._pipeline.unet.dtype == dtype
-        assert bool((model._pipeline.unet.conv_out.bias == 7).all()) == is_half
+        assert model.pipeline.unet.dtype == dtype
+        assert bool((model.pipeline.unet.conv_out.bias == 7).all()) == is_half
     assert (
         open_model(f"someone/some-model@{'5' * 40}", Role(), CPU, torch.float32)
         .complete(parameters(frames=None))
@@ -310,8 +310,8 @@ def test_several_files_of_one_component(tiny_model, tmp_path, open_parts):
         save_file({name: weights[name] for name in part}, file.with_name(shard))
         index |= dict.fromkeys(part, shard)
     (folder / "unet" / f"{file.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    ours = open_model(str(folder), Role(), CPU, torch.float32)._pipeline.unet.state_dict()
-    expected = open_parts(Role())._pipeline.unet.state_dict()
+    ours = open_model(str(folder), Role(), CPU, torch.float32).pipeline.unet.state_dict()
+    expected = open_parts(Role()).pipeline.unet.state_dict()
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
     next((folder / "unet").glob("*-00002-of*.safetensors")).unlink()
     with pytest.raises(InputError, match=r"00002-of-00002\.safetensors of the model .* is missing"):

@@ -117,8 +117,13 @@ def log():
 
 
 @pytest.fixture
-def monitor(connection: redis.Redis, log: JobLogHandler):
-    monitor = ProgressMonitor(connection, open_reporter(), log)
+def reporter() -> RankReporter:
+    return open_reporter()
+
+
+@pytest.fixture
+def monitor(connection: redis.Redis, log: JobLogHandler, reporter: RankReporter):
+    monitor = ProgressMonitor(connection, reporter, log)
     yield monitor
     monitor.close()
 
@@ -144,10 +149,11 @@ def test_a_rank_tells_what_it_does_and_goes_when_it_ends(connection, monitor: Pr
     assert read_groups(connection) == []
 
 
-def test_a_group_at_work_is_told_of_although_rank_0_rests(connection, monitor: ProgressMonitor, until) -> None:
+@pytest.mark.usefixtures("monitor")
+def test_a_group_at_work_is_told_of_although_rank_0_rests(connection, reporter: RankReporter, until) -> None:
     """Rank 0 may have done its part while others are at work: who reads its record must not find an old one."""
     status = IntakeStatus(worker="w", in_flight=("a",))
-    monitor._rank_reporter.group = lambda: status
+    reporter.group = lambda: status
     until(lambda: (found := the_rank(connection)) and found.intake == status)
     before = the_rank(connection).at
     status = IntakeStatus(worker="w", finished=1)

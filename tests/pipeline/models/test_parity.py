@@ -62,7 +62,7 @@ class Both:
         """Compare all inputs of the UNet, and the final latents."""
         with monkeypatch.context() as patch:
             calls = []
-            for unet in (self.theirs.unet, self.ours._pipeline.unet):
+            for unet in (self.theirs.unet, self.ours.pipeline.unet):
                 calls.append(CheapUnet())
                 patch.setattr(unet, "forward", calls[-1])
             expected = self.call(values, "latent")
