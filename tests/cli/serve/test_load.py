@@ -59,10 +59,8 @@ def test_uploads_and_pages(server: Server, connection: redis.Redis, capsys: pyte
     [_, result] = phases.found
     shown = [f"p99 of {len(each)} polls {p99(each):.0f} ms {when}" for when, each in polls_ms.items()]
     with capsys.disabled():
-        print(
-            f"\n{len(result['ids'])} uploads, {result['num_bytes'] / 2**20:.0f} MiB, in "
-            f"{max(result['seconds']):.1f} s; {'; '.join(shown)}; RSS {peak / 2**20:.0f} MiB; load {load:.1f} on {os.cpu_count()} cores"
-        )
+        print(f"\n{len(result['ids'])} uploads, {result['num_bytes'] / 2**20:.0f} MiB, {max(result['seconds']):.1f} s")
+        print(f"{'; '.join(shown)}; RSS {peak / 2**20:.0f} MiB; load {load:.1f} on {os.cpu_count()} cores")
     assert len(set(result["ids"])) == connection.llen("rq:queue:svdq-default") == NUM_UPLOADS
     assert result["num_events"] >= NUM_PAGES
     assert peak < MAX_RSS

@@ -1,0 +1,54 @@
+"""The examples of docs/serve.md are run as they are."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from svdq.cli.serve.fields import FIELDS
+from tests.cli.serve.servers import TOKEN, Serve
+
+PAGE = (Path(__file__).parents[3] / "docs/serve.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_the_curl_examples(serve: Serve, photo: Path, home: Path) -> None:
+    server = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="")
+    shutil.copy(photo, "photo.jpg")
+    section = PAGE.partition("## A video by curl")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 5
+    (home / "serve-token").write_text(TOKEN)
+    script = "".join(f"{block}echo\necho ==\n" for block in blocks)
+    for written, here in [("http://127.0.0.1:8765", server.url), ("~/.local/share/svdq/", f"{home}/")]:
+        assert written in script
+        script = script.replace(written, here)
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, timeout=250)
+    assert (done.returncode, done.stderr) == (0, "")
+    parts = done.stdout.split("\n==\n")
+    assert json.loads(parts[0])["data"][0]["id"] == "preview"
+    video = json.loads(Path("video.json").read_text())
+    assert video["svdq"]["parameters"]["motion_bucket_id"] == 60
+    assert json.loads(parts[2])["svdq"]["seed"] == 7
+    assert Path("video.mp4").read_bytes()[4:8] == b"ftyp"
+    assert Path("picture.jpg").read_bytes()[:2] == b"\xff\xd8"
+    assert f'"remixed_from_video_id":"{video["id"]}"' in parts[4]
+    assert parts[4].strip().endswith('"deleted":true}')
+
+
+def test_the_page_names_every_error_code() -> None:
+    folder = Path(__file__).parents[3] / "cli/serve"
+    code = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    used = set(re.findall(r'code="([a-z_]+)"', code)) | {"redis_unavailable", "storage_unavailable"}
+    table = PAGE.partition("## Errors")[2].partition("\n## ")[0]
+    assert used - set(re.findall(r"`([a-z_]+)`", table)) <= {"internal_error"}
+
+
+def test_the_page_names_the_fields_of_the_api() -> None:
+    own = {"prompt", "model", "seconds", "guidance_scale", "priority", "at", "name", "output", "size", "num_frames"}
+    assert own <= set(FIELDS)
+    assert all(f"`{name}`" in PAGE for name in own)
