@@ -46,6 +46,7 @@ def _read_size(_context: click.Context, _option: click.Parameter, value: str | N
 _OPEN_DEFAULTS = {
     "seed": "random, and recorded",
     "decode_chunk_size": "as many as fit into memory",
+    "interpolate": "none",
     "prompt": "that of a .txt beside the photo, or none",
 }
 #: Default of a parameter that is left to the model.
@@ -62,6 +63,8 @@ def _option(name: str) -> Callable[[Command], Command]:
     limits = f"{low.ge:g} to {high.le:g}; " if low and high and high.le < _MAX_SHOWN else ""
     kind = _type(field.annotation)
     choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if kind is bool:
+        return click.option(as_flag(name), is_flag=True, default=None, help=f"{field.description}.")
     return click.option(
         as_flag(name),
         cls=_Option,

@@ -15,6 +15,8 @@ Format = Literal["mp4", "gif", "webp", "png"]
 #: How a photo of another aspect ratio is fitted to width x height.
 Fit = Literal["crop", "pad", "stretch"]
 
+#: Largest rate of a file, in frames a second.
+MAX_FPS = 120
 #: Largest side in pixels.
 MAX_SIDE = 4096
 #: Largest number of frames.
@@ -27,7 +29,7 @@ Frames = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Number of
 #: diffusers: num_inference_steps.
 Steps = Annotated[int, Field(ge=1, le=1000, description="Denoising steps")]
 #: Of the file and, where the model has it, of its conditioning.
-Fps = Annotated[int, Field(ge=1, le=120, description="Frames a second")]
+Fps = Annotated[int, Field(ge=1, le=MAX_FPS, description="Frames a second")]
 #: None means as many as fit into memory. Changes pixels, so it is recorded.
 ChunkSize = Annotated[int | None, Field(ge=1, le=MAX_FRAMES, description="Frames decoded at a time")]
 #: Seed of the video's only random generator.

@@ -8,14 +8,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from svdq.pipeline.models.registry import PARAMETERS, class_for
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.parameters import Fit, Format, VideoParameters
+from svdq.pipeline.parameters import MAX_FPS, Fit, Format, VideoParameters
 
 #: Largest length of a file name in bytes of UTF-8.
 MAX_FOLDER_NAME_BYTES = 255
@@ -43,6 +43,18 @@ class Job(VideoParameters):
     fit: Fit = Field(default="crop", description="How a photo of another aspect ratio is fitted")
     #: Folder below outputs/ for its files, such as `holiday/day 1`; "" is outputs/ itself.
     folder: str = Field(default="", max_length=MAX_FOLDER_LENGTH)
+    # Left out of the JSON unless they are given, because the ids of earlier jobs were made without them.
+    #: Above fps.
+    interpolate: int | None = Field(
+        default=None,
+        ge=2,
+        le=MAX_FPS,
+        exclude_if=lambda value: value is None,
+        description="Frames a second of the files, by frames interpolated between those of the model",
+    )
+    boomerang: bool = Field(
+        default=False, exclude_if=lambda value: not value, description="Play the video forward and back"
+    )
 
     @field_validator("image")
     @classmethod
@@ -64,6 +76,12 @@ class Job(VideoParameters):
         if folder and not all(map(is_folder_name, folder.split("/"))):
             raise ValueError(f"{folder!r} is not a folder inside outputs/")
         return folder
+
+    @model_validator(mode="after")
+    def _interpolation_adds_frames(self) -> Self:
+        if self.interpolate is not None and self.interpolate <= self.fps:
+            raise ValueError(f"interpolate {self.interpolate} is not more than fps {self.fps}")
+        return self
 
     @property
     def parameters(self) -> VideoParameters:

@@ -14,7 +14,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel, choose_family
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.options import SubmitOptions, as_key, read_field
+from svdq.producer.submitting.options import FIELD_OF, SubmitOptions, as_key, read_field
 from svdq.producer.timeparse import parse_future
 
 #: The API's names for parameters that svdq calls otherwise.
@@ -162,6 +162,8 @@ def _text(name: str, value: Any) -> str:
         return ""
     if isinstance(value, list) and name in ("format", "formats"):
         return " ".join(map(str, value))
+    if isinstance(value, bool) and FIELD_OF.get(name) and FIELD_OF[name].annotation is bool:
+        return str(value).lower()
     if isinstance(value, bool | list | dict):
         raise _bad(name, f"{name} {json.dumps(value)[:80]} is not allowed: it must be a single value.")
     text = str(value)

@@ -4,9 +4,6 @@ It runs in a thread in parallel with the GPU, so heavy work happens in ffmpeg or
 one thread, which leaves the cores to the other ranks. The same frames give the same bytes.
 """
 
-import errno
-import os
-import subprocess
 from io import BytesIO
 from pathlib import Path
 
@@ -14,26 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
-from svdq.pipeline.errors import SampleError, UnavailableError
+from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.animation import finish_gif, join_webp, spread
-from svdq.pipeline.media.ffmpeg import ADVICE, find_ffmpeg
+from svdq.pipeline.media.pipe import run_ffmpeg
 from svdq.pipeline.parameters import Format
-
-#: Errors that keep an existing program from starting temporarily: too little memory, processes or open files.
-_SHORTAGES = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE})
-#: Conditions of the machine, not the video: found in ffmpeg's message, raised as OSError, worth a retry.
-_MACHINE_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EIO,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOENT,
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.EFBIG,
-)
 
 
 def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int, comment: str) -> None:  # noqa: A002
@@ -82,7 +63,7 @@ def _write_mp4(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
     arguments = ["-vf", ",".join(filters), "-c:v", "libx264", "-preset", "medium", "-crf", "17"]
     # Bit-exact: no version strings, so that the same frames give the same bytes.
     arguments += ["-flags:v", "+bitexact", "-fflags", "+bitexact", "-metadata", f"comment={comment}"]
-    _ffmpeg(frames, fps, [*arguments, "-movflags", "+faststart", "-f", "mp4", f"file:{path}"])
+    run_ffmpeg(frames, fps, [*arguments, "-movflags", "+faststart", "-f", "mp4", f"file:{path}"])
 
 
 def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
@@ -91,7 +72,7 @@ def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
         "split[a][b];[a]palettegen=stats_mode=full[p];[b][p]paletteuse=dither=bayer:bayer_scale=4:diff_mode=rectangle"
     )
     arguments = ["-filter_complex", palette, "-fflags", "+bitexact", "-loop", "0", "-f", "gif", "pipe:1"]
-    path.write_bytes(finish_gif(_ffmpeg(frames, fps, arguments), fps, comment))
+    path.write_bytes(finish_gif(run_ffmpeg(frames, fps, arguments), fps, comment))
 
 
 def _write_webp(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
@@ -112,48 +93,3 @@ def _write_png(frames: NDArray[np.uint8], path: Path, comment: str) -> None:
     info.add_itxt("comment", comment)
     for number, frame in enumerate(frames, start=1):
         Image.fromarray(frame).save(path / f"frame_{number:04}.png", pnginfo=info, compress_level=4)
-
-
-def _ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: list[str]) -> bytes:
-    """Run ffmpeg with the frames as its input and return its standard output."""
-    _, height, width, _ = frames.shape
-    options = ["-hide_banner", "-loglevel", "error", "-y", "-threads", "1", "-filter_threads", "1"]
-    options += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-video_size", f"{width}x{height}", "-framerate", f"{fps}"]
-    options += ["-i", "pipe:0", "-threads", "1", *arguments]
-    with _start_ffmpeg(options) as process:
-        # As a view: a copy of all frames would hold the GIL for milliseconds.
-        output, messages = process.communicate(np.ascontiguousarray(frames).data.cast("B"))  # type: ignore[arg-type]
-    if process.returncode:
-        _raise_for(process.returncode, messages.decode(errors="replace").strip())
-    return output
-
-
-def _start_ffmpeg(arguments: list[str]) -> "subprocess.Popen[bytes]":
-    try:
-        # A separate session: Ctrl-C in the terminal is for the worker, which finishes the videos in flight.
-        return subprocess.Popen(
-            [find_ffmpeg(), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except UnavailableError as error:
-        raise SampleError(str(error)) from error
-    except OSError as error:
-        if error.errno in _SHORTAGES:
-            raise
-        # Not an OSError, which would be retried without end.
-        raise SampleError(f"ffmpeg cannot be started ({error}); {ADVICE}.") from error
-
-
-def _raise_for(status: int, messages: str) -> None:
-    """Raise the exception for ffmpeg's exit status and messages."""
-    for code in _MACHINE_ERRORS:
-        if os.strerror(code) in messages:
-            raise OSError(code, f"ffmpeg could not write the video: {os.strerror(code)}")
-    if status < 0:
-        # Killed from outside, for memory or by a person; the video itself may be fine.
-        raise OSError(errno.ECANCELED, f"ffmpeg was stopped by signal {-status}")
-    last_line = messages.splitlines()[-1] if messages else f"exit status {status}"
-    raise SampleError(f"ffmpeg could not encode the video ({last_line}).")

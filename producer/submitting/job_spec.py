@@ -209,5 +209,5 @@ def read_folder(text: str) -> str:
 
 
 def _render(template: str, job: Job, stem: str, *, index: int, variation: int) -> str:
-    values = job.model_dump(include=set(NAME_FIELDS.difference(OWN_FIELDS)))
+    values = {name: getattr(job, name) for name in NAME_FIELDS & type(job).model_fields.keys()}
     return render_name(template, values | {"stem": stem, "index": index, "variation": variation + 1})

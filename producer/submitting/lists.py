@@ -15,7 +15,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.family import ConfiguredModel
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.options import FIELDS, SubmitOptions, as_key, read_field
+from svdq.producer.submitting.options import FIELD_OF, FIELDS, SubmitOptions, as_key, read_field
 from svdq.producer.submitting.submit import BadRequest, Request
 from svdq.producer.timeparse import parse_future
 
@@ -127,6 +127,8 @@ def _text(name: str, value: Any) -> str:
         return ""
     if isinstance(value, list) and name in ("format", "formats"):
         return " ".join(map(str, value))
+    if isinstance(value, bool) and FIELD_OF.get(name) and FIELD_OF[name].annotation is bool:
+        return str(value).lower()
     if isinstance(value, bool | list | dict):
         raise InputError(f"{name} {json.dumps(value)} is not allowed: it must be a single value.")
     return str(value).strip()

@@ -30,6 +30,8 @@ FIELD_OF: Mapping[str, FieldInfo] = {
 #: All names that `read_field` accepts.
 FIELDS = (*VIDEO_FIELDS, "size", "format")
 
+#: How lists and requests write booleans.
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
 
 
@@ -53,6 +55,8 @@ class SubmitOptions:
     seed: int | None = None
     formats: tuple[str, ...] | None = None
     fit: str | None = None
+    interpolate: int | None = None
+    boomerang: bool | None = None
     prompt: str | None = None
     negative_prompt: str | None = None
     guidance_scale: float | None = None
@@ -122,6 +126,10 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
         return {"formats": tuple(dict.fromkeys(text.replace(",", " ").split()))}
     annotation = FIELD_OF[name].annotation
     types = (annotation, *get_args(annotation))
+    if bool in types:
+        if text.lower() not in _BOOLEANS:
+            raise InputError(f"{called} {text!r} is not allowed: it must be true or false.")
+        return {name: _BOOLEANS[text.lower()]}
     try:
         return {name: int(text) if int in types else float(text) if float in types else text}
     except ValueError as error:

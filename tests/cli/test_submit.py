@@ -75,6 +75,8 @@ def bad_files(tmp_path: Path, photo: Path) -> Path:
         ["{photo}", "--frames", "many"],
         ["{photo}", "--size", "1000x500"],
         ["{photo}", "--size", "big"],
+        ["{photo}", "--interpolate", "7"],
+        ["{photo}", "--interpolate", "16", "--fps", "24"],
         ["{photo}", "--format", "avi"],
         ["{photo}", "--noise-aug-strength", "nan"],
         ["{photo}", "--priority", "highest"],

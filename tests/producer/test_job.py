@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,6 +37,7 @@ def jobs(draw: st.DrawFn) -> Job:
         formats=tuple(draw(st.lists(st.sampled_from(["mp4", "gif", "webp", "png"]), min_size=1, max_size=4))),
         fit=draw(st.sampled_from(["crop", "pad", "stretch"])),
         folder=draw(folders),
+        boomerang=draw(st.booleans()),
     )
 
 
@@ -114,6 +116,21 @@ def test_documents_that_are_no_jobs(change: dict[str, object]) -> None:
 def test_the_ids_of_earlier_submissions_stay() -> None:
     assert PLAIN.digest(seed_was_drawn=True) == "fd5f1e62bcf7518910c2"
     assert PLAIN.digest(seed_was_drawn=False) == "1b1a316ec2e579cc5edd"
+
+
+def test_a_boomerang_and_interpolation_make_other_jobs_only_where_they_are_asked_for() -> None:
+    def id_of(**fields: Any) -> str:
+        return SvdJob(**PLAIN.model_dump() | fields).digest(seed_was_drawn=False)
+
+    assert id_of(boomerang=False, interpolate=None) == "1b1a316ec2e579cc5edd"
+    assert len({id_of(), id_of(boomerang=True), id_of(interpolate=24), id_of(interpolate=24, boomerang=True)}) == 4
+    assert not {"boomerang", "interpolate"} & PLAIN.model_dump(mode="json").keys()
+
+
+@pytest.mark.parametrize("interpolate", [1, 2, 7, 121, "24", True])
+def test_interpolation_adds_frames(interpolate: object) -> None:
+    with pytest.raises(ValidationError):
+        SvdJob(**PLAIN.model_dump() | {"interpolate": interpolate, "fps": 7})
 
 
 def test_names_and_variations_make_other_jobs() -> None:

@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -69,6 +71,33 @@ def open_writer(folder: Path, **options) -> ResultWriter:
 
 def wait_for_refusal(until, caplog: pytest.LogCaptureFixture) -> None:
     until(lambda: "Videos wait to be written" in caplog.text)
+
+
+def test_a_boomerang_with_interpolated_frames_is_recorded(folder: Path) -> None:
+    writer, reports = open_writer(folder), Reports()
+    sample = sample_of("one", formats=("mp4", "png"))
+    metadata = {**sample.metadata, "interpolate": 24, "boomerang": True}
+    frames = np.stack([np.full((64, 64, 3), value, np.uint8) for value in (0, 80, 160, 240)])
+    parameters = sample.parameters.model_copy(update={"frames": 4})
+    writer.deliver(replace(sample, metadata=metadata, parameters=parameters), frames, reports)
+    writer.deliver(sample_of("two", formats=("mp4",)), FRAMES, reports)
+    reports.wait(2)
+    writer.close()
+    assert [report.failure for report in reports.all] == [None, None]
+    document = json.loads((folder / "outputs/one-id-one.json").read_text())
+    assert document["shown"] == {"frames": 21, "fps": 24}  # 0 1 2 3 2 1 at 7 frames a second
+    assert (document["job"]["interpolate"], document["job"]["boomerang"], document["job"]["fps"]) == (24, True, 7)
+    assert len(list((folder / "outputs/one-id-one").iterdir())) == 21
+    comment = json.loads(read_provenance_text(folder / "outputs/one-id-one.mp4"))
+    assert comment["shown"] == document["shown"]
+    plain = json.loads((folder / "outputs/two-id-two.json").read_text())
+    assert "shown" not in plain
+    assert not {"interpolate", "boomerang"} & plain["job"].keys()
+
+
+def read_provenance_text(path: Path) -> str:
+    with av.open(str(path)) as container:
+        return container.metadata["comment"]
 
 
 def test_videos_wait_for_a_storage_that_refuses(folder: Path, until, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.media import video
+from svdq.pipeline.media.motion import change_motion
 from svdq.pipeline.models.base import Frames, ModelInfo
 from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
@@ -196,12 +197,16 @@ class ResultWriter:
             "versions": self._versions,
             "outputs": [self._storage.location(key) for key in keys.values()],
         }
-        # Videos are passed on, so their comment does not contain paths of this machine.
-        comment = json.dumps({name: value for name, value in document.items() if name != "outputs"}, ensure_ascii=False)
         with self._storage.staging() as staging:
             paths = {key: staging / Path(key).name for key in keys.values()}
+            fps = job.interpolate or job.fps
+            shown = change_motion(frames, job.fps, staging, boomerang=job.boomerang, interpolate=job.interpolate)
+            if shown is not frames:
+                document["shown"] = {"frames": len(shown), "fps": fps}
+            # Videos are passed on, so their comment does not contain paths of this machine.
+            comment = {name: value for name, value in document.items() if name != "outputs"}
             for kind, key in keys.items():
-                video.write_video(frames, paths[key], kind, job.fps, comment)
+                video.write_video(shown, paths[key], kind, fps, json.dumps(comment, ensure_ascii=False))
             if not self._fence(sample):
                 if self._retry.stopped:
                     raise RetryStoppedError("The worker stops.")

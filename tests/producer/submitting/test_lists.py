@@ -112,6 +112,19 @@ def test_a_cell_may_have_lines(tmp_path: Path) -> None:
     assert reasons(tmp_path, "list.csv", text)[0].startswith("line 4: fps 0")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("list.csv", "photo,boomerang,interpolate\na.jpg,true,24\n"),
+        ("list.jsonl", '{"photo": "a.jpg", "boomerang": true, "interpolate": 24}\n'),
+    ],
+)
+def test_a_boomerang_in_a_list(tmp_path: Path, name: str, text: str) -> None:
+    (request,) = read(tmp_path, name, text)
+    (options,) = request.spec.options
+    assert (options.boomerang, options.interpolate) == (True, 24)
+
+
 def test_equal_rows_share_a_spec(tmp_path: Path) -> None:
     requests = read(tmp_path, "list.csv", "photo,fps\na.jpg,8\nb.jpg,8\n")
     assert requests[0].spec is requests[1].spec

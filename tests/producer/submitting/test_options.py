@@ -21,13 +21,18 @@ def test_every_parameter_of_a_job_can_be_read() -> None:
         ("size", "576x320", {"width": 576, "height": 320}),
         ("formats", "mp4, gif mp4", {"formats": ("mp4", "gif")}),
         ("fit", "pad", {"fit": "pad"}),
+        ("interpolate", "24", {"interpolate": 24}),
+        ("boomerang", "True", {"boomerang": True}),
+        ("boomerang", "no", {"boomerang": False}),
     ],
 )
 def test_fields(name: str, text: str, values: dict[str, Any]) -> None:
     assert read_field(name, text, "it") == values
 
 
-@pytest.mark.parametrize(("name", "text"), [("frames", "2.5"), ("fps", ""), ("seed", "x"), ("size", "576")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("frames", "2.5"), ("fps", ""), ("seed", "x"), ("size", "576"), ("boomerang", "maybe")]
+)
 def test_invalid_values(name: str, text: str) -> None:
     with pytest.raises(InputError, match=f"^column .?{text}"):
         read_field(name, text, "column")
