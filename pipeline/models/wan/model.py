@@ -86,6 +86,8 @@ class WanModel:
         self._info = ModelInfo(
             name=name,
             notice=", ".join(notices),
+            family=FAMILY,
+            facts=self._facts,
             prior=FAMILY.prior(self._facts),
             weight_bytes=sum(map(weight_bytes, self._modules())),
             compute=options.changed() | {"dtype": str(dtype).removeprefix("torch.")},

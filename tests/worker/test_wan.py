@@ -1,0 +1,116 @@
+"""Real groups with a model of two experts: each rank loads what it needs, and frames equal diffusers' in any case."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.wan.reference import call_diffusers
+
+pytestmark = pytest.mark.slow
+
+VIDEO = {"family": "wan", "prompt": "Ein Hund läuft.", "frames": 5, "width": 64, "height": 64, "seed": 5}
+#: Leaves a line for each file that a Python program opens, where the test asked for it.
+AUDIT = """
+import os, sys
+
+def note(event, arguments):
+    if event == "open" and "transformer" in str(arguments[0]):
+        line = f"{os.environ.get('RANK', '-')} {arguments[0]}\\n".encode()
+        descriptor = os.open(os.environ["OPENED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, line)
+        os.close(descriptor)
+
+sys.addaudithook(note)
+"""
+
+
+def frames_of(house, job_id: str) -> np.ndarray:
+    view = house.view(job_id)
+    assert view.status == "finished", view.error
+    return np.stack([np.asarray(Image.open(path)) for path in sorted(Path(view.outputs[0]).glob("*.png"))])
+
+
+def submit(house, **options) -> str:
+    return house.submit(formats=("png",), **(VIDEO | options))
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_wan: Path):
+    """Render a submitted video with diffusers, with the defaults of the model."""
+    from diffusers import WanImageToVideoPipeline
+
+    pipeline = WanImageToVideoPipeline.from_pretrained(tiny_wan)
+    pipeline.set_progress_bar_config(disable=True)
+
+    def render(photo: Path, **options) -> np.ndarray:
+        import torch
+
+        from svdq.pipeline.models.loader import open_model
+
+        model = open_model(str(tiny_wan), Role(components=frozenset()), torch.device("cpu"), torch.float32)
+        values = model.complete(WanParameters.model_validate(VIDEO | options))
+        image = prepare_photo(photo.read_bytes(), values.width, values.height, "crop", 10**9)
+        return np.stack([np.asarray(frame) for frame in call_diffusers(pipeline, image, values)[0]])
+
+    return render
+
+
+@pytest.mark.parametrize(
+    ("ranks", "bind"), [(2, "always"), (2, "never"), pytest.param(3, "always", marks=pytest.mark.long)]
+)
+def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: int, bind: str) -> None:
+    videos = [{"steps": 6}, {"steps": 3, "guidance_scale": 1.0}, {"steps": 4, "flow_shift": 0.05, "width": 96}]
+    jobs = [submit(house, **video) for video in videos]
+    group = house.start(ranks, "--burst", "--bind", bind, model=str(tiny_wan), wait=False)
+    assert group.end() == 0, group.text
+    for job_id, video in zip(jobs, videos, strict=True):
+        np.testing.assert_array_equal(frames_of(house, job_id), reference(house.photo, **video))
+    bound = "Each rank loads the experts of its steps"
+    assert (bound in group.text) == (bind == "always")
+
+
+def test_ranks_with_one_expert_never_open_the_weights_of_the_other(house, tiny_wan: Path, tmp_path: Path) -> None:
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "sitecustomize.py").write_text(AUDIT)
+    opened = tmp_path / "opened"
+    environment = {"PYTHONPATH": str(tmp_path / "audit"), "OPENED": str(opened)}
+    job_id = submit(house, steps=6)
+    group = house.start(2, "--bind", "always", model=str(tiny_wan), **environment)
+    house.wait([job_id])
+    high, low = (Path(f"/proc/{rank.pid}/maps").read_text() for rank in group.ranks())
+    assert "/transformer/" in high
+    assert "/transformer_2/" not in high
+    assert "/transformer_2/" in low
+    assert "/transformer/" not in low
+    lines = [line.split(" ", 1) for line in opened.read_text().splitlines()]
+    weights = {rank: {path for number, path in lines if number == rank and ".safetensors" in path} for rank in "01"}
+    assert not any("transformer_2" in path for path in weights["0"])
+    assert not any("transformer/" in path for path in weights["1"])
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_a_rank_that_is_killed_costs_no_bit(house, tiny_wan: Path, until, victim: int) -> None:
+    job_id, same = submit(house, steps=60), submit(house, steps=60)
+    group = house.start(3, "--bind", "always", model=str(tiny_wan))
+    until(lambda: house.view(job_id).step >= 20, lambda: group.text)
+    os.kill(group.ranks()[victim].pid, signal.SIGKILL)
+    house.wait([job_id, same])
+    np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
+    sidecar = (Path(house.settings.storage) / "outputs").glob(f"*{job_id}.json")
+    assert '"resumed": [{' in next(sidecar).read_text().replace("\n", "").replace("  ", "")
+
+
+def test_a_job_for_another_family_fails_with_a_sentence(house, tiny_wan: Path) -> None:
+    job_id = house.submit(family="svd")
+    group = house.start(1, "--burst", model=str(tiny_wan), wait=False)
+    group.end()
+    error = str(house.view(job_id).error)
+    assert "makes videos of Wan, and this one is for Stable Video Diffusion: " in error
+    assert "--family wan" in error
