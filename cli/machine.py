@@ -86,14 +86,9 @@ def tiny(folder: Path, family: str) -> None:
 
     require_torch("the untrained model")
     # Imported here so that `--help` does not import torch.
-    if family == "wan":
-        from svdq.pipeline.models.wan.tiny import write_tiny_wan
+    from svdq.pipeline.models.registry import family_named, imported
 
-        write_tiny_wan(folder)
-    else:
-        from svdq.pipeline.models.svd.tiny import write_tiny_model
-
-        write_tiny_model(folder)
+    imported(family_named(family).tiny)(folder)
     echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")
 
 

@@ -1,4 +1,4 @@
-"""Compare this pipeline with diffusers' own: `python -m svdq.pipeline.compare [--model DIR] [--image PHOTO]`.
+"""Compare this pipeline with diffusers' own: `python -m svdq.pipeline.compare [--family NAME | --model DIR]`.
 
 Both get the same prepared photo, the same arguments and a CPU generator with the same seed, and run one thread a
 process, since float32 sums on a CPU depend on the number of threads. Prints the largest difference of any pixel, from 0
@@ -6,26 +6,39 @@ to 255, and exits with 0 when it is within `--tolerance`. Several videos are in 
 """
 
 import argparse
+import importlib
 import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from svdq.pipeline.binding import Components
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Frames, Role
+from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.loader import dtype_for, open_model
-from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.options import DEFAULTS, ComputeOptions
+from svdq.pipeline.models.registry import (
+    DEFAULT_FAMILY,
+    FAMILIES,
+    PARAMETERS,
+    family_for,
+    family_named,
+    family_of,
+    imported,
+    parse_parameters,
+)
+from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Report, Request
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Links, Topology, build_stage
@@ -90,30 +103,53 @@ class _FolderSink:
 def render(
     model: str,
     image: Image.Image,
-    videos: Sequence[SvdParameters],
+    videos: Sequence[VideoParameters],
     *,
     num_ranks: int,
     device: str = "cpu",
     options: ComputeOptions = DEFAULTS,
+    components: Sequence[Components] = (),
 ) -> list[Frames]:
-    """Render videos of one prepared photo with this pipeline in parallel; return the frames (F, H, W, 3) of each."""
+    """Render videos of one prepared photo with this pipeline in parallel.
+
+    Args:
+        model: name of the model.
+        image: the photo, of the size of all videos.
+        videos: with the model's defaults filled in; see `complete`.
+        num_ranks: number of processes.
+        device: of all ranks.
+        options: compute options.
+        components: the denoising components of each rank; none: all ranks have all.
+
+    Returns:
+        The frames (F, H, W, 3) of each.
+    """
     assert all((video.width, video.height) == image.size for video in videos), "the photo is prepared for another size"
     with tempfile.TemporaryDirectory(prefix="svdq-compare-") as folder:
         image.save(Path(folder, "photo.png"))
         documents = [parameters.model_dump(mode="json") for parameters in videos]
-        spawn_ranks(num_ranks, _rank_main, model, folder, json.dumps(documents), device, options, device=device)
+        spawn_ranks(
+            num_ranks, _rank_main, model, folder, json.dumps(documents), device, options, components, device=device
+        )
         return [np.load(Path(folder, f"video-{number}.npy")) for number in range(len(videos))]
 
 
 def _rank_main(
-    topology: Topology, links: Links, model_name: str, folder: str, documents: str, wanted: str, options: ComputeOptions
+    topology: Topology,
+    links: Links,
+    model_name: str,
+    folder: str,
+    documents: str,
+    wanted: str,
+    options: ComputeOptions,
+    components: Sequence[Components],
 ) -> None:
     device = choose_device(wanted, topology.local_rank)
-    role = Role.of_rank(topology.rank)
-    model = open_model(model_name, role, device, dtype_of(options, device), options)
+    role = replace(Role.of_rank(topology.rank), components=components[topology.rank] if components else None)
+    model = open_model(model_name, role, device, dtype_for(model_name, device, options), options)
     image = Image.open(Path(folder, "photo.png"))
     requests = [
-        Request(job_id=f"video-{number}", parameters=SvdParameters.model_validate(document), photo=image)
+        Request(job_id=f"video-{number}", parameters=parse_parameters(document), photo=image)
         for number, document in enumerate(json.loads(documents))
     ]
     build_stage(
@@ -125,50 +161,24 @@ def _rank_main(
         source=_ListSource(requests) if topology.first else None,
         sink=_FolderSink(Path(folder)) if topology.last else None,
         device=device,
+        components=components,
         on_lost=exit_when_lost,
     ).run()
 
 
 def render_with_diffusers(
-    model: str, image: Image.Image, parameters: SvdParameters, *, device: str = "cpu"
+    model: str, image: Image.Image, parameters: VideoParameters, *, device: str = "cpu"
 ) -> NDArray[np.uint8]:
-    """Render one video with diffusers' StableVideoDiffusionPipeline; return frames (F, H, W, 3)."""
+    """Render one video with diffusers' pipeline of its family; return frames (F, H, W, 3)."""
     from svdq.pipeline.models.components import be_quiet
 
     be_quiet()  # before the import, since transformers warns while it is imported
-    from diffusers import StableVideoDiffusionPipeline
-
     torch.set_num_threads(1)
-    pipeline = StableVideoDiffusionPipeline.from_pretrained(model, dtype=dtype_for(torch.device(device)))
-    pipeline = pipeline.to(device)
+    reference = importlib.import_module(f"svdq.pipeline.models.{family_for(parameters).name}.reference")
+    pipeline = reference.open_diffusers(model, dtype_for(model, torch.device(device))).to(device)
     pipeline.set_progress_bar_config(disable=True)
-    frames = call_diffusers(pipeline, image, parameters)[0]
+    frames = reference.call_diffusers(pipeline, image, parameters)[0]
     return np.stack([np.asarray(frame) for frame in frames])
-
-
-def call_diffusers(pipeline: Any, image: Image.Image, parameters: SvdParameters, **more: Any) -> Any:
-    """Call a StableVideoDiffusionPipeline as its users do; return the frames of each video.
-
-    Args:
-        pipeline: the pipeline.
-        image: a photo of the video's size.
-        parameters: of the video.
-        more: other arguments of the pipeline, which override those from the parameters.
-    """
-    arguments = {
-        "height": parameters.height,
-        "width": parameters.width,
-        "num_frames": parameters.num_frames,
-        "num_inference_steps": parameters.steps,
-        "min_guidance_scale": parameters.min_guidance_scale,
-        "max_guidance_scale": parameters.max_guidance_scale,
-        "fps": parameters.fps,
-        "motion_bucket_id": parameters.motion_bucket_id,
-        "noise_aug_strength": parameters.noise_aug_strength,
-        "decode_chunk_size": parameters.decode_chunk_size,
-        "generator": torch.Generator("cpu").manual_seed(parameters.seed),
-    }
-    return pipeline(image, **(arguments | more)).frames
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -176,47 +186,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     if options.model is not None:
         return _compare(options)
-    from svdq.pipeline.models.svd.tiny import write_tiny_model
-
     with tempfile.TemporaryDirectory(prefix="svdq-compare-") as folder:
         options.model = Path(folder)
-        write_tiny_model(options.model)
+        imported(family_named(options.family or DEFAULT_FAMILY).tiny)(options.model)
         return _compare(options)
 
 
 def _compare(options: argparse.Namespace) -> int:
     device = "cuda" if options.device == "auto" and torch.cuda.is_available() else options.device
     device = "cpu" if device == "auto" else device
-    width, _, height = options.size.partition("x")
+    model = str(options.model)
     try:
+        videos = _videos(options, model)
+        width, height = videos[0].width, videos[0].height
         photo = options.image.read_bytes() if options.image else Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 90)
-        image = prepare_photo(photo, int(width), int(height), options.fit, max_pixels=10**9)
-        videos = [
-            SvdParameters(
-                frames=options.frames,
-                steps=options.steps,
-                width=int(width),
-                height=int(height),
-                fps=options.fps,
-                motion_bucket_id=options.motion_bucket_id,
-                noise_aug_strength=options.noise_aug_strength,
-                min_guidance_scale=options.min_guidance_scale,
-                max_guidance_scale=options.max_guidance_scale,
-                decode_chunk_size=options.decode_chunk_size,
-                seed=options.seed + number,
-            )
-            for number in range(options.videos)
-        ]
-        ours = render(str(options.model), image, videos, num_ranks=options.ranks, device=device)
+        image = prepare_photo(photo, width, height, options.fit, max_pixels=10**9)
+        ours = render(model, image, videos, num_ranks=options.ranks, device=device)
     except (SvdqError, OSError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     largest = 0
     for parameters, frames in zip(videos, ours, strict=True):
         if options.alone:
-            [theirs] = render(str(options.model), image, [parameters], num_ranks=1, device=device)
+            [theirs] = render(model, image, [parameters], num_ranks=1, device=device)
         else:
-            theirs = render_with_diffusers(str(options.model), image, parameters, device=device)
+            theirs = render_with_diffusers(model, image, parameters, device=device)
         difference = int(np.abs(frames.astype(np.int16) - theirs.astype(np.int16)).max())
         largest = max(largest, difference)
         print(  # noqa: T201
@@ -227,10 +221,53 @@ def _compare(options: argparse.Namespace) -> int:
     return 0 if largest <= options.tolerance else 1
 
 
+def complete(model: str, parameters: VideoParameters) -> VideoParameters:
+    """Fill in what parameters leave open with the defaults of a model folder.
+
+    Raises:
+        InputError: the model is of another family or cannot make such a video.
+    """
+    folder = find_folder(model)
+    family = family_of(folder, model)
+    return family.fill_in(parameters, model, family.read_facts(folder, model))
+
+
+def _videos(options: argparse.Namespace, model: str) -> list[VideoParameters]:
+    """Return the parameters of the videos, with the defaults of the model.
+
+    Raises:
+        InputError, ValueError: the model is of another family or cannot make such videos.
+    """
+    family = family_of(find_folder(model), model)
+    if options.family is not None and options.family != family.name:
+        raise InputError(f"The model {model} makes videos of {family.title}; leave --family {options.family} out.")
+    width, _, height = options.size.partition("x")
+    given = {name: getattr(options, name) for name in _fields() if getattr(options, name) is not None}
+    given |= {"width": int(width), "height": int(height)}
+    if unknown := given.keys() - family.parameters.model_fields:
+        raise InputError(f"{family.title} has no {', '.join(sorted(unknown))}; leave that out.")
+    return [
+        complete(model, family.parameters.model_validate(given | {"seed": options.seed + number}))
+        for number in range(options.videos)
+    ]
+
+
+def _fields() -> dict[str, type]:
+    """Return the parameters of all families that are options, and their types."""
+    of_all = {name: field for family in PARAMETERS.values() for name, field in family.model_fields.items()}
+    left_out = ("family", "width", "height", "seed")
+    return {
+        name: next(kind for kind in (str, float, int) if kind.__name__ in str(field.annotation))
+        for name, field in of_all.items()
+        if name not in left_out
+    }
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    defaults = SvdParameters(seed=0)
     parser = argparse.ArgumentParser(prog="python -m svdq.pipeline.compare", description=__doc__)
-    parser.add_argument("--model", type=Path, help="folder of a StableVideoDiffusionPipeline [default: the tiny one]")
+    names = [family.name for family in FAMILIES]
+    parser.add_argument("--family", choices=names, help="family of the tiny model [default: svd, or that of --model]")
+    parser.add_argument("--model", type=Path, help="folder of a diffusers pipeline [default: the family's tiny one]")
     parser.add_argument("--image", type=Path, help="a photo [default: a fractal]")
     parser.add_argument("--ranks", type=int, default=7)
     parser.add_argument("--alone", action="store_true", help="compare with one rank in place of diffusers")
@@ -238,13 +275,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--tolerance", type=int, default=0, help="largest pixel difference that counts as equal")
     parser.add_argument("--size", default="128x128", help="WIDTHxHEIGHT")
-    parser.add_argument("--frames", type=int, default=14)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fit", choices=["crop", "pad", "stretch"], default="crop")
-    parser.add_argument("--decode-chunk-size", type=int)
-    for name in ("steps", "fps", "motion_bucket_id", "seed"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
-    for name in ("noise_aug_strength", "min_guidance_scale", "max_guidance_scale"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name))
+    for name, kind in _fields().items():
+        of = ", ".join(family for family, each in PARAMETERS.items() if name in each.model_fields)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"of {of} [default: the model's]")
     return parser.parse_args(arguments)
 
 

@@ -15,8 +15,7 @@ from svdq.pipeline.device import check_computes, check_options, choose_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.device_memory import capacity, name_of
-from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.options import dtype_of
+from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.topology import Links, Topology, agree, join
 from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.settings import Settings
@@ -92,7 +91,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         wanted = "cuda"  # else ranks whose torch cannot use the GPUs would compute on the processors
     device = choose_device(wanted, topology.local_rank)
     compute = config.compute
-    dtype = dtype_of(compute, device)
+    dtype = dtype_for(settings.model, device, compute)
     check_computes(device, dtype)
     if device.type == "cpu":
         # Ranks share the cores, and one thread each gives the same bits on every machine.

@@ -67,7 +67,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     device = choose_device(workload.device, topology.local_rank)
     role = Role.of_rank(topology.rank)
     number = topology.local_rank
-    model = open_model(workload.models[number], role, device, dtype_for(device))
+    model = open_model(workload.models[number], role, device, dtype_for(workload.models[number], device))
     bursts = [list(range(size)) for size in workload.bursts]
     if barrier is not None:
         bursts = [burst[number :: len(workload.models)] for burst in bursts]

@@ -62,6 +62,10 @@ class Family:
     layouts: Mapping[str, Layout]
     #: Module and class of its `VideoModel`, such as `svdq.pipeline.models.svd.model:SvdModel`; imported on demand.
     model: str
+    #: Module and function that writes its untrained model into a folder; imported on demand.
+    tiny: str
+    #: Half precision that its weights suit, which is the default on GPUs: fp16 or bf16.
+    half: str
     #: Reads the facts of a checked folder; the name is for messages.
     read_facts: Callable[[Path, str], Facts]
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.

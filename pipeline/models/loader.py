@@ -1,7 +1,5 @@
 """Opens a model by name: preview, simulated, or the family of a diffusers folder."""
 
-import importlib
-
 import torch
 
 from svdq.pipeline.errors import InputError
@@ -9,12 +7,17 @@ from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
-from svdq.pipeline.models.registry import family_of
+from svdq.pipeline.models.registry import DEFAULT_FAMILY, family_named, family_of, family_of_model, imported
 
 
-def dtype_for(device: torch.device) -> torch.dtype:
-    """Return the default dtype: float32 on CPUs, where results equal diffusers' bit by bit; else float16."""
-    return dtype_of(DEFAULTS, device)
+def dtype_for(name: str, device: torch.device, options: ComputeOptions = DEFAULTS) -> torch.dtype:
+    """Return the dtype that a model computes in.
+
+    By default that is float32 on CPUs, where results equal diffusers' bit by bit, and on GPUs the half precision of the
+    model's family.
+    """
+    family = family_of_model(name) or DEFAULT_FAMILY
+    return dtype_of(options, device, family_named(family).half)
 
 
 def open_model(
@@ -49,6 +52,5 @@ def open_model(
     from svdq.pipeline.models.load_errors import in_a_sentence
 
     with in_a_sentence(f"The model {name}", device):
-        module, _, kind = family_of(find_folder(name), name).model.partition(":")
-        model: VideoModel = getattr(importlib.import_module(module), kind)(name, role, device, dtype, options)
+        model: VideoModel = imported(family_of(find_folder(name), name).model)(name, role, device, dtype, options)
         return model

@@ -22,8 +22,14 @@ WEIGHTS = {"fp32": (False,), "fp16": (True, False), "bf16": (False, True)}
 COMPILED = ("off", "blocks", "whole")
 #: Options that change results by more than rounding.
 APPROXIMATE = ("int8",)
-#: The repeated blocks of a UNet, compiled one by one: much faster to compile than the whole, for nearly the same gain.
-BLOCKS = ("BasicTransformerBlock", "TemporalBasicTransformerBlock", "SpatioTemporalResBlock")
+#: The repeated blocks of a UNet or transformer, compiled one by one: much faster to compile than the whole, for nearly
+#: the same gain.
+BLOCKS = (
+    "BasicTransformerBlock",
+    "TemporalBasicTransformerBlock",
+    "SpatioTemporalResBlock",
+    "WanTransformerBlock",
+)
 #: The compiler: torch's inductor, which generates C++ for CPUs and Triton for GPUs.
 BACKEND: Any = "inductor"
 #: Limit of compiled variants that torch keeps per function: shapes of videos times kinds of a block, with a margin.
@@ -37,7 +43,7 @@ MAX_ATTENTION_BATCH = 65_535
 class ComputeOptions:
     """How a UNet computes. The defaults are diffusers' own."""
 
-    #: Type of weights and activations: auto (float32 on CPUs, float16 on GPUs), fp32, fp16 or bf16.
+    #: Type of weights and activations: auto (float32 on CPUs, half precision on GPUs), fp32, fp16 or bf16.
     dtype: str = "auto"
     #: What torch.compile compiles: off, blocks or whole.
     compiled: str = "off"
@@ -67,13 +73,13 @@ class ComputeOptions:
 DEFAULTS = ComputeOptions()
 
 
-def dtype_of(options: ComputeOptions, device: "torch.device") -> "torch.dtype":
-    """Return the dtype to compute in; auto is float32 on CPUs, where results equal diffusers', else float16."""
+def dtype_of(options: ComputeOptions, device: "torch.device", half: str = "fp16") -> "torch.dtype":
+    """Return the dtype to compute in; auto is float32 on CPUs, where results equal diffusers', else `half`."""
     import torch
 
     name = options.dtype
     if name == "auto":
-        name = "fp32" if device.type == "cpu" else "fp16"
+        name = "fp32" if device.type == "cpu" else half
     dtype: torch.dtype = getattr(torch, DTYPES[name])
     return dtype
 
@@ -86,13 +92,18 @@ def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = No
     Raises:
         InputError: a package is missing.
     """
-    if device is not None and device.type == "cuda":
+    if device is not None and device.type == "cuda" and _attends_over_frames(unet):
         split_attention(unet)
     if "int8" in options.approximate:
         _to_int8(unet, device)
     if options.compiled != "off":
         _compile(unet, options.compiled)
     return unet
+
+
+def _attends_over_frames(unet: Any) -> bool:
+    """Return whether pixels are the batch of some attention calls, as in SVD; Wan attends to all tokens at once."""
+    return any(type(processor).__name__ == "AttnProcessor2_0" for processor in unet.attn_processors.values())
 
 
 def split_attention(unet: Any, max_batch: int = MAX_ATTENTION_BATCH) -> None:

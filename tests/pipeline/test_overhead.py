@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svdq.pipeline.compare import call_diffusers
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.svd.model import SvdModel
+from svdq.pipeline.models.svd.reference import call_diffusers
 from tests.pipeline.fakes import Alone, request
 
 #: Gives how much was counted so far.

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from svdq.pipeline import compare
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
@@ -18,6 +17,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.pixels import to_uint8
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.reference import call_diffusers
 
 CPU = torch.device("cpu")
 #: Guidance on, off, and both scales high.
@@ -55,7 +55,7 @@ def reference(tiny_model):
     pipeline.set_progress_bar_config(disable=True)
 
     def render(photo, values, decode_chunk_size):
-        frames = compare.call_diffusers(pipeline, photo, values, decode_chunk_size=decode_chunk_size)[0]
+        frames = call_diffusers(pipeline, photo, values, decode_chunk_size=decode_chunk_size)[0]
         return np.stack([np.asarray(frame) for frame in frames])
 
     return render

@@ -1,5 +1,6 @@
 """Renders with diffusers' own WanImageToVideoPipeline, to compare its bits."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,6 +8,17 @@ from PIL.Image import Image
 
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.schedule import SHIFT_SETTINGS
+
+
+def open_diffusers(model: str, dtype: torch.dtype) -> Any:
+    """Open a WanImageToVideoPipeline as diffusers' documentation recommends, with VAE and CLIP in float32."""
+    from diffusers import AutoencoderKLWan, WanImageToVideoPipeline
+    from transformers import CLIPVisionModel
+
+    parts = {"vae": AutoencoderKLWan.from_pretrained(model, subfolder="vae", dtype=torch.float32)}
+    if Path(model, "image_encoder").is_dir():
+        parts["image_encoder"] = CLIPVisionModel.from_pretrained(model, subfolder="image_encoder", dtype=torch.float32)
+    return WanImageToVideoPipeline.from_pretrained(model, dtype=dtype, **parts)
 
 
 def call_diffusers(pipeline: Any, image: Image, parameters: WanParameters, **more: Any) -> Any:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from svdq.pipeline import compare
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.svd.reference import call_diffusers
 
 CPU = torch.device("cpu")
 #: Divisors of 1000 and not, powers of 3 (where a rounding once went wrong), fewer and more than ranks.
@@ -46,7 +46,7 @@ class Both:
 
     def call(self, values: SvdParameters, output_type: str, decode_chunk_size: int | None = None):
         """What diffusers makes, called as its users do."""
-        return compare.call_diffusers(
+        return call_diffusers(
             self.theirs, self.photo, values, decode_chunk_size=decode_chunk_size, output_type=output_type
         )
 

@@ -1,0 +1,40 @@
+"""Renders with diffusers' own StableVideoDiffusionPipeline, to compare its bits."""
+
+from typing import Any
+
+import torch
+from PIL.Image import Image
+
+from svdq.pipeline.models.svd.parameters import SvdParameters
+
+
+def open_diffusers(model: str, dtype: torch.dtype) -> Any:
+    """Open a StableVideoDiffusionPipeline as its users do."""
+    from diffusers import StableVideoDiffusionPipeline
+
+    return StableVideoDiffusionPipeline.from_pretrained(model, dtype=dtype)
+
+
+def call_diffusers(pipeline: Any, image: Image, parameters: SvdParameters, **more: Any) -> Any:
+    """Call a StableVideoDiffusionPipeline as its users do; return the frames of each video.
+
+    Args:
+        pipeline: the pipeline.
+        image: a photo of the video's size.
+        parameters: of the video.
+        more: other arguments of the pipeline, which override those from the parameters.
+    """
+    arguments = {
+        "height": parameters.height,
+        "width": parameters.width,
+        "num_frames": parameters.num_frames,
+        "num_inference_steps": parameters.steps,
+        "min_guidance_scale": parameters.min_guidance_scale,
+        "max_guidance_scale": parameters.max_guidance_scale,
+        "fps": parameters.fps,
+        "motion_bucket_id": parameters.motion_bucket_id,
+        "noise_aug_strength": parameters.noise_aug_strength,
+        "decode_chunk_size": parameters.decode_chunk_size,
+        "generator": torch.Generator("cpu").manual_seed(parameters.seed),
+    }
+    return pipeline(image, **(arguments | more)).frames

@@ -1,0 +1,86 @@
+"""Real processes in a chain with tiny Wan: the same bits for any number of ranks, equal to diffusers'."""
+
+import numpy as np
+import pytest
+
+from svdq.pipeline import compare
+from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.wan.tiny import write_tiny_wan
+
+USUAL = WanParameters(prompt="A dog runs.", seed=1, steps=7, frames=5, width=64, height=64)
+#: In flight at once: other step counts and lengths, guidance off, and different for the two experts.
+VIDEOS = [
+    USUAL,
+    USUAL.model_copy(update={"seed": 2, "steps": 2, "guidance_scale": 1.0}),
+    USUAL.model_copy(update={"seed": 3, "steps": 5, "frames": 9, "guidance_scale": 6.0, "guidance_scale_2": 2.0}),
+    USUAL.model_copy(update={"seed": 4, "prompt": "A cat.", "flow_shift": 2.0, "negative_prompt": ""}),
+]
+
+
+@pytest.fixture(scope="module")
+def videos(tiny_wan):
+    return [compare.complete(str(tiny_wan), video) for video in VIDEOS]
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_wan, image, videos):
+    return [compare.render_with_diffusers(str(tiny_wan), image, video) for video in videos]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [3, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 2, 5, 7))])
+def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_wan, image, videos, reference, num_ranks):
+    ours = compare.render(str(tiny_wan), image, videos, num_ranks=num_ranks)
+    for frames, expected in zip(ours, reference, strict=True):
+        assert frames.std() > 20
+        np.testing.assert_array_equal(frames, expected)
+
+
+HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "components",
+    [
+        (HIGH, LOW),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ((HIGH, None, LOW), (HIGH, HIGH, LOW, LOW, LOW))),
+    ],
+    ids=len,
+)
+def test_frames_are_those_of_diffusers_on_ranks_bound_to_experts(tiny_wan, image, videos, reference, components):
+    ours = compare.render(str(tiny_wan), image, videos, num_ranks=len(components), components=components)
+    for frames, expected in zip(ours, reference, strict=True):
+        np.testing.assert_array_equal(frames, expected)
+
+
+@pytest.mark.slow
+def test_the_command_compares_each_family(tmp_path, capsys):
+    folder = tmp_path / "ti2v"
+    write_tiny_wan(folder, "ti2v-5b")
+    arguments = [
+        "--ranks",
+        "1",
+        "--videos",
+        "1",
+        "--size",
+        "64x64",
+        "--frames",
+        "5",
+        "--steps",
+        "2",
+        "--prompt",
+        "dog",
+        "--guidance-scale",
+        "3",
+    ]
+    assert compare.main([*arguments, "--model", str(folder)]) == 0
+    assert "largest pixel difference over 1 videos on 1 ranks (cpu): 0" in capsys.readouterr().out
+    for more, words in (
+        (["--family", "svd"], "makes videos of Wan; leave --family svd out"),
+        (["--motion-bucket-id", "3"], "Wan has no motion_bucket_id"),
+        (["--guidance-scale-2", "3"], "has one transformer, so it has no guidance_scale_2"),
+        (["--size", "80x80"], "The width of 80 pixels is no multiple of 32"),
+    ):
+        assert compare.main([*arguments, "--model", str(folder), *more]) == 2
+        assert words in capsys.readouterr().err
