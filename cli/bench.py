@@ -9,7 +9,7 @@ import click
 
 from svdq.cli.bench_model import bench_model
 from svdq.cli.formatting import echo
-from svdq.cli.option_types import MILLISECONDS, Number, OutputFile
+from svdq.cli.option_types import MILLISECONDS, Number, OutputFile, parse_experts
 
 if TYPE_CHECKING:
     from svdq.pipeline.bench.bursts import Burst
@@ -41,6 +41,12 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--step-ms", type=Number(0, 1e9, min_open=True), default=50.0, show_default=True, help="Simulated step.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated encode.")
 @click.option("--decode-ms", type=MILLISECONDS, default=0.0, show_default=True, help="Simulated decode.")
+@click.option(
+    "--segments",
+    callback=parse_experts,
+    metavar="STEPS+STEPS",
+    help="Simulate two experts with these shares of the steps, 15+25, and bind each rank to one.",
+)
 @click.option("--rank-speed", callback=_numbers, help="Slowdown of each simulated rank: 1,1,1,1.5,1,1,1.")
 @click.option("--samples", type=click.IntRange(1, 10**6), default=80, show_default=True, help="Videos per run.")
 @click.option(
@@ -78,7 +84,8 @@ def bench(
     """Measure the pipeline: pace, efficiency, busy shares and memory.
 
     Efficiency is the ideal time per video, (steps x step + encode + decode) / ranks, divided by the measured time
-    between finished videos in steady state. For ranks of unequal speed, step is the harmonic mean of theirs.
+    between finished videos in steady state. For ranks of unequal speed, step is the harmonic mean of theirs. With
+    --segments, the ideal is what the ranks with the slower expert need.
 
     With --burst, the same ranks get each number N of videos at once. The table compares the time until the last one
     ends with the lower bound of any schedule, the larger of one video's time W and N x W / ranks, and with replicas:
@@ -90,6 +97,7 @@ def bench(
       svdq bench --ranks 1,2,4,7 --json out.json
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time, and replicas
+      svdq bench --steps 40 --segments 15+25      ranks that hold one of two experts each
       svdq bench model --size 1024x576            step, encode and decode of the real model
     """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
     if context.invoked_subcommand is not None:

@@ -23,7 +23,7 @@ class Burst:
     is_first: bool
     #: Seconds from the start of the first encode to the end of the last video.
     wall_s: float
-    #: The lower bound of any schedule, max(W, N*W/K).
+    #: The lower bound of any schedule, max(W, N*W/K), or of any on ranks that hold one of two experts each.
     bound_s: float
     #: wall_s / bound_s.
     ratio: float
@@ -42,6 +42,7 @@ def make_bursts(
     steps: int,
     videos: Sequence[int],
     costs: Costs | None,
+    segments: tuple[int, int] | None = None,
 ) -> list[Burst]:
     """Compute the figures of bursts.
 
@@ -52,19 +53,21 @@ def make_bursts(
         steps: T.
         videos: N of each burst, in order; the first one is the first of a fresh group.
         costs: the configured costs of a video (simulated models); None measures them from the logs.
+        segments: the steps of each expert, if each rank of the pipeline holds one of two.
 
     Raises:
         SvdqError: a video failed.
     """
     check_failures([*logs, *replicas])
     ranks = len(logs)
-    one_rank_s = VideoCosts(steps=steps, costs=costs or measured_costs(logs)).video_s(ranks)
+    video = VideoCosts(steps=steps, costs=costs or measured_costs(logs), segments=segments)
+    one_rank_s = video.video_s(ranks)
     bursts = []
     for position, (number, (start_s, end_s), (replicas_start_s, replicas_end_s)) in enumerate(
         zip(videos, burst_times(logs, videos), burst_times(replicas, videos), strict=True)
     ):
         wall_s, replicas_s = end_s - start_s, replicas_end_s - replicas_start_s
-        bound_s = max(one_rank_s, number * one_rank_s / ranks)
+        bound_s = max(one_rank_s, number * one_rank_s / ranks) if segments is None else video.time_s(ranks, number)
         bursts.append(
             Burst(
                 ranks=ranks,

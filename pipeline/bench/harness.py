@@ -5,7 +5,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch.multiprocessing
 from PIL import Image
 
 from svdq.pipeline.bench.report import RankLog
+from svdq.pipeline.binding import Components
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.base import Frames, Role
@@ -38,6 +39,8 @@ class Workload:
     models: tuple[str, ...]
     #: Parameters of every video; only the seed differs, counting up.
     parameters: VideoParameters
+    #: The components of each rank, if ranks are bound to some.
+    components: tuple[Components, ...] = ()
     #: Numbers of videos that are supplied at once, each after all videos before it have ended; most runs have one.
     bursts: tuple[int, ...]
     #: cpu, cuda or auto.
@@ -66,6 +69,10 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
 def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str, barrier: Barrier | None) -> None:
     device = choose_device(workload.device, topology.local_rank)
     role = Role.of_rank(topology.rank)
+    # A replica has all components.
+    components = workload.components if barrier is None else ()
+    if components:
+        role = replace(role, components=components[topology.rank])
     number = topology.local_rank
     model = open_model(workload.models[number], role, device, dtype_for(workload.models[number], device))
     bursts = [list(range(size)) for size in workload.bursts]
@@ -85,6 +92,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         sink=drain,
         device=device,
         on_lost=exit_when_lost,
+        components=components,
     )
     if workload.warm:
         stage.warm_up(workload.parameters)

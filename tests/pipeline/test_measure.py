@@ -57,6 +57,20 @@ def test_efficiency_is_the_ideal_time_over_the_measured_one() -> None:
     assert run.steps_per_rank == pytest.approx([7 / 12, 7 / 12])
 
 
+def test_the_ideal_of_bound_ranks_is_the_pace_of_the_slower_expert() -> None:
+    spans = [("encode", "a", 0.0, 1.0), ("steps 0-14", "a", 1.0, 16.0), ("encode", "b", 60.0, 61.0)]
+    logs = [log(spans=spans), log(finished_s=[10.0, 40.0, 70.0], spans=[("steps 15-39", "a", 10.0, 60.0)])]
+    costs = Costs(step_s=(1.0, 1.0), encode_s=1.0)
+    runs = [
+        make_run(logs, model="m", through="loop", steps=40, warmup_samples=0, costs=costs, segments=segments)
+        for segments in (None, (15, 25))
+    ]
+    assert runs[1].per_sample_mean_s == runs[0].per_sample_mean_s
+    assert runs[1].segments == (15, 25)
+    assert runs[1].efficiency / runs[0].efficiency == pytest.approx(25 / (41 / 2))
+    assert runs[1].speedup == runs[0].speedup
+
+
 def test_work_counts_from_the_first_videos_to_the_last_admission() -> None:
     costs = Costs(step_s=(1.0, 1.0), encode_s=0.5, decode_s=2.0)
     logs = [

@@ -37,6 +37,19 @@ def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_bound_ranks_do_only_the_steps_of_their_expert(svdq, tmp_path) -> None:
+    path = tmp_path / "out.json"
+    result = svdq("bench", "--ranks", "3", *QUICK, "--segments", "2+4", "--decode-ms", "2", "--json", path)
+    assert result.returncode == 0, result.stderr
+    [run] = json.loads(path.read_text())["runs"]
+    assert run["segments"] == [2, 4]
+    # One rank does two of the steps, and the two others the rest.
+    assert run["steps_per_rank"][0] == 2
+    assert sum(run["steps_per_rank"][1:]) == 4
+    assert 0 < run["efficiency"] < 1.2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
 def test_bursts_are_compared_with_their_bound_and_with_replicas(svdq, tmp_path, through) -> None:
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "png")}
@@ -69,6 +82,11 @@ def test_bursts_are_compared_with_their_bound_and_with_replicas(svdq, tmp_path, 
         (["--rank-speed", "1,2"], "one number for each"),
         (["--size", "100x100"], "multiples of 64"),
         (["--samples", "5"], "too few"),
+        (["--segments", "15"], "written like 15+25"),
+        (["--segments", "15+25", "--ranks", "1,2"], "at least two ranks"),
+        (["--segments", "15+25", "--steps", "1"], "a step for each expert"),
+        (["--segments", "15+25", "--through", "daemon"], "needs the simulated model, the loop"),
+        (["--segments", "15+25", "--model", "preview"], "needs the simulated model"),
     ],
 )
 def test_wrong_input_is_one_sentence(home, capsys, options, words) -> None:

@@ -12,12 +12,13 @@ from svdq.pipeline.bench.files import write_json, writing
 from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.bench.plot import plot_timeline
 from svdq.pipeline.bench.report import RankLog, Run, make_run
+from svdq.pipeline.binding import Components, bind
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.names import has_weights
+from svdq.pipeline.models.names import has_weights, split_steps
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.trace import write_trace
 from svdq.worker.bench.daemon import run_daemon
@@ -46,11 +47,18 @@ class BenchOptions:
     through: str
     #: Numbers of videos of bursts, or None for a run of `samples`.
     burst: tuple[int, ...] | None = None
+    #: The steps of each of two simulated experts, in proportion, to which ranks are bound; None: all ranks have all.
+    segments: tuple[int, int] | None = None
 
     @property
     def simulated(self) -> bool:
         """Whether the costs are set and not measured."""
         return self.model == "simulated"
+
+    @property
+    def bound_steps(self) -> tuple[int, int] | None:
+        """The steps of each expert in a video, if ranks are bound."""
+        return None if self.segments is None else split_steps(self.steps, self.segments)
 
     def num_warmup(self, ranks: int) -> int:
         """Count the videos that are left out of the steady figures at each end, or that are the first burst."""
@@ -88,6 +96,16 @@ def run_bench(options: BenchOptions) -> BenchReport:
         )
     if options.rank_speed is not None and options.through == "daemon":
         raise InputError("--rank-speed goes through the loop only; leave out --through daemon.")
+    if options.segments is not None and (
+        not options.simulated
+        or options.through == "daemon"
+        or min(options.ranks) < 2
+        or 0 in split_steps(options.steps, options.segments)
+    ):
+        raise InputError(
+            f"--segments {options.segments[0]}+{options.segments[1]} needs the simulated model, the loop, at least two "
+            "ranks and a step for each expert."
+        )
     for ranks in options.ranks if options.burst is None else ():
         needed = 2 * options.num_warmup(ranks) + ranks + 2
         if options.samples < needed:
@@ -120,6 +138,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
                         steps=options.steps,
                         warmup_samples=options.num_warmup(ranks),
                         costs=_costs(options, ranks),
+                        segments=options.bound_steps,
                     )
                 )
                 continue
@@ -130,6 +149,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
                 steps=options.steps,
                 videos=workload.bursts,
                 costs=_costs(options, ranks),
+                segments=options.bound_steps,
             )
         return BenchReport(runs=runs, bursts=bursts, logs=logs)
 
@@ -159,14 +179,22 @@ def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
         ) from error
     speeds = options.rank_speed or (1.0,) * ranks
     timings = f"step_ms={options.step_ms},encode_ms={options.encode_ms},decode_ms={options.decode_ms}"
+    if options.segments is not None:
+        timings += f",segments={options.segments[0]}+{options.segments[1]}"
+    models = tuple(f"simulated:{timings},slowdown={speed}" if options.simulated else model for speed in speeds[:ranks])
     return Workload(
-        models=tuple(
-            f"simulated:{timings},slowdown={speed}" if options.simulated else model for speed in speeds[:ranks]
-        ),
+        models=models,
+        components=_components(models[0], parameters, ranks) if options.segments is not None else (),
         parameters=parameters,
         bursts=options.bursts(ranks),
         device=options.device,
     )
+
+
+def _components(model: str, parameters: SvdParameters, ranks: int) -> tuple[Components, ...]:
+    """Bind ranks to one expert each, as a worker does whose ranks have no room for both."""
+    simulated = open_model(model, Role(), torch.device("cpu"), torch.float32)
+    return tuple(bind(simulated.segments(parameters), [False] * ranks, simulated.info.prior))
 
 
 def _costs(options: BenchOptions, ranks: int) -> Costs | None:
@@ -211,7 +239,8 @@ def _plot(report: BenchReport, path: Path) -> None:
         start_s = min(start for log in report.logs for _, _, start, _ in log.spans)
         end_s = start_s + 3 * run.first_sample_s
         title = (
-            f"{run.model}, {run.ranks} ranks, {run.steps} steps of {run.step_ms:.4g} ms, "
+            f"{run.model}, {run.ranks} {'bound ' if run.segments else ''}ranks, "
+            f"{run.steps} steps of {run.step_ms:.4g} ms, "
             f"encode {run.encode_ms:.4g} ms, decode {run.decode_ms:.4g} ms: efficiency {run.efficiency:.3f}"
         )
     plot_timeline(report.logs, path, title, start_s=start_s, end_s=end_s)
