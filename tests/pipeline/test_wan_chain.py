@@ -1,0 +1,131 @@
+"""Chains of ranks with an untrained Wan: diffusers' bits for any binding, any plan and any rank that decodes."""
+
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from svdq.pipeline.binding import Components, bounds_of
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.wan.reference import call_diffusers
+from svdq.pipeline.models.wan.schedule import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.protocols import Request
+from tests.pipeline.fakes import Chain
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+HIGH, LOW = frozenset({HIGH_NOISE}), frozenset({LOW_NOISE})
+#: Guidance on and off, in one expert or both; other shapes, steps and shifts: so in some only one expert has steps.
+VIDEOS = [
+    {"steps": 6},
+    {"steps": 4, "guidance_scale": 1.0, "frames": 1, "width": 96},
+    {"steps": 3, "flow_shift": 0.05},
+    {"steps": 2, "flow_shift": 50.0, "guidance_scale": 1.0, "guidance_scale_2": 4.0},
+    {"steps": 1, "guidance_scale_2": 1.0},
+]
+
+
+@pytest.fixture(scope="module")
+def opened(tiny_wan):
+    """Open the model for a rank, once: a rank has its own VAE, which keeps what it has decoded."""
+
+    @cache
+    def open_for(rank: int, components: Components):
+        role = Role(encode=rank == 0, components=components, decode=True)
+        return open_model(str(tiny_wan), role, CPU, torch.float32)
+
+    return open_for
+
+
+@pytest.fixture(scope="module")
+def videos(opened) -> list[WanParameters]:
+    defaults = {"prompt": "A dog runs.", "frames": 5, "width": 64, "height": 64}
+    open_ones = [WanParameters(seed=seed, **(defaults | changes)) for seed, changes in enumerate(VIDEOS)]
+    return [opened(0, None).complete(each) for each in open_ones]
+
+
+@pytest.fixture(scope="module")
+def requests(videos, photo_bytes) -> list[Request]:
+    return [
+        Request(
+            job_id=f"job-{video.seed}",
+            parameters=video,
+            photo=prepare_photo(photo_bytes, video.width, video.height),
+            num_waiting=len(videos) - 1 - video.seed,
+        )
+        for video in videos
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_wan, requests):
+    from diffusers import WanImageToVideoPipeline
+
+    pipeline = WanImageToVideoPipeline.from_pretrained(tiny_wan)
+    pipeline.set_progress_bar_config(disable=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    frames = [
+        np.stack([np.asarray(frame) for frame in call_diffusers(pipeline, each.photo, each.parameters)[0]])
+        for each in requests
+    ]
+    torch.set_num_threads(threads)
+    return frames
+
+
+@st.composite
+def bindings(draw: st.DrawFn) -> list[Components]:
+    """Draw who has which expert: those of the first, those of both, and those of the second."""
+    num_ranks = draw(st.sampled_from([1, 2, 3, 5, 7]))
+    start = draw(st.integers(0, num_ranks - 1))
+    stop = draw(st.integers(max(start, 1), num_ranks))
+    return [HIGH] * start + [None] * (stop - start) + [LOW] * (num_ranks - stop)
+
+
+def plan(data: st.DataObject, bounds: list[tuple[int, int]]) -> Assignment:
+    """Draw boundaries within what each rank may do, and a rank that decodes."""
+    boundaries = [0]
+    for (_, stop), (first, _) in pairwise(bounds):
+        least = max(boundaries[-1], first)
+        boundaries.append(data.draw(st.integers(least, max(least, stop))))
+    boundaries.append(bounds[-1][1])
+    last = max(rank for rank in range(len(bounds)) if boundaries[rank] < boundaries[rank + 1])
+    return Assignment(boundaries=tuple(boundaries), decoder=data.draw(st.integers(last, len(bounds) - 1)))
+
+
+@given(st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_frames_are_those_of_diffusers_for_any_plan(opened, requests, reference, data) -> None:
+    components = data.draw(bindings())
+    models = [opened(rank, held) for rank, held in enumerate(components)]
+    assignments = [plan(data, bounds_of(models[0].segments(each.parameters), components)) for each in requests]
+    chain = Chain(models, requests, assignments)
+    check(chain, requests, reference)
+
+
+@pytest.mark.parametrize("components", [[HIGH, LOW], [HIGH, HIGH, None, LOW, LOW, LOW, LOW], [None] * 3])
+def test_frames_are_those_of_diffusers_as_the_planner_decides(opened, requests, reference, components) -> None:
+    models = [opened(rank, held) for rank, held in enumerate(components)]
+    chain = Chain(models, requests, planner=Planner(len(models)), components=components)
+    check(chain, requests, reference)
+
+
+def check(chain: Chain, requests, reference) -> None:
+    chain.run()
+    for each, expected in zip(requests, reference, strict=True):
+        assert chain.source.reports[each.job_id].failure is None
+        np.testing.assert_array_equal(chain.sink.frames[each.job_id], expected)
+
+
+def test_some_videos_have_steps_of_one_expert_only(opened, videos) -> None:
+    """Otherwise the tests above would not see ranks that have nothing to do."""
+    assert {len(opened(0, None).segments(video)) for video in videos} == {1, 2}
