@@ -27,6 +27,7 @@ Examples:
   svdq model pull stabilityai/stable-video-diffusion-img2vid-xt
   HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
   svdq model pull stabilityai/stable-video-diffusion-img2vid --variant full
+  svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers
 """
 
 
@@ -56,6 +57,13 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
         f"{plan.name}: {len(plan.files)} files, {plan.variant} weights{note}; "
         f"{len(plan.missing)} to fetch, {size_text(plan.bytes_missing)} of {size_text(free)} free."
     )
+    if plan.large:
+        sizes = " and ".join(f"{component} has {size_text(size)}" for component, size in plan.large.items())
+        echo(
+            f"Its weights are float32 ({sizes}), twice what GPUs compute with; "
+            f"`svdq model convert {plan.name} DIR --dtype bf16` writes a copy of half the size afterwards.",
+            err=True,
+        )
     numbers = {file.path: number for number, file in enumerate(plan.missing, 1)}
     folder = hub.pull(
         plan,

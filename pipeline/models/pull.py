@@ -4,18 +4,21 @@ Only what svdq reads is fetched: configs, and the weights in one precision. The 
 an incomplete model is not found.
 """
 
+import contextlib
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.pipeline.models.files import is_half, read_shapes, weight_files
+from svdq.pipeline.models.folder_check import Layout, class_in
 from svdq.pipeline.models.hub import cached, explained, hub_client
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.names import split_id
-from svdq.pipeline.models.svd.layout import LAYOUT
+from svdq.pipeline.models.registry import FAMILIES
 
 #: fp16 suits GPUs; CPUs need full.
 Variant = Literal["fp16", "full"]
@@ -23,6 +26,8 @@ Variant = Literal["fp16", "full"]
 INDEX = "model_index.json"
 #: Timeout of the hub's answers in seconds.
 _TIMEOUT_S = 30.0
+#: Components with more bytes of weights than this are looked at: a copy in half precision may be worth it.
+LARGE_BYTES = 20_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,8 @@ class Plan:
     files: tuple[RemoteFile, ...]
     #: Files that are missing from the cache or incomplete.
     missing: tuple[RemoteFile, ...]
+    #: Bytes of each large component whose weights are float32.
+    large: dict[str, int]
 
     @property
     def bytes_missing(self) -> int:
@@ -82,15 +89,22 @@ def make_plan(name: str, variant: Variant) -> Plan:
         found = client.HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
     sizes = {sibling.rfilename: int(sibling.size or 0) for sibling in found.siblings or []}
     if INDEX not in sizes:
-        raise InputError(
-            f"The model {name} has no {INDEX} on the hub; svdq needs a {LAYOUT.pipeline} in diffusers' layout, such as "
-            f"{LAYOUT.example}."
-        )
-    chosen, variant = _choose(list(sizes), variant)
+        raise InputError(f"The model {name} has no {INDEX} on the hub; {_needed()}.")
+    with explained(name):
+        # By its commit, so that the cache does not find the model before it is complete.
+        index_file = client.hf_hub_download(repository, INDEX, revision=found.sha)
+    layout, components = _layout(Path(index_file), name)
+    chosen, variant = _choose(list(sizes), variant, layout, components)
     files = sorted((RemoteFile(path=path, size=sizes[path]) for path in chosen), key=lambda file: file.size)
     place = _snapshot(repository, found.sha)
     missing = tuple(file for file in files if not _is_whole(place / file.path, file.size))
-    return Plan(name=name, commit=found.sha, variant=variant, files=tuple(files), missing=missing)
+    large = {}
+    for component in components:
+        weights = [file for file in files if file.path.startswith(f"{component}/")]
+        num_bytes = sum(file.size for file in weights)
+        if num_bytes > LARGE_BYTES and _is_float32(client, repository, weights[-1].path, found.sha):
+            large[component] = num_bytes
+    return Plan(name=name, commit=found.sha, variant=variant, files=tuple(files), missing=missing, large=large)
 
 
 def check_space(plan: Plan) -> int:
@@ -137,20 +151,55 @@ def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
     return folder
 
 
-def _choose(names: list[str], variant: Variant) -> tuple[list[str], Variant]:
+def _needed() -> str:
+    layouts = [layout for family in FAMILIES for layout in family.layouts.values()]
+    return "svdq needs a " + " or ".join(f"{layout.pipeline} such as {layout.example}" for layout in layouts)
+
+
+def _layout(index_file: Path, name: str) -> tuple[Layout, list[str]]:
+    """Return the layout of a model by its index, and those of its components that the model has.
+
+    Raises:
+        InputError: svdq does not run such a model.
+    """
+    try:
+        index = json.loads(index_file.read_text(encoding="utf-8"))
+        pipeline = index["_class_name"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"The {INDEX} of the model {name} names no pipeline; {_needed()}.") from error
+    for family in FAMILIES:
+        if pipeline in family.layouts:
+            layout = family.layouts[pipeline]
+            return layout, [each for each in layout.components if class_in(index, each) is not None]
+    raise InputError(f"The model {name} is a {str(pipeline)[:100]}; {_needed()}.")
+
+
+def _choose(names: list[str], variant: Variant, layout: Layout, components: list[str]) -> tuple[list[str], Variant]:
     """Select the files that svdq reads, and return which weights they contain."""
     chosen = [name for name in names if "/" not in name and (name == INDEX or name.upper().startswith("LICENSE"))]
     any_half = False
-    for component in LAYOUT.components:
+    for component in components:
         inside = [name.partition("/")[2] for name in names if name.startswith(f"{component}/")]
-        weights = weight_files(inside) if component in LAYOUT.key_weights else []
+        weights = weight_files(inside) if component in layout.key_weights else []
         half = [name for name in weights if is_half(name)]
         full = [name for name in weights if not is_half(name)]
         wanted = half if variant == "fp16" and half else full
-        any_half = any_half or wanted == half
-        configs = [name for name in inside if name.endswith(".json") and ".safetensors" not in name and "/" not in name]
+        any_half = any_half or bool(half and wanted == half)
+        # Besides configs, the vocabulary of a tokenizer.
+        suffixes = (".json", ".model", ".txt")
+        configs = [
+            name for name in inside if name.endswith(suffixes) and ".safetensors" not in name and "/" not in name
+        ]
         chosen += [f"{component}/{name}" for name in configs + wanted]
     return chosen, "fp16" if variant == "fp16" and any_half else "full"
+
+
+def _is_float32(client: Any, repository: str, path: str, commit: str) -> bool:
+    """Return whether a weights file on the hub is mostly float32; False if its header cannot be read."""
+    with contextlib.suppress(Exception):  # only a hint depends on it
+        header = client.HfApi().parse_safetensors_file_metadata(repository, path, revision=commit, timeout=_TIMEOUT_S)
+        return bool(max(header.parameter_count, key=header.parameter_count.__getitem__) == "F32")
+    return False
 
 
 def _snapshot(repository: str, commit: str) -> Path:

@@ -1,5 +1,6 @@
 """`svdq model pull` against a hub on this machine, and what doctor and worker make of what it fetched."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -202,7 +203,7 @@ def test_too_little_disk_is_seen_first(pull: Pull, hub: Hub, tmp_path: Path) -> 
     done = pull(NAME)
     assert done.exit_code == 2
     assert f"The model {NAME} takes 1000000000.0 GB, and {tmp_path / 'hf' / 'hub'} has" in done.sentence
-    assert hub.given == []
+    assert set(hub.given) <= {"model_index.json", UNET}, "only what says how large it is"
 
 
 def test_a_transfer_that_breaks_off(pull: Pull, hub: Hub, folder: Path, tmp_path: Path) -> None:
@@ -235,3 +236,34 @@ def test_a_file_that_went_bad_on_the_disk_is_fetched_again(pull: Pull, hub: Hub,
     assert pull(NAME).exit_code == 0
     assert hub.given[given:] == [UNET]
     assert file.read_bytes() == (folder / UNET).read_bytes()
+
+
+def test_a_model_of_wan_is_fetched_with_its_tokenizer_and_a_hint_about_its_size(
+    tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(NAME, tiny_wan) as hub:
+        know(hub.url, monkeypatch)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+        monkeypatch.setattr("svdq.pipeline.models.pull.LARGE_BYTES", 50_000)
+        assert run(["model", "pull", NAME]) == 0
+    out, err = capfd.readouterr()
+    assert "Its weights are float32 (transformer has" in err
+    assert f"`svdq model convert {NAME} DIR --dtype bf16`" in err
+    assert f"SVDQ_MODEL={NAME}" in out
+    wanted = {"transformer_2/config.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"}
+    assert wanted <= fetched(tmp_path)
+    check_model(NAME)
+
+
+def test_a_model_of_another_kind_is_refused_before_anything_is_fetched(
+    pull: Pull, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(hub.folder, other)
+    index = json.loads((other / "model_index.json").read_text(encoding="utf-8"))
+    (other / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxPipeline"}), encoding="utf-8")
+    monkeypatch.setattr(hub, "folder", other)
+    done = pull(NAME)
+    assert done.exit_code == 2
+    assert "is a FluxPipeline; svdq needs a StableVideoDiffusionPipeline such as" in done.sentence
+    assert hub.given == ["model_index.json"]

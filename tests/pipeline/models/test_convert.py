@@ -32,6 +32,23 @@ def test_a_copy_loads_like_the_original_in_its_dtype(tiny_model: Path, tmp_path:
         assert all(torch.equal(found[name], expected[name]) for name in expected), component
 
 
+def test_a_copy_of_wan_keeps_what_diffusers_keeps_in_float32(tiny_wan: Path, tmp_path: Path) -> None:
+    convert(tiny_wan, tmp_path / "half", "tiny", torch.bfloat16)
+    stored = load_file(tmp_path / "half" / "transformer_2" / "diffusion_pytorch_model.safetensors")
+    kinds = {name: tensor.dtype for name, tensor in stored.items()}
+    assert kinds["blocks.0.scale_shift_table"] == kinds["condition_embedder.time_embedder.linear_1.weight"]
+    assert kinds["blocks.0.scale_shift_table"] == torch.float32
+    assert kinds["blocks.0.attn1.to_q.weight"] == torch.bfloat16
+    copy, original = (
+        open_model(str(name), Role.of_rank(0), CPU, torch.bfloat16) for name in (tmp_path / "half", tiny_wan)
+    )
+    for component in ("transformer", "transformer_2", "text_encoder", "vae"):
+        expected = getattr(original, "pipeline").components[component].state_dict()  # noqa: B009
+        found = getattr(copy, "pipeline").components[component].state_dict()  # noqa: B009
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected), component
+
+
 def test_nothing_is_left_of_a_copy_that_fails(tiny_model: Path, tmp_path: Path) -> None:
     target = tmp_path / "copies" / "half"
 

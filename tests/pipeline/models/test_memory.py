@@ -12,6 +12,7 @@ from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.svd.memory import estimate
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.wan.memory import memory as wan_memory
 
 SMALL = SvdParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)
 
@@ -47,6 +48,26 @@ def test_estimates_are_those_of_the_table_in_the_documentation(
     assert gigabytes("decode", size, frames, chunk=8) == pytest.approx(eight, rel=0.005)
     assert gigabytes("decode", size, frames, chunk=1) == pytest.approx(one, rel=0.01, abs=0.005)
     assert gigabytes("encode", size, frames) == pytest.approx(encode, rel=0.02, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("size", "frames", "step", "decode", "encode"),
+    [
+        ((832, 480), 81, 3.74, 8.17, 6.42),
+        ((1280, 720), 81, 8.61, 18.84, 14.82),
+        ((832, 480), 41, 1.97, 7.97, 6.42),
+        ((640, 352), 49, 1.32, 4.52, 3.62),
+    ],
+)
+def test_estimates_of_wan_are_those_of_the_table_in_the_documentation(size, frames, step, decode, encode) -> None:
+    """Counted on the published modules of I2V-A14B, run on tensors without contents."""
+
+    def gigabytes(activity, shape) -> float:
+        return wan_memory(activity, shape, "bfloat16", {}, has_decoder=False) / 1e9
+
+    assert gigabytes("step", (*size, frames, 2)) == pytest.approx(step, rel=0.02)
+    assert gigabytes("decode", (*size, frames, frames)) == pytest.approx(decode, rel=0.01)
+    assert gigabytes("encode", size) == pytest.approx(encode, rel=0.01)
 
 
 def test_guidance_dtype_and_a_decoder_beside_the_encoder_count() -> None:
