@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from tempfile import SpooledTemporaryFile
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -17,18 +17,23 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from svdq.cli.serve.errors import ApiError
+from svdq.cli.serve.fields import PHOTO, decode_data_url, photo_url
 from svdq.cli.serve.options import ServeOptions
 
 #: Bytes of a body without a photo, and of the text fields of one with a photo.
 MAX_SMALL_BYTES = 1 << 20
 #: Bytes of a JSON body with a photo in it, which is parsed in memory.
 MAX_JSON_BYTES = 64 << 20
+#: Bytes of one text field of a form, which may be a photo as a data URL.
+MAX_FIELD_BYTES = 8 << 20
 #: Bytes per pixel of the largest photo that may be uploaded: 8-bit RGBA without compression.
 BYTES_PER_PIXEL = 4
 #: Bytes of a photo that are kept in memory; what is more goes to disk.
 SPOOLED_BYTES = 64 * 1024
 #: Bytes per second at which a body must arrive on average, after the first seconds.
 MIN_BYTES_PER_S = 4096
+#: JSON bodies that are parsed at a time.
+JSON_TOGETHER = 2
 #: Parsing is done in the main thread: after this many chunks of all uploads, other requests have a turn.
 PARSED_TOGETHER = 4
 MAX_FIELDS = 64
@@ -124,6 +129,7 @@ class Reader:
     def __init__(self, max_pixels: int) -> None:
         self._max_bytes = max(max_pixels * BYTES_PER_PIXEL, MAX_SMALL_BYTES) + MAX_SMALL_BYTES
         self._turns = asyncio.Semaphore(PARSED_TOGETHER)
+        self._documents = asyncio.Semaphore(JSON_TOGETHER)
 
     async def read(self, request: Request) -> Form:
         """Read a form with at most one file, or a JSON object; the caller closes it.
@@ -138,7 +144,7 @@ class Reader:
             return await self._read_multipart(request)
         if kind in ("application/json", ""):
             body.max_bytes = min(self._max_bytes, MAX_JSON_BYTES)
-            return Form(fields=list((await self._read_json(request)).items()))
+            return await self._read_json(request)
         raise ApiError(
             400,
             f"A body of type {kind[:80]!r} cannot be read; send multipart/form-data or application/json.",
@@ -149,7 +155,7 @@ class Reader:
         stream = self._in_turns(request)
         try:
             parts = await _Parser(
-                request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_JSON_BYTES
+                request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES
             ).parse()
         except MultiPartException as error:
             message = str(error.message).rstrip(".")
@@ -159,15 +165,15 @@ class Reader:
         form = Form()
         for name, value in parts.multi_items():
             if isinstance(value, UploadFile):
-                if name != "input_reference":
+                if name != PHOTO:
                     await value.close()
-                    raise ApiError(400, f"There is no file {name[:80]!r}; the photo is input_reference.", param=name)
+                    raise ApiError(400, f"There is no file {name[:80]!r}; the photo is {PHOTO}.", param=name)
                 form.file, form.file_name = value.file, value.filename or ""
             else:
                 form.fields.append((name, value))
         return form
 
-    async def _read_json(self, request: Request) -> dict[str, Any]:
+    async def _read_json(self, request: Request) -> Form:
         with SpooledTemporaryFile(max_size=SPOOLED_BYTES) as file:
             stream = self._in_turns(request)
             try:
@@ -176,13 +182,8 @@ class Reader:
             finally:
                 await stream.aclose()
             file.seek(0)
-            try:
-                document = await asyncio.to_thread(lambda: json.loads(file.read() or b"{}"))
-            except (ValueError, RecursionError) as error:
-                raise ApiError(400, f"The body is not JSON ({error}).", code="bad_json") from error
-        if not isinstance(document, dict):
-            raise ApiError(400, "The body is not a JSON object.", code="bad_json")
-        return document
+            async with self._documents:
+                return await asyncio.to_thread(lambda: _parse_json(file.read()))
 
     async def _in_turns(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a body; few of them are worked on before other requests have a turn."""
@@ -196,3 +197,25 @@ class _Parser(MultiPartParser):
     """Keeps less of each file in memory than Starlette does."""
 
     spool_max_size = SPOOLED_BYTES
+
+
+def _parse_json(data: bytes) -> Form:
+    """Parse an object; a photo in it goes to disk, since the request may wait for others.
+
+    Raises:
+        ApiError: it is no object, or the photo cannot be decoded.
+    """
+    try:
+        document = json.loads(data or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"The body is not JSON ({error}).", code="bad_json") from error
+    if not isinstance(document, dict):
+        raise ApiError(400, "The body is not a JSON object.", code="bad_json")
+    form = Form()
+    photo = photo_url(document.get(PHOTO))
+    if photo:
+        del document[PHOTO]
+        form.file = cast(BinaryIO, SpooledTemporaryFile(max_size=SPOOLED_BYTES))  # noqa: SIM115 - Form closes it
+        form.file.write(decode_data_url(photo))
+    form.fields = list(document.items())
+    return form

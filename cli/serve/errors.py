@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 
@@ -83,10 +84,16 @@ def _away(message: str, code: str) -> ApiError:
 
 def without_paths(text: str, settings: Settings) -> str:
     """Remove the folders of this machine from a sentence."""
-    folders = {str(settings.home), str(Storage(settings.storage).folder or settings.home), str(Path.home())}
-    for folder in sorted(folders - {"/"}, key=len, reverse=True):
+    for folder in _folders(settings.home, settings.storage):
         text = text.replace(folder, "…")
     return text
+
+
+@cache
+def _folders(home: Path, storage: str) -> list[str]:
+    """Return the folders that answers do not name, the longest first."""
+    folders = {str(home), str(Storage(storage).folder or home), str(Path.home())}
+    return sorted(folders - {"/"}, key=len, reverse=True)
 
 
 def answer_error(request: Request, error: Exception) -> Response:

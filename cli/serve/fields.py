@@ -23,6 +23,8 @@ RENAMED = {"num_frames": "frames", "num_inference_steps": "steps"}
 PROMPTS = ("prompt", "negative_prompt")
 #: Characters of a prompt.
 MAX_PROMPT = 5000
+#: Frames and frames a second of each family's videos, where they are left to the model.
+USUAL = {"svd": (25, 7), "wan": (81, 16)}
 #: The photo in a JSON body or as a field, and the field with its data URL where it is an object.
 PHOTO = "input_reference"
 _PHOTO_URL = "image_url"
@@ -65,7 +67,7 @@ def read_request(
         ApiError: a field is unknown, is there twice, or has a value that is not allowed.
     """
     given = _flatten(fields)
-    photo_url = given.pop(PHOTO, "")
+    photo = given.pop(PHOTO, "")
     texts = {name: _text(name, value) for name, value in given.items() if value not in _NOTHING or name in PROMPTS}
     spelled: list[str] = []
 
@@ -108,7 +110,7 @@ def read_request(
             named = (name for name in (*spelled, "priority", "name") if name in message)
             param = next(named, "")
         raise ApiError(400, message, param=param or None, code="invalid_value") from error
-    return VideoRequest(spec=spec, model=texts.get("model", ""), photo_url=_photo_url(photo_url))
+    return VideoRequest(spec=spec, model=texts.get("model", ""), photo_url=photo_url(photo))
 
 
 def _flatten(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -210,7 +212,9 @@ def _with_family(plain: Mapping[str, Any], texts: Mapping[str, str], family: str
                 fields.setdefault("min_guidance_scale", scale)
     if "seconds" in texts and "frames" not in fields:
         seconds, step = _number("seconds", texts["seconds"]), JOBS[family].frame_step
-        frames = seconds * fields.get("fps", defaults["fps"].default)
+        # Where the family leaves the pace to the model, it is fixed here, so that the length is right.
+        fps = fields.get("fps", defaults["fps"].default) or fields.setdefault("fps", USUAL[family][1])
+        frames = seconds * fps
         if not 0 < frames < 1e6:
             raise _bad("seconds", f"seconds {texts['seconds'][:80]} is not allowed: it must be more than 0.")
         fields["frames"] = max(0, round((frames - 1) / step)) * step + 1
@@ -231,7 +235,7 @@ def _bad(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
-def _photo_url(value: Any) -> str:
+def photo_url(value: Any) -> str:
     """Return a data URL, as a text or in an object; an address of a photo is refused, not fetched."""
     if value in _NOTHING:
         return ""

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from svdq.cli.serve.options import ServeOptions
 from svdq.cli.serve.protocol import Protocol
 from svdq.cli.watch import StopSignals
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, SvdqError
 
 #: Seconds that running requests have after a signal, and threads after that.
 GRACE_S = 2
@@ -48,6 +48,9 @@ def run(
         listener: a bound socket.
         on_ready: called when connections are accepted.
         on_stop: called when they are no longer accepted.
+
+    Raises:
+        SvdqError: the application has not started.
     """
     config = uvicorn.Config(
         app,
@@ -64,6 +67,8 @@ def run(
     with StopSignals() as stop:
         with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
             server.run(sockets=[listener])
+        if not server.started and not stop.number:
+            raise SvdqError("The server has not started; the lines above say why.")
         return stop.number
 
 

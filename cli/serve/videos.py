@@ -5,6 +5,8 @@ from datetime import datetime
 from typing import Any
 
 from svdq.cli.serve.errors import without_paths
+from svdq.cli.serve.fields import USUAL
+from svdq.pipeline.models.registry import DEFAULT_FAMILY
 from svdq.producer import keys
 from svdq.producer.settings import Settings
 from svdq.producer.status.estimates import Estimate
@@ -20,9 +22,6 @@ STATUS = {
     "started": "in_progress",
     "finished": "completed",
 }
-#: Frames of a video whose model has not filled in its default yet.
-USUAL_FRAMES = 25
-USUAL_FPS = 7
 
 
 def model_stem(name: str) -> str:
@@ -44,7 +43,8 @@ def video_object(
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
     ttl_s = keys.RESULT_TTL_S if status == "completed" else keys.FAILURE_TTL_S
-    frames, fps = parameters.get("frames") or USUAL_FRAMES, parameters.get("fps") or USUAL_FPS
+    usual_frames, usual_fps = USUAL.get(parameters.get("family", DEFAULT_FAMILY), USUAL[DEFAULT_FAMILY])
+    frames, fps = parameters.get("frames") or usual_frames, parameters.get("fps") or usual_fps
     width, height = parameters.get("width"), parameters.get("height")
     progress = 100 if status == "completed" else int(100 * view.step / view.steps) if view.steps else 0
     return {

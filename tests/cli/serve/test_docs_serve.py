@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from svdq.cli.serve.fields import FIELDS
-from tests.cli.serve.servers import TOKEN, Serve
+from tests.cli.serve.servers import Serve
 
 PAGE = (Path(__file__).parents[3] / "docs/serve.md").read_text(encoding="utf-8")
 
@@ -17,12 +17,11 @@ PAGE = (Path(__file__).parents[3] / "docs/serve.md").read_text(encoding="utf-8")
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_the_curl_examples(serve: Serve, photo: Path, home: Path) -> None:
-    server = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="")
+    server = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_SERVE_TOKEN="")
     shutil.copy(photo, "photo.jpg")
     section = PAGE.partition("## A video by curl")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
-    (home / "serve-token").write_text(TOKEN)
     script = "".join(f"{block}echo\necho ==\n" for block in blocks)
     for written, here in [("http://127.0.0.1:8765", server.url), ("~/.local/share/svdq/", f"{home}/")]:
         assert written in script

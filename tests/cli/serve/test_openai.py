@@ -102,15 +102,22 @@ def test_ranges(client: "openai.OpenAI", server: Server, photo: Path) -> None:
     assert server.get(f"{path}?format=gif").error["param"] == "format"
 
 
-def test_the_worker_ends_with_a_killed_server(server: Server) -> None:
+def test_the_worker_ends_with_a_killed_server_and_the_next_one_goes_on(
+    server: Server, serve: Serve, photo: Path
+) -> None:
     def workers() -> list[str]:
         listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
         home = os.environ["SVDQ_HOME"]
         return [line for line in listed.splitlines() if "svdq.cli worker" in line and _has_home(line.split()[0], home)]
 
+    fields = {"size": "320x320", "num_frames": 4, "num_inference_steps": 8}
+    made = [server.create(photo.read_bytes(), seed=seed, **fields).json["id"] for seed in range(6)]
     wait_until(workers)
     server.process.kill()
     wait_until(lambda: not workers())
+    again = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_MODEL="preview")
+    for video_id in made:
+        wait_until(lambda video_id=video_id: again.get(f"/v1/videos/{video_id}").json["status"] == "completed", 200)
 
 
 def _has_home(pid: str, home: str) -> bool:

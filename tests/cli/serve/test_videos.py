@@ -84,10 +84,25 @@ def test_the_command_line_and_json_give_the_same_job(
 
 def test_a_family_with_prompts(server: Server, data: bytes, svdq: Cli, photo: Path) -> None:
     prompt = "a dog, running — 犬"
-    video = server.create(data, family="wan", prompt=prompt, seconds=2, guidance_scale=3, seed=1).json
+    answer = server.create(data, family="wan", prompt=prompt, seconds=2, guidance_scale=3, seed=1)
+    assert answer.status == 200, answer.body
+    video = answer.json
     assert (video["prompt"], video["svdq"]["ignored"], video["size"]) == (prompt, [], "auto")
     assert video["svdq"]["parameters"]["frames"] == 33  # 1 more than a multiple of 4
-    flags = ("--family", "wan", "--prompt", prompt, "--frames", "33", "--guidance-scale", "3", "--seed", "1")
+    flags = (
+        "--family",
+        "wan",
+        "--prompt",
+        prompt,
+        "--frames",
+        "33",
+        "--fps",
+        "16",
+        "--guidance-scale",
+        "3",
+        "--seed",
+        "1",
+    )
     assert video["id"] in svdq("submit", photo, *flags, "--json").stdout
     again = server.ask("POST", f"/v1/videos/{video['id']}/remix", {"prompt": "a cat"}).json
     assert (again["prompt"], again["svdq"]["parameters"]["family"]) == ("a cat", "wan")
