@@ -37,8 +37,8 @@ class _Option(click.Option):
         self.section = section
 
 
-def _read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> dict[str, int]:
-    """Parse `1024x576`; the job checks which sizes are allowed."""
+def _read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> dict[str, Any]:
+    """Parse `1024x576` or `auto`; the job checks which sizes are allowed."""
     return {} if value is None else read_field("size", value, "--size")
 
 
@@ -109,9 +109,10 @@ def _options() -> list[Callable[[Command], Command]]:
     )
     size = click.option(
         "--size",
-        metavar="WxH",
+        metavar="WxH|auto",
         callback=_read_size,
-        help=f"Size in pixels [default: {_by_family([_size(job) for job in JOBS.values()])}].",
+        help="Size in pixels; auto: the shape of the photo with as many pixels; auto:576x320: with as many as that "
+        f"[default: {_by_family([_size(job) for job in JOBS.values()])}].",
     )
     formats = FIELD_OF["formats"]
     file_format = click.option(
@@ -154,7 +155,7 @@ def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> 
     return command
 
 
-def read_options(*, size: dict[str, int], formats: tuple[str, ...], **parameters: Any) -> SubmitOptions:
+def read_options(*, size: dict[str, Any], formats: tuple[str, ...], **parameters: Any) -> SubmitOptions:
     """Convert the values of `parameter_options`; a repeated format counts once."""
     texts = {name: value.strip() for name, value in parameters.items() if isinstance(value, str)}
     return SubmitOptions(**(parameters | texts | size), formats=tuple(dict.fromkeys(formats)) or None)

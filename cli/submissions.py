@@ -97,6 +97,7 @@ def submit_and_print(
     is_terminal = sys.stdout.isatty()
     is_drawn = len(requests) >= MANY and sys.stderr.isatty() and not (as_json and is_terminal)
     submitted: dict[str, Submission] = {}
+    cropped: dict[str, Submission] = {}
     num_jobs = num_new = 0
     held: list[str] = []
     try:
@@ -106,6 +107,8 @@ def submit_and_print(
                 for submission in submissions:
                     num_jobs += 1
                     num_new += submission.is_new
+                    if submission.warning:
+                        cropped.setdefault(submission.photo, submission)
                     if do_wait:
                         submitted[submission.id] = submission
                     if as_json and not do_wait:
@@ -123,11 +126,21 @@ def submit_and_print(
     if not as_json and num_jobs > MAX_LINES:
         counts = f"New jobs: {num_new:,}; existing jobs: {num_jobs - num_new:,}"
         echo(f"{counts}. `svdq list` shows the newest.", err=True)
+    if cropped:
+        echo(_crop_sentence(list(cropped.values())), err=True)
     if bar.reasons:
         _print_reasons(bar.reasons)
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
     exit_code = EXIT_FAILED if bar.reasons else 0
     return max(exit_code, _wait(settings, submitted, as_json)) if do_wait else exit_code
+
+
+def _crop_sentence(cropped: Sequence[Submission]) -> str:
+    """Say how much of photos is lost, and what helps."""
+    first = cropped[0]
+    if len(cropped) == 1:
+        return f"{first.name}: {first.warning}; --size auto keeps more of it."
+    return f"Photos that lose much: {len(cropped):,}, such as {first.name} ({first.warning}); --size auto keeps more."
 
 
 def _print_reasons(reasons: Sequence[str]) -> None:
@@ -163,6 +176,7 @@ def _wait(settings: "Settings", submitted: dict[str, Submission], as_json: bool)
 
 def _object(submission: Submission) -> dict[str, Any]:
     described = {name: getattr(submission, name) for name in ("id", "photo", "image", "seed", "status", "name")}
+    described |= {"warning": submission.warning} if submission.warning else {}
     return described | ({"at": rfc3339(submission.at)} if submission.at else {})
 
 

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from io import BytesIO
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from svdq.pipeline.errors import SampleError, reason_of
 from svdq.pipeline.media.color import to_srgb
@@ -169,10 +169,18 @@ def upright_srgb(image: Image.Image, note: Callable[[str], object] = logger.warn
     return converted
 
 
+def is_turned(image: Image.Image) -> bool:
+    """Return whether a loaded photo is stored on its side: turned upright, its width becomes its height."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    except Exception:  # noqa: BLE001 - as below
+        return False
+
+
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - Pillow raises many types
         # The pixels are whole and only the EXIF block is broken: no reason to lose the video.
         return image
 

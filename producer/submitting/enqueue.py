@@ -51,6 +51,8 @@ class Entry:
     job_id: str
     #: The path of its photo, for display.
     photo: str = ""
+    #: What the submitter should know about it, such as how much a crop removes; "" for nothing.
+    warning: str = ""
     #: The priority, which selects the queue.
     priority: str = "default"
     #: When to queue it, with a time zone; None means at once.

@@ -114,11 +114,11 @@ class JobSpec:
                 yield self._job(photo, options, variation, number)
                 number += 1
 
-    def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: str) -> Job:
+    def _make(self, options: SubmitOptions, variation: int, spell: Callable[[str], str] = as_flag, **photo: Any) -> Job:
         return make_job(options, model=self.model, spell=spell, variation=variation, folder=self.folder, **photo)
 
     def _job(self, photo: Photo, options: SubmitOptions, variation: int, index: int) -> tuple[Job, str]:
-        job = self._make(options, variation, image=photo.key, name=photo.name)
+        job = self._make(options, variation, image=photo.key, name=photo.name, photo_size=photo.size)
         drawn = options.seed is None
         given_name = ""
         if self.name is not None:

@@ -18,6 +18,7 @@ from svdq.pipeline.models.registry import DEFAULT_FAMILY
 from svdq.pipeline.parameters import MAX_SIDE
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.submitting.family import ConfiguredModel, choose_family
+from svdq.producer.submitting.sizes import nearest_size
 
 #: Number of bits of random seeds: short enough to type again.
 SEED_BITS = 32
@@ -30,6 +31,10 @@ FIELD_OF: Mapping[str, FieldInfo] = {
 #: All names that `read_field` accepts.
 FIELDS = (*VIDEO_FIELDS, "size", "format")
 
+#: Number of pixels of videos whose size is left to the model: it is not known here, and all Wan models can do this one.
+_OPEN_AREA = 832 * 480
+#: Smallest multiple of sides that are chosen: Wan 2.2 TI2V-5B needs 32, though others of its family take 16.
+_AUTO_MULTIPLE = 32
 #: How lists and requests write booleans.
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
@@ -62,6 +67,8 @@ class SubmitOptions:
     guidance_scale: float | None = None
     guidance_scale_2: float | None = None
     flow_shift: float | None = None
+    #: Choose width and height for the shape of each photo; the given ones or the defaults give the number of pixels.
+    auto_size: bool | None = None
 
     def with_defaults_from(self, job: dict[str, Any]) -> "SubmitOptions":
         """Fill what was not given from the recorded parameters of another job."""
@@ -83,11 +90,12 @@ class SubmitOptions:
             InputError: a parameter does not apply to it; `spell` returns the name of a parameter for errors.
         """
         spell = spell or as_flag
-        return choose_family([name for name in self.given() if name != "family"], self.family, model, spell)
+        fields = [name for name in self.given() if name not in ("family", "auto_size")]
+        return choose_family(fields, self.family, model, spell)
 
     def given(self) -> dict[str, Any]:
         """Return the parameters that were given."""
-        values = {name: getattr(self, name) for name in VIDEO_FIELDS}
+        values = {name: getattr(self, name) for name in (*VIDEO_FIELDS, "auto_size")}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -105,7 +113,8 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
     """Parse the value of a parameter; the job checks which values are allowed.
 
     Args:
-        name: one of `FIELDS`; `size` is width and height, such as 576x320; formats are separated by spaces: `mp4 gif`.
+        name: one of `FIELDS`; `size` is width and height, such as 576x320, or `auto`, or `auto:576x320`; formats are
+            separated by spaces: `mp4 gif`.
         text: what the user wrote.
         called: name of the parameter in errors.
 
@@ -117,10 +126,16 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
     """
     text = text.strip()
     if name == "size":
-        match = _SIZE.fullmatch(text)
+        auto, colon, of_area = text.lower().partition(":")
+        if auto == "auto" and not colon:
+            return {"auto_size": True}
+        match = _SIZE.fullmatch(of_area if auto == "auto" else text)
         if match is None:
-            raise InputError(f"{called} {text} is not a size; write width and height in pixels, such as 1024x576.")
-        return {"width": int(match[1]), "height": int(match[2])}
+            raise InputError(
+                f"{called} {text} is not a size; write width and height in pixels, such as 1024x576, or auto."
+            )
+        size = {"width": int(match[1]), "height": int(match[2])}
+        return size | ({"auto_size": True} if auto == "auto" else {})
     if name in ("format", "formats"):
         # A repeated format counts once.
         return {"formats": tuple(dict.fromkeys(text.replace(",", " ").split()))}
@@ -180,6 +195,7 @@ def make_job(
     model: ConfiguredModel | None = None,
     spell: Callable[[str], str] = as_flag,
     variation: int = 0,
+    photo_size: tuple[int, int] | None = None,
     **others: Any,
 ) -> Job:
     """Create a job; the seed is random if none is given, and variation n adds n to a given seed.
@@ -189,6 +205,7 @@ def make_job(
         model: the configured model.
         spell: returns the name of a parameter for errors.
         variation: number of the variation, from 0.
+        photo_size: width and height of the photo, if they are known, for `auto_size`.
         others: the fields that are not in `options`.
 
     Raises:
@@ -200,8 +217,15 @@ def make_job(
         values["seed"] = secrets.randbits(SEED_BITS)
     elif isinstance(options.seed, int):  # a value of another type from a file is refused by the job
         values["seed"] = options.seed + variation
+    is_auto = values.pop("auto_size", None)
     try:
-        return JOBS[family](**values)
+        job = JOBS[family](**values)
+        if is_auto and photo_size:
+            area = job.width * job.height if job.width and job.height else _OPEN_AREA
+            multiple = max(job.side_multiple, _AUTO_MULTIPLE)
+            width, height = nearest_size(photo_size, max(area, multiple**2), multiple)
+            job = JOBS[family](**values | {"width": width, "height": height})
+        return job
     except ValidationError as error:
         raise InputError(_sentence(error, JOBS[family], values, spell)) from error
 

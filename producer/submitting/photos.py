@@ -17,7 +17,7 @@ from typing import BinaryIO
 from PIL import Image, UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
-from svdq.pipeline.media.image import EXTENSIONS, open_photo, pillow_without_limits
+from svdq.pipeline.media.image import EXTENSIONS, is_turned, open_photo, pillow_without_limits
 from svdq.producer.threads import NUM_CORES, Budget, ordered_map
 
 ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
@@ -46,6 +46,8 @@ class Photo:
     name: str
     #: Size in bytes.
     num_bytes: int | None = None
+    #: Width and height in pixels, upright; None if they are not known.
+    size: tuple[int, int] | None = None
     #: The bytes of an upload; None: they are in the file.
     data: bytes | None = field(default=None, repr=False)
 
@@ -166,6 +168,7 @@ def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
             f"The photo {str(path)!r} has {image.width}x{image.height} pixels, more than the {max_pixels:,} "
             "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
         )
+    width, height = image.size
     try:
         # A JPEG is decoded at an eighth of its size: this reads every byte and saves most of the arithmetic.
         image.draft("RGB", (max(image.width // 8, 1), max(image.height // 8, 1)))
@@ -183,6 +186,7 @@ def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
         num_bytes=len(data),
         extension=EXTENSIONS[image.format or ""],
         name=safe_name(path.stem),
+        size=(height, width) if is_turned(image) else (width, height),
     )
 
 

@@ -24,6 +24,7 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions, as_flag
 from svdq.producer.submitting.photos import Photo, check_photos, check_upload
 from svdq.producer.submitting.prompts import prompt_path, read_prompt
+from svdq.producer.submitting.sizes import crop_warning
 from svdq.producer.threads import ordered_map
 
 #: Number of photos looked up in the storage at a time, to hide the latency of a network.
@@ -75,6 +76,8 @@ class Submission:
     at: datetime | None = None
     #: The model whose video the new job replaces; "" for none.
     replaced_model: str = ""
+    #: How much a crop removes of the photo, such as `crop removes 54% of the photo's height`; "" if that is little.
+    warning: str = ""
 
 
 class BadPhotosError(InputError):
@@ -314,6 +317,7 @@ def _entries(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, 
                     priority=spec.priority,
                     at=spec.at,
                     notes=dict(spec.notes),
+                    warning=crop_warning(photo.size, job),
                 ),
                 spec,
             )
@@ -340,4 +344,5 @@ def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submis
         is_new=enqueued.is_new or bool(replaced_model),
         at=entry.at if enqueued.is_new else None,
         replaced_model=replaced_model,
+        warning=entry.warning if enqueued.is_new else "",
     )

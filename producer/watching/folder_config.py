@@ -203,6 +203,8 @@ class FolderConfig:
             priority = values.pop("priority", spec.priority)
             if self.prompt is not None:
                 values.pop("prompt", None)
+            if "width" in values:  # a size instead of the command's `auto`
+                values.setdefault("auto_size", None)
             spec = replace(spec, options=(replace(spec.options[0], **values),), priority=priority)
             spec.check(spell=as_key)
         except InputError as error:

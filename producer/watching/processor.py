@@ -17,6 +17,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import check_data, read_file
+from svdq.producer.submitting.sizes import crop_warning
 from svdq.producer.watching.directory import delete_file, move_file, open_file, open_folder, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions, is_temporary
 from svdq.producer.watching.prompts import Prompts
@@ -124,7 +125,7 @@ class Processor:
     def _entry(self, path: str, data: bytes, spec: JobSpec) -> Entry:
         photo = check_data(data, self._root / path, self._max_pixels)
         job, job_id = next(spec.jobs(photo, first_index=1))
-        return Entry(job=job, job_id=job_id, priority=spec.priority)
+        return Entry(job=job, job_id=job_id, priority=spec.priority, warning=crop_warning(photo.size, job))
 
     def _submit(self, file: WaitingFile, data: bytes, entry: Entry, connection: redis.Redis) -> bool:
         """Submit a photo unless its record has the same job; return whether Redis was used."""
@@ -138,6 +139,7 @@ class Processor:
             self._storage.write_bytes(entry.job.image, data)
         (enqueued,) = enqueue_many(connection, [entry])
         if enqueued.is_new:
+            text += f" ({entry.warning}; size auto keeps more of it)" if entry.warning else ""
             self._report(Event(kind="submitted", path=file.path, job_id=entry.job_id, text=text))
         else:
             text += f" (exists already, {enqueued.rq_job.get_status(refresh=False).value})"

@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "photos"
     folder.mkdir()
     for number in range(3):
-        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+        Image.new("RGB", (16, 9), (number, 0, 0)).save(folder / f"{number}.png")
     return folder
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from PIL import Image
 from rq.job import JobStatus
 from rq.results import Result
 
@@ -145,6 +146,38 @@ def test_like(svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path) -
     assert like["seed"] == made["seed"]
     status = json.loads(svdq("status", like["id"], "--json").stdout)
     assert (status["frames"], status["fps"]) == (9, 6)
+
+
+def test_size_auto_and_the_warning_about_a_crop(svdq: Cli, connection: redis.Redis, tmp_path: Path) -> None:
+    for number, size in enumerate([(300, 400), (300, 400), (320, 180)]):
+        image = Image.effect_noise(size, 60 + number)
+        image.save(tmp_path / f"{number}.png")
+    many = svdq("submit", tmp_path)
+    assert (many.returncode, many.stderr.strip()) == (
+        0,
+        "Photos that lose much: 2, such as 0 (crop removes 58% of the photo's height); --size auto keeps more.",
+    )
+    portrait = str(tmp_path / "0.png")
+    one = svdq("submit", portrait, "--force", "--json")
+    assert json.loads(one.stdout)["warning"] == "crop removes 58% of the photo's height"
+    assert one.stderr.strip() == "0: crop removes 58% of the photo's height; --size auto keeps more of it."
+    auto = svdq("submit", portrait, "--size", "auto", "--json")
+    assert auto.stderr == ""
+    job = read_job(fetch(connection, json.loads(auto.stdout)["id"]))
+    assert job is not None
+    assert (job.width, job.height) == (640, 896)
+    assert json.loads(svdq("submit", portrait, "--size", "640x896", "--json").stdout)["id"] == job_id_of(auto)
+    (tmp_path / "list.csv").write_text("photo,size\n0.png,auto\n")
+    assert json.loads(svdq("batch", tmp_path / "list.csv", "--json").stdout)["id"] == job_id_of(auto)
+    (tmp_path / "svdq.toml").write_text('size = "auto"\n')
+    (tmp_path / "list.csv").unlink()
+    watched = svdq("watch", tmp_path, "--once", "--stable-for", "0.1s", "--json")
+    events = [json.loads(line) for line in watched.stdout.splitlines()]
+    assert job_id_of(auto) in [event.get("id") for event in events]
+
+
+def job_id_of(done: "subprocess.CompletedProcess[str]") -> str:
+    return str(json.loads(done.stdout)["id"])
 
 
 def test_a_photo_whose_name_begins_with_a_dash(svdq: Cli, connection: redis.Redis, photo: Path) -> None:

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     (folder / "sub").mkdir(parents=True)
     for number in range(22):
         place = folder if number < 20 else folder / "sub"
-        Image.new("RGB", (8, 8), (number, 0, 0)).save(place / f"{number:02}.png")
+        Image.new("RGB", (16, 9), (number, 0, 0)).save(place / f"{number:02}.png")
     (folder / "notes.txt").touch()
     return folder
 

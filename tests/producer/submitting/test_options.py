@@ -10,7 +10,7 @@ from svdq.producer.submitting.options import FIELDS, MAX_VIDEOS, SubmitOptions, 
 
 def test_every_parameter_of_a_job_can_be_read() -> None:
     assert set(VIDEO_FIELDS) == set(FIELDS) - {"size", "format"}
-    assert {field.name for field in fields(SubmitOptions)} == set(VIDEO_FIELDS)
+    assert {field.name for field in fields(SubmitOptions)} == {*VIDEO_FIELDS, "auto_size"}
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,8 @@ def test_every_parameter_of_a_job_can_be_read() -> None:
         ("frames", " 25 ", {"frames": 25}),
         ("noise_aug_strength", "1e-2", {"noise_aug_strength": 0.01}),
         ("size", "576x320", {"width": 576, "height": 320}),
+        ("size", "auto", {"auto_size": True}),
+        ("size", "AUTO:576x320", {"auto_size": True, "width": 576, "height": 320}),
         ("formats", "mp4, gif mp4", {"formats": ("mp4", "gif")}),
         ("fit", "pad", {"fit": "pad"}),
         ("interpolate", "24", {"interpolate": 24}),
@@ -31,7 +33,16 @@ def test_fields(name: str, text: str, values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("frames", "2.5"), ("fps", ""), ("seed", "x"), ("size", "576"), ("boomerang", "maybe")]
+    ("name", "text"),
+    [
+        ("frames", "2.5"),
+        ("fps", ""),
+        ("seed", "x"),
+        ("size", "576"),
+        ("size", "auto:"),
+        ("size", "automatic"),
+        ("boomerang", "maybe"),
+    ],
 )
 def test_invalid_values(name: str, text: str) -> None:
     with pytest.raises(InputError, match=f"^column .?{text}"):
