@@ -1,5 +1,7 @@
 """Rank 0's side of the stage loop: makes samples of requests, and learns from reports what they cost."""
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,11 +12,14 @@ from svdq.pipeline.costs import CostModel, Shape
 from svdq.pipeline.failures import say_why
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.planning.capacity import VideoCosts
 from svdq.pipeline.protocols import Monitor, Report, Request, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Work
 from svdq.pipeline.transport.transport import Arrival
+
+logger = logging.getLogger(__name__)
 
 
 class Admission:
@@ -62,6 +67,8 @@ class Admission:
         #: Set when the planner has learned something, or the rank stops.
         self._news = threading.Event()
         self._released = False
+        #: Shapes and numbers of steps of the videos for which useless ranks were looked for.
+        self._judged: set[tuple[Shape, int]] = set()
         #: Shape and assignment of the samples in flight, by index.
         self._in_flight: dict[int, tuple[Shape, Assignment]] = {}
 
@@ -171,9 +178,25 @@ class Admission:
         """Handle the end of a sample."""
         with self._lock:
             self._planner.ended(report.body["index"])
-            self._in_flight.pop(report.body["index"], None)
+            ended = self._in_flight.pop(report.body["index"], None)
+            if ended is not None and report.failure is None and not report.canceled:
+                self._warn_of_useless_ranks(ended[0], ended[1].boundaries[-1])
         self._news.set()
         self.source.ended(report)
+
+    def _warn_of_useless_ranks(self, shape: Shape, steps: int) -> None:
+        """Warn once if rank 0 encodes so long that it cannot supply all ranks, as with few, cheap steps."""
+        if (shape, steps) in self._judged or self._model.info.notice:
+            return
+        self._judged.add((shape, steps))
+        costs = self._costs.estimate(shape)
+        useful = VideoCosts(steps=steps, costs=costs).largest_useful
+        if useful < self._num_ranks:
+            logger.warning(
+                "Videos of %d steps are no faster on %d ranks than on %d: rank 0 encodes each for %.2g s, and the "
+                "others wait for it. `svdq worker --groups %d` would use all of them.",
+                steps, self._num_ranks, useful, costs.encode_s, math.ceil(self._num_ranks / useful),
+            )  # fmt: skip
 
     def handle(self, arrival: Arrival) -> None:
         """Handle what the last rank reports. Runs in the thread that receives it.

@@ -1,6 +1,8 @@
 """Ranks in a chain of threads: any plan gives the same frames, what passes by overtakes, and nothing is lost."""
 
+import logging
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -274,6 +276,21 @@ def test_every_rank_warms_up_once_for_a_new_shape() -> None:
     chain.run()
     assert [[parameters.frames for parameters in model.warmed] for model in models] == [[], [4, 6], [4, 6]]
     assert [monitor.warmed for monitor in chain.monitors] == [[], ["job-1", "job-3"], ["job-1", "job-3"]]
+
+
+class SlowEncodeModel(CountingModel):
+    def encode(self, photo, parameters):
+        time.sleep(0.3)
+        return super().encode(photo, parameters)
+
+
+def test_ranks_for_which_rank_0_encodes_too_slowly_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As with few steps without guidance."""
+    for models in ([SlowEncodeModel() for _ in range(3)], [SlowEncodeModel()]):
+        with caplog.at_level(logging.WARNING):
+            Chain(models, [request(seed) for seed in (1, 2)], [whole(0, len(models))] * 2).run()
+    assert len(caplog.records) == 1
+    assert "Videos of 5 steps are no faster on 3 ranks than on 2: rank 0 encodes each for 0." in caplog.text
 
 
 def test_an_assignment_that_goes_up_the_chain_is_a_mistake() -> None:
