@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from svdq.cli.serve import api, live, page
@@ -12,11 +11,10 @@ from svdq.cli.serve.access import Access
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.bodies import Bodies, Reader
 from svdq.cli.serve.content import Content, sweep
-from svdq.cli.serve.errors import ApiError, answer_error
+from svdq.cli.serve.errors import ANSWERED, answer_error
 from svdq.cli.serve.options import ServeOptions
 from svdq.cli.serve.polling import Polls
 from svdq.cli.serve.sharing import Shared
-from svdq.pipeline.errors import SvdqError
 from svdq.producer.settings import Settings
 from svdq.producer.status.snapshot import Snapshot, take
 from svdq.producer.submitting.family import ConfiguredModel
@@ -38,7 +36,7 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     app = Starlette(
         routes=[*api.routes(), *page.routes()],
         middleware=[Middleware(Access, options=options), Middleware(Bodies, options=options)],
-        exception_handlers=dict.fromkeys((ApiError, SvdqError, HTTPException, Exception), answer_error),
+        exception_handlers=dict.fromkeys(ANSWERED, answer_error),
         lifespan=lifespan,
     )
     app.state.options = options

@@ -45,7 +45,7 @@ class Content:
         self._posters: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
 
     async def video(self, view: JobView, kind: str | None) -> Response:
-        """Return a file of a finished video, the first if no format is given; frames as a zip.
+        """Return a file of a finished video; without a format its mp4, else the first; frames as a zip.
 
         Raises:
             ApiError: the video has no such file, or it was removed.
@@ -53,7 +53,7 @@ class Content:
         names = {found: name for name, found in file_names(view)}
         if not names:
             raise ApiError(404, f"The video {view.id!r} is not ready.", code="not_ready")
-        kind = kind or next(iter(names))
+        kind = kind or ("mp4" if "mp4" in names else next(iter(names)))
         if kind not in names:
             message = f"The video has no {kind[:20]!r}; it has {', '.join(names)}."
             raise ApiError(400, message, param="format", code="invalid_value")

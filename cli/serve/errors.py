@@ -7,10 +7,10 @@ from http import HTTPStatus
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 
@@ -96,13 +96,19 @@ def _folders(home: Path, storage: str) -> list[str]:
     return sorted(folders - {"/"}, key=len, reverse=True)
 
 
+#: What a view may raise; all else is logged with its traceback.
+ANSWERED: tuple[type[Exception], ...] = (ApiError, SvdqError, HTTPException, ClientDisconnect, OSError, Exception)
+
+
 def answer_error(request: Request, error: Exception) -> Response:
     """Answer any exception of a view; foreign ones are logged."""
-    if isinstance(error, HTTPException):
+    if isinstance(error, ClientDisconnect):
+        error = ApiError(400, "The client has gone.", code="bad_request")  # nobody reads it
+    elif isinstance(error, HTTPException):
         error = _of_router(error, request)
     elif isinstance(error, InputError):
         error = ApiError(400, without_paths(str(error), request.app.state.backend.settings), code="invalid_value")
-    elif isinstance(error, UnavailableError):
+    elif isinstance(error, UnavailableError | OSError):  # such as a full disk for what is being uploaded
         logger.warning("%s", error)
         error = storage_away()
     elif not isinstance(error, ApiError):

@@ -1,7 +1,5 @@
 """Who is let in: token, cookie, host and origin; and the headers of every response."""
 
-import pytest
-
 from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import TOKEN, Serve, Server
 
@@ -58,14 +56,19 @@ def test_the_cookie_is_secure_behind_tls(server: Server) -> None:
     assert "Secure" in answer.headers["Set-Cookie"].split("; ")
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "192.0.2.1", "", "[::1", "localhost@evil.example"],
-)
-def test_other_hosts_are_refused(server: Server, host: str) -> None:
-    answer = server.get("/v1/videos", Host=host)
-    assert (answer.status, answer.error["code"]) == (400, "unknown_host")
-    assert server.get("/health", Host=host).status == 400
+def test_other_hosts_are_refused(server: Server) -> None:
+    for host in (
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "192.0.2.1",
+        "",
+        "[::1",
+        "a@evil.example",
+    ):
+        answer = server.get("/v1/videos", Host=host)
+        assert (answer.status, answer.error["code"]) == (400, "unknown_host"), host
+        assert server.get("/health", Host=host).status == 400
 
 
 def test_hosts_of_this_machine_and_named_ones(serve: Serve) -> None:
@@ -74,21 +77,22 @@ def test_hosts_of_this_machine_and_named_ones(serve: Serve) -> None:
         assert server.get("/v1/videos", Host=host).status == 200, host
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://127.0.0.1:1"},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-    ],
-)
-def test_writes_from_other_pages_are_refused(server: Server, photo_bytes: bytes, headers: dict[str, str]) -> None:
-    sent = {**server.bearer, "Content-Type": TYPE, **headers}
-    for method, path in [("POST", "/v1/videos"), ("DELETE", "/v1/videos/x"), ("POST", "/login")]:
-        answer = server.ask(method, path, multipart(photo_bytes), sent)
-        assert (answer.status, answer.error["code"]) == (403, "cross_origin")
+#: What browsers send with requests of other sites' pages.
+FOREIGN = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://127.0.0.1:1"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+]
+
+
+def test_writes_from_other_pages_are_refused(server: Server, photo_bytes: bytes) -> None:
+    for headers in FOREIGN:
+        sent = {**server.bearer, "Content-Type": TYPE, **headers}
+        for method, path in [("POST", "/v1/videos"), ("DELETE", "/v1/videos/x"), ("POST", "/login")]:
+            answer = server.ask(method, path, multipart(photo_bytes), sent)
+            assert (answer.status, answer.error["code"]) == (403, "cross_origin"), headers
     assert server.get("/v1/videos").json["data"] == []
 
 

@@ -85,21 +85,12 @@ def test_create_poll_list_download_delete(client: "openai.OpenAI", server: Serve
     assert time.monotonic() - begin < 30  # the worker stops after a step
 
 
-def test_ranges(client: "openai.OpenAI", server: Server, photo: Path) -> None:
-    video = client.videos.create_and_poll(
-        prompt="", input_reference=photo, size="320x320", extra_body={"num_frames": 2, "num_inference_steps": 1}
-    )
-    path = f"/v1/videos/{video.id}/content"
-    whole = server.get(path)
-    assert (whole.status, whole.headers["Content-Type"], whole.headers["Accept-Ranges"]) == (200, "video/mp4", "bytes")
-    part = server.get(path, Range="bytes=4-7")
-    assert (part.status, part.body) == (206, b"ftyp")
-    assert part.headers["Content-Range"] == f"bytes 4-7/{len(whole.body)}"
-    assert server.get(path, Range="bytes=-5").body == whole.body[-5:]
-    assert server.get(path, Range=f"bytes={len(whole.body)}-").status == 416
-    assert server.ask("HEAD", path).headers["Content-Length"] == str(len(whole.body))
-    assert server.get(f"{path}?variant=spritesheet").error["param"] == "variant"
-    assert server.get(f"{path}?format=gif").error["param"] == "format"
+def test_delete_in_flight(serve: Serve, photo: Path) -> None:
+    server = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_MODEL="simulated:step_ms=300")
+    video_id = server.create(photo.read_bytes(), size="64x64", num_frames=2).json["id"]
+    wait_until(lambda: server.get(f"/v1/videos/{video_id}").json["status"] == "in_progress", 200)
+    assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
+    wait_until(lambda: server.get(f"/v1/videos/{video_id}").status == 404)
 
 
 def test_the_worker_ends_with_a_killed_server_and_the_next_one_goes_on(

@@ -1,0 +1,115 @@
+"""Files of finished videos: content, pictures, and what a deletion removes."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+import redis
+from PIL import Image
+
+from svdq.producer.settings import Settings
+from svdq.producer.storage.storage import Storage
+from tests.cli.serve.ended import finish
+from tests.cli.serve.servers import Serve, Server
+
+
+@pytest.fixture
+def storage(settings: Settings) -> Storage:
+    return Storage(settings.storage)
+
+
+def test_the_files_of_a_video(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    video_id = finish(connection, storage, 1, name="Käse 1", formats=("gif", "mp4", "webp", "png"))
+    path = f"/v1/videos/{video_id}"
+    files = server.get(path).json["svdq"]["files"]
+    assert [file["format"] for file in files] == ["gif", "mp4", "webp", "png"]
+    begin = {"gif": b"GIF8", "mp4": b"\0\0\0", "webp": b"RIFF", "png": b"PK\3\4"}
+    types = {"gif": "image/gif", "mp4": "video/mp4", "webp": "image/webp", "png": "application/zip"}
+    for file in files:
+        answer = server.get(file["url"])
+        assert answer.body.startswith(begin[file["format"]])
+        assert answer.headers["Content-Type"] == types[file["format"]]
+        assert "filename*=utf-8''K%C3%A4se%201-" in answer.headers["Content-Disposition"]
+        assert answer.headers["Cache-Control"] == "private, no-cache"
+    assert server.get(f"{path}/content").body[4:8] == b"ftyp"
+    with zipfile.ZipFile(io.BytesIO(server.get(f"{path}/content?format=png").body)) as frames:
+        assert [Path(name).name for name in frames.namelist()] == ["frame_0001.png", "frame_0002.png"]
+
+    part = server.get(f"{path}/content?format=mp4", Range="bytes=4-7")
+    assert (part.status, part.body) == (206, b"ftyp")
+    whole = len(server.get(f"{path}/content?format=mp4").body)
+    assert part.headers["Content-Range"] == f"bytes 4-7/{whole}"
+    assert server.get(f"{path}/content?format=mp4", Range=f"bytes={whole}-").status == 416
+    assert server.get(f"{path}/content?format=mp4", Range="bytes=-4").headers["Content-Length"] == "4"
+    assert server.ask("HEAD", f"{path}/content?format=mp4").headers["Content-Length"] == str(whole)
+    for query, param in [("variant=spritesheet", "variant"), ("format=avi", "format")]:
+        assert server.get(f"{path}/content?{query}").error["param"] == param
+
+
+@pytest.mark.parametrize("kind", ["gif", "mp4", "webp"])
+def test_a_thumbnail(server: Server, connection: redis.Redis, storage: Storage, kind: str) -> None:
+    video_id = finish(connection, storage, 200, formats=(kind,))
+    for _ in range(2):
+        answer = server.get(f"/v1/videos/{video_id}/content?variant=thumbnail")
+        assert answer.headers["Content-Type"] == "image/jpeg"
+        with Image.open(io.BytesIO(answer.body)) as image:
+            assert (image.format, image.size) == ("JPEG", (64, 64))
+            assert abs(image.convert("L").getpixel((32, 32)) - 200) < 8
+
+
+def test_removed_files(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    video_id = finish(connection, storage, 1)
+    for entry in list(storage.entries("outputs")):
+        storage.remove(entry.key)
+    for query in ("", "?variant=thumbnail"):  # nor is there a photo that could be decoded
+        answer = server.get(f"/v1/videos/{video_id}/content{query}")
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+
+def test_delete_removes_only_files_of_svdq(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    video_id = finish(connection, storage, 1, formats=("gif", "png"))
+    other = finish(connection, storage, 2, formats=("gif", "png"))
+    storage.write_text(f"outputs/photo-{video_id}/notes.txt", "mine")
+    storage.write_text(f"outputs/photo-{video_id}.txt", "mine")
+    assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
+    assert server.get(f"/v1/videos/{video_id}").status == 404
+    left = {entry.key for entry in storage.entries("outputs")}
+    assert {key for key in left if video_id in key} == {
+        f"outputs/photo-{video_id}/notes.txt",
+        f"outputs/photo-{video_id}.txt",
+    }
+    assert {key for key in left if other in key} == {
+        f"outputs/photo-{other}.gif",
+        f"outputs/photo-{other}.json",
+        *(f"outputs/photo-{other}/frame_000{number}.png" for number in (1, 2)),
+    }
+    assert server.ask("DELETE", f"/v1/videos/{other}").json["deleted"]
+    assert not any(other in entry.key for entry in storage.entries("outputs"))
+    assert other not in "".join(storage.names("outputs"))
+    assert connection.keys("rq:job:*") == []
+
+
+def test_a_deletion_that_was_interrupted_is_completed(
+    server: Server, connection: redis.Redis, storage: Storage
+) -> None:
+    video_id = finish(connection, storage, 1, formats=("gif",))
+    storage.remove(f"outputs/photo-{video_id}.json")  # it goes first
+    assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
+    assert list(storage.entries("outputs")) == []
+
+
+def test_a_storage_elsewhere(serve: Serve, connection: redis.Redis, s3: str, photo_bytes: bytes) -> None:
+    storage = Storage(s3)
+    server = serve("--port", "0", SVDQ_STORAGE=s3)
+    video_id = finish(connection, storage, 9, formats=("gif", "png"))
+    path = f"/v1/videos/{video_id}"
+    assert server.get(f"{path}/content").body == storage.read(f"outputs/photo-{video_id}.gif")
+    assert server.get(f"{path}/content", Range="bytes=0-3").body == b"GIF8"
+    assert server.get(f"{path}/content?format=png").body[:4] == b"PK\3\4"
+    assert server.get(f"{path}/content?variant=thumbnail").body[:2] == b"\xff\xd8"
+    created = server.create(photo_bytes).json["id"]
+    assert len(list(storage.entries("inputs"))) == 2
+    assert server.ask("DELETE", path).json["deleted"]
+    assert server.ask("DELETE", f"/v1/videos/{created}").json["deleted"]
+    assert list(storage.entries("outputs")) == []

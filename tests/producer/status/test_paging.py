@@ -1,0 +1,34 @@
+"""Pages of jobs, beyond the number of ids that is read at first."""
+
+import pytest
+import redis
+
+from svdq.producer.job import SvdJob
+from svdq.producer.status import paging
+from svdq.producer.status.paging import place_of, read_page
+from tests.queued import enqueue
+
+JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+@pytest.mark.parametrize("window", [2, 3, 1000])
+def test_pages_have_every_job_once(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, window: int, newest_first: bool
+) -> None:
+    monkeypatch.setattr(paging, "WINDOW", window)
+    made = [f"job-{number}" for number in range(10)]
+    for number, job_id in enumerate(made):
+        enqueue(connection, JOB, job_id, ("high", "default", "low")[number % 3])
+    found: list[str] = []
+    after, has_more = None, True
+    while has_more:
+        views, has_more = read_page(connection, 3, after, newest_first=newest_first)
+        found += [view.id for view in views]
+        after = place_of(connection, found[-1])
+    assert found == (made[::-1] if newest_first else made)
+
+
+def test_there_is_nothing(connection: redis.Redis) -> None:
+    assert read_page(connection, 3) == ([], False)
+    assert place_of(connection, "none") is None
