@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tests.faults.campaigns.bits import VIDEOS
 from tests.faults.catalogue import CAMPAIGNS, SETS, run_campaign
 from tests.faults.report import Outcome, as_table, write_report
 
@@ -25,9 +26,22 @@ from tests.faults.report import Outcome, as_table, write_report
 @click.option("--jobs", type=click.IntRange(min=1), help="Jobs a campaign; default: each campaign's own number.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks a group; default: each campaign's own number.")
 @click.option("--hold-s", type=click.FloatRange(min=0), help="Seconds that a pause or a full disk lasts.")
+@click.option(
+    "--family",
+    default="svd",
+    show_default=True,
+    type=click.Choice(list(VIDEOS)),
+    help="Family of the untrained model; only for bits.",
+)
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write what came of it as JSON.")
 def main(
-    names: tuple[str, ...], seed: int, jobs: int | None, ranks: int | None, hold_s: float | None, report: Path | None
+    names: tuple[str, ...],
+    seed: int,
+    jobs: int | None,
+    ranks: int | None,
+    hold_s: float | None,
+    family: str,
+    report: Path | None,
 ) -> None:
     """Kill workers, Redis and disks under running jobs, and count what was lost. Exit code 1: something was."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this must not leave workers behind
@@ -37,12 +51,12 @@ def main(
     outcomes: list[Outcome] = []
     for name in chosen:
         click.echo(f"{name} …", err=True)
-        outcome = run_campaign(name, seed=seed, num_jobs=jobs, ranks=ranks, hold_s=hold_s)
+        outcome = run_campaign(name, seed=seed, num_jobs=jobs, ranks=ranks, hold_s=hold_s, family=family)
         outcomes.append(outcome)
         for line in (*outcome.troubles(), *(f"{name}: {note}" for note in outcome.notes)):
             click.echo(line, err=True)
         if report is not None:
-            asked = {"seed": seed, "jobs": jobs, "ranks": ranks, "hold_s": hold_s}
+            asked = {"seed": seed, "jobs": jobs, "ranks": ranks, "hold_s": hold_s, "family": family}
             write_report(report, asked, outcomes)
     click.echo(as_table(outcomes))
     sys.exit(0 if all(outcome.kept for outcome in outcomes) else 1)

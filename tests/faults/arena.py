@@ -49,6 +49,8 @@ class Arena:
         self.size = size
         self.rng = Random(seed)
         self.model = model
+        #: More options of workers that are started from now on.
+        self.options: Sequence[str] = ()
         self.folder = Path(tempfile.mkdtemp(prefix="svdq-faults-"))
         home = self.folder / "home"
         self.tmp = self.folder / "tmp"
@@ -119,7 +121,7 @@ class Arena:
             under = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host)
             own["SVDQ_HOME"] = str(self.settings.home / host)
         log = self.folder / f"worker{len(self.groups)}.log"
-        group = Group(self.size.ranks, log, self.folder, clean | own | environment, under)
+        group = Group(self.size.ranks, log, self.folder, clean | own | environment, under, self.options)
         self.groups.append(group)
         return group.ready()
 

@@ -66,7 +66,13 @@ SETS = {"all": tuple(CAMPAIGNS), "windows": windows.WINDOWS, "short": SHORT}
 
 
 def run_campaign(
-    name: str, *, seed: int, num_jobs: int | None = None, ranks: int | None = None, hold_s: float | None = None
+    name: str,
+    *,
+    seed: int,
+    num_jobs: int | None = None,
+    ranks: int | None = None,
+    hold_s: float | None = None,
+    family: str = "svd",
 ) -> Outcome:
     """Run one campaign in an arena of its own and judge it; what failed is kept to be looked at.
 
@@ -76,9 +82,10 @@ def run_campaign(
         num_jobs: instead of the campaign's own number.
         ranks: the same.
         hold_s: seconds that a pause or a full disk lasts, instead of the campaign's own.
+        family: of the untrained model, for campaigns with one.
     """
     campaign = CAMPAIGNS[name]
-    size = Size(num_jobs=num_jobs or campaign.num_jobs, ranks=ranks or campaign.ranks, hold_s=hold_s)
+    size = Size(num_jobs=num_jobs or campaign.num_jobs, ranks=ranks or campaign.ranks, hold_s=hold_s, family=family)
     began_at = time.monotonic()
     arena = Arena(size=size, seed=seed, model=campaign.model, own_disk=campaign.own_disk)
     keep = True

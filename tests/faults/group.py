@@ -24,7 +24,13 @@ class Group:
     """A launcher, the torchrun under it, and the ranks under that."""
 
     def __init__(
-        self, ranks: int, log: Path, folder: Path, environment: Mapping[str, str], under: Sequence[str] = ()
+        self,
+        ranks: int,
+        log: Path,
+        folder: Path,
+        environment: Mapping[str, str],
+        under: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
         """Start it.
 
@@ -34,11 +40,23 @@ class Group:
             folder: its working folder.
             environment: its whole environment.
             under: a command that is given the launcher's, and becomes it.
+            options: more options of the worker.
         """
         self._log = log
         with log.open("wb") as output:
             self._launcher = subprocess.Popen(
-                [*under, sys.executable, "-m", "svdq.cli", "worker", "--device", "cpu", "--ranks", str(ranks)],
+                [
+                    *under,
+                    sys.executable,
+                    "-m",
+                    "svdq.cli",
+                    "worker",
+                    "--device",
+                    "cpu",
+                    "--ranks",
+                    str(ranks),
+                    *options,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

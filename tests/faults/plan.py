@@ -13,6 +13,8 @@ class Size:
     ranks: int
     #: Seconds that a pause or a full disk lasts; None: what the campaign takes by itself.
     hold_s: float | None = None
+    #: Family of the untrained model, for campaigns with one.
+    family: str = "svd"
 
 
 @dataclass(frozen=True, kw_only=True)

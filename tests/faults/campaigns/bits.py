@@ -1,31 +1,65 @@
 """Videos of real tensors, killed after their first checkpoint: the same bits as undisturbed, and little done again."""
 
 import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from svdq.pipeline.models.svd.tiny import write_tiny_model
+from svdq.pipeline.models.wan.tiny import write_tiny_wan
 from tests.faults.arena import Arena
 from tests.faults.frames import RecordedReference
 from tests.faults.waiting import wait_until
 
-#: So many that a video takes more than the 30 s after which a rank saves it, unless a step takes less than 60 ms.
-STEPS = 500
 #: Seconds after the first checkpoint within which everything is killed.
 AFTER_S = 5.0
-#: The most steps that a kill may cost: those of AFTER_S, with room for a machine that is suddenly less busy.
-MOST_STEPS_AGAIN = STEPS // 4
 #: Seconds that a video may take on a busy machine.
 PATIENCE_S = 900.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Videos:
+    """The videos of a family."""
+
+    #: Writes the untrained model into a folder.
+    write_model: Callable[[Path], None]
+    #: Steps: so many that those after the first checkpoint take more than AFTER_S.
+    steps: int
+    #: The most steps that a kill may cost: those of AFTER_S, with room for a machine that is suddenly less busy.
+    most_steps_again: int
+    #: Other parameters.
+    options: Mapping[str, object]
+    #: Options of the worker, undisturbed and under faults: the division among ranks makes no difference.
+    undisturbed: Sequence[str] = ()
+    disturbed: Sequence[str] = ()
+
+
+VIDEOS = {
+    # More than the 30 s after which a rank saves a video, unless a step takes less than 60 ms.
+    "svd": _Videos(write_model=write_tiny_model, steps=500, most_steps_again=125, options={"frames": 3}),
+    # The rank with the first expert saves a video when it passes it on.
+    "wan": _Videos(
+        write_model=write_tiny_wan,
+        steps=1000,
+        most_steps_again=500,
+        options={"family": "wan", "frames": 5, "prompt": "Ein Hund läuft."},
+        undisturbed=("--bind", "never"),
+        disturbed=("--bind", "always"),
+    ),
+}
+
+
 def bits(arena: Arena) -> None:
-    """kill -9 of everything late in every video of an untrained SVD; png files hold its bits."""
+    """kill -9 of everything late in every video of an untrained model; png files hold its bits."""
+    videos = VIDEOS[arena.size.family]
     model = arena.folder / "tiny"
-    write_tiny_model(model)
+    videos.write_model(model)
     arena.model = str(model)
-    arena.tally.most_steps_again = MOST_STEPS_AGAIN
+    arena.tally.most_steps_again = videos.most_steps_again
+    arena.options = videos.undisturbed
     seeds = [arena.rng.getrandbits(31) for _ in range(arena.size.num_jobs)]
     arena.reference = _undisturbed(arena, seeds)
+    arena.options = videos.disturbed
     group = arena.start()
     for seed in seeds:
         job_id = _submit(arena, seed)
@@ -62,7 +96,8 @@ def _undisturbed(arena: Arena, seeds: list[int]) -> RecordedReference:
 
 
 def _submit(arena: Arena, seed: int) -> str:
-    return arena.submit(steps=STEPS, seed=seed, formats=("png",), frames=3, width=256, height=256)
+    videos = VIDEOS[arena.size.family]
+    return arena.submit(steps=videos.steps, seed=seed, formats=("png",), width=256, height=256, **videos.options)
 
 
 def _output(arena: Arena, job_id: str, suffix: str = "") -> Path:
