@@ -47,6 +47,10 @@ class RankConfig(BaseModel):
         description="Whether ranks load one expert each of a model with several; auto: where a rank's memory does not "
         "hold all of them.",
     )
+    encoder_rank: bool = Field(
+        default=False,
+        description="Give the first rank the encoders alone, where a text encoder and an expert do not share a GPU.",
+    )
     #: Number of the group in its launcher, for log lines.
     group: str | None = None
     #: Seconds since the epoch at which the launcher stops the group; None: never.

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -68,6 +69,8 @@ class Experts:
         binding: Binding,
         compute: ComputeOptions,
         dtype: torch.dtype,
+        *,
+        encoder_rank: bool = False,
     ) -> list[Components]:
         """Return the components of each rank.
 
@@ -76,16 +79,20 @@ class Experts:
             binding: when ranks load one expert each.
             compute: how the ranks compute.
             dtype: of the weights.
+            encoder_rank: whether rank 0 only encodes.
         """
+        alone: list[Components] = [frozenset()] if encoder_rank else []
+        ranks = range(len(alone), len(capacities))
         if binding == "never":
-            return [None] * len(capacities)
-        needs = [self._need(rank, len(capacities), compute, dtype) for rank in range(len(capacities))]
+            return alone + [None for _ in ranks]
+        needs = [self._need(rank, len(capacities), compute, dtype) for rank in ranks]
         has_room = [
             binding == "auto" and (capacity is None or need <= capacity)
-            for need, capacity in zip(needs, capacities, strict=True)
+            for need, capacity in zip(needs, capacities[len(alone) :], strict=True)
         ]
-        components = bind(self.segments, has_room, self._family.prior(self._facts))
-        if any(components):
+        prior = self._family.prior(self._facts)
+        components = alone + bind(self.segments, has_room, replace(prior, encode_steps=0.0) if alone else prior)
+        if any(components[len(alone) :]):
             logger.info("%s", _described(components, self.segments, max(needs)))
         return components
 
@@ -128,7 +135,7 @@ class Experts:
 
 def to_json(components: Sequence[Components]) -> str:
     """Write the components of all ranks as JSON."""
-    return json.dumps([held and sorted(held) for held in components])
+    return json.dumps([None if held is None else sorted(held) for held in components])
 
 
 def from_json(text: str) -> list[Components]:
@@ -144,7 +151,14 @@ def _described(components: Sequence[Components], segments: Sequence[Segment], ne
         last = first + len(list(group)) - 1
         mine = [segment for segment in segments if held is None or segment.component in held]
         ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        if not mine:
+            texts.append(f"{ranks}: the encoders alone")
+            first = last + 1
+            continue
         names = " and ".join(segment.component for segment in mine)
         texts.append(f"{ranks}: {names} (steps {mine[0].start + 1} to {mine[-1].stop} of {segments[-1].stop})")
         first = last + 1
-    return f"Each rank loads the experts of its steps, since all of them need {size_text(need)}: {'; '.join(texts)}."
+    return (
+        f"Each rank loads the experts of its steps, since a rank with all of them needs {size_text(need)}: "
+        f"{'; '.join(texts)}."
+    )

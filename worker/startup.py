@@ -104,6 +104,8 @@ def _load_model(process: RankProcess) -> LoadedModel:
     components = _agree_on_components(process, lambda: capacity(device, settings.memory_limit, sharing), dtype)
     started = time.perf_counter()
     role = replace(Role.of_rank(topology.rank), components=components)
+    if config.encoder_rank and topology.first:
+        role = replace(role, decode=False)
     model = open_model(settings.model, role, device, dtype, compute)
     granted = capacity(device, settings.memory_limit, sharing)
     if granted is not None and model.info.weight_bytes > granted and not topology.last:
@@ -125,14 +127,17 @@ def _load_model(process: RankProcess) -> LoadedModel:
 
 def _agree_on_components(process: RankProcess, granted: Callable[[], int | None], dtype: torch.dtype) -> Components:
     """Return the experts that this rank loads; waits for the other ranks if the model has several."""
+    config, topology = process.config, process.topology
+    if config.encoder_rank and topology.num_ranks == 1:
+        raise InputError("--encoder-rank leaves the first rank without steps; give at least two, such as --ranks 2.")
     experts = Experts.of(process.settings.model)
     if experts is None:
-        return None
-    config = process.config
+        return frozenset() if config.encoder_rank and topology.first else None
 
     def decide(rank_info: Sequence[str]) -> str:
         capacities = [json.loads(info)["capacity"] for info in rank_info]
-        return roles.to_json(experts.assign(capacities, config.bind, config.compute, dtype))
+        bound = experts.assign(capacities, config.bind, config.compute, dtype, encoder_rank=config.encoder_rank)
+        return roles.to_json(bound)
 
     info = json.dumps({"capacity": granted()})
     decided = _with_others(process, lambda **where: agree(process.topology, info, decide, **where))

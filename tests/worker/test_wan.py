@@ -1,5 +1,6 @@
 """Real groups with a model of two experts: each rank loads what it needs, and frames equal diffusers' in any case."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -74,6 +75,24 @@ def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: 
         np.testing.assert_array_equal(frames_of(house, job_id), reference(house.photo, **video))
     bound = "Each rank loads the experts of its steps"
     assert (bound in group.text) == (bind == "always")
+
+
+@pytest.mark.parametrize("bind", ["never", pytest.param("always", marks=pytest.mark.long)])
+def test_a_first_rank_that_only_encodes(house, tiny_wan: Path, reference, bind: str) -> None:
+    jobs = [submit(house, steps=steps) for steps in (6, 3)]
+    group = house.start(3, "--burst", "--encoder-rank", "--bind", bind, model=str(tiny_wan), wait=False)
+    assert group.end() == 0, group.text
+    for job_id, steps in zip(jobs, (6, 3), strict=True):
+        np.testing.assert_array_equal(frames_of(house, job_id), reference(house.photo, steps=steps))
+        sidecar = json.loads(next((Path(house.settings.storage) / "outputs").glob(f"*{job_id}.json")).read_text())
+        assert 0 not in [stage["rank"] for stage in sidecar["stages"]]
+    assert ("rank 0: the encoders alone" in group.text) == (bind == "always")
+
+
+def test_a_rank_alone_cannot_only_encode(house, tiny_wan: Path) -> None:
+    group = house.start(1, "--burst", "--encoder-rank", model=str(tiny_wan), wait=False)
+    assert group.end() == 2
+    assert "--encoder-rank leaves the first rank without steps; give at least two" in group.text
 
 
 def test_ranks_with_one_expert_never_open_the_weights_of_the_other(house, tiny_wan: Path, tmp_path: Path) -> None:

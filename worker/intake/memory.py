@@ -125,7 +125,8 @@ class MemoryPlan:
             decodes: whether it decodes the video; the last rank must be able to in any case.
         """
         decodes = decodes or rank == len(self._ranks) - 1
-        peaks = [self._expected("step", parameters)]
+        has_steps = self._ranks[rank].components is None or bool(self._ranks[rank].components)
+        peaks = [self._expected("step", parameters)] if has_steps else []
         if rank == 0:
             peaks.append(self._expected("encode", parameters))
         if decodes:

@@ -1,0 +1,102 @@
+"""Wan 2.2 I2V-A14B in full size: its published sizes, and the table of which GPUs hold which role."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, MeasuredMemory, size_text
+from svdq.pipeline.models.wan.family import FAMILY
+from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
+from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.worker.intake.memory import MemoryPlan, RankMemory
+from svdq.worker.roles import INT8_BYTES
+
+DOC = Path(__file__).parents[2] / "docs" / "models.md"
+GPUS_GB = (24, 40, 48, 80)
+SIZES = {"480p": (832, 480), "720p": (1280, 720)}
+
+
+def _bytes(model: torch.nn.Module, dtype: torch.dtype) -> int:
+    """Return the bytes of a model's weights in a dtype, except for the layers that diffusers keeps in float32."""
+    kept: Any = getattr(model, "_keep_in_fp32_modules", None) or []
+    return sum(
+        weight.numel() * (4 if not {*kept}.isdisjoint(name.split(".")) else dtype.itemsize)
+        for name, weight in model.named_parameters()
+    )
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, float]:
+    """The bytes of each component as a GPU holds it: bfloat16, and the VAE in float32."""
+    from diffusers import AutoencoderKLWan, WanTransformer3DModel
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    with torch.device("meta"):
+        config = {name: value for name, value in TRANSFORMER_DEFAULTS.items() if name != "in_channels"}
+        expert = WanTransformer3DModel(in_channels=36, **config)
+        vae = AutoencoderKLWan()
+        # The configuration of google/umt5-xxl.
+        text_encoder = UMT5EncoderModel(
+            UMT5Config(
+                vocab_size=256384, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64,
+                feed_forward_proj="gated-gelu",
+            )
+        )  # fmt: skip
+    assert sum(weight.numel() for weight in expert.parameters()) == 14_288_901_184
+    # The files of an expert on the hub are float32.
+    assert _bytes(expert, torch.float32) == 57_155_604_736
+    return {
+        "bf16": _bytes(expert, torch.bfloat16),
+        "int8": expert.num_parameters() * INT8_BYTES,
+        "text_encoder": 2 * sum(weight.numel() for weight in text_encoder.parameters()),
+        "vae": _bytes(vae, torch.float32),
+    }
+
+
+def test_the_published_sizes(weights: dict[str, float]) -> None:
+    assert size_text(int(weights["bf16"])) == "28.6 GB"
+    assert size_text(int(weights["text_encoder"])) == "11.4 GB"
+    assert size_text(int(weights["vae"])) == "507.6 MB"
+
+
+def need(size: str, weight_bytes: float, *, encodes: bool = False, decodes: bool = False, steps: bool = True) -> int:
+    """Return what a worker expects a rank to need for 81 frames."""
+    width, height = SIZES[size]
+    parameters = FAMILY.complete(WanParameters(seed=0, width=width, height=height, frames=81), {})
+    components = None if steps else ()
+    rank = RankMemory(capacity=None, weights=int(weight_bytes), device="a GPU", decodes=decodes, components=components)
+    # Rank 0 encodes, the last one decodes.
+    other = RankMemory(capacity=None, weights=0, device="a GPU")
+    ranks = [rank] if encodes and decodes else [rank, other] if encodes else [other, rank, other]
+    plan = MemoryPlan(ranks, "bfloat16", MeasuredMemory(WORKSPACE_BYTES), family=FAMILY)
+    return plan.need(0 if encodes else 1, parameters, decodes=decodes)
+
+
+def table(weights: dict[str, float]) -> list[str]:
+    """Make the rows of the table."""
+    lines = []
+    for size in SIZES:
+        for dtype in ("bf16", "int8"):
+            expert, encoders, decoder = weights[dtype], weights["text_encoder"] + weights["vae"], weights["vae"]
+            needs = [
+                need(size, 2 * expert + encoders, encodes=True, decodes=True),
+                need(size, expert + encoders, encodes=True),
+                need(size, encoders, encodes=True, steps=False),
+                need(size, expert),
+                need(size, expert + decoder, decodes=True),
+            ]
+            smallest = [
+                next((f"{gpu} GB" for gpu in GPUS_GB if each <= gpu * 2**30 - RESERVE_BYTES), "none of these")
+                for each in needs
+            ]
+            cells = [f"{size_text(each)}: {gpu}" for each, gpu in zip(needs, smallest, strict=True)]
+            lines.append(f"| {size} | {dtype} | {' | '.join(cells)} |")
+    return lines
+
+
+def test_the_table_in_the_documentation_is_what_a_worker_expects(weights: dict[str, float]) -> None:
+    text = DOC.read_text(encoding="utf-8")
+    rows = table(weights)
+    assert all(row in text for row in rows), "\n" + "\n".join(rows)
