@@ -1,0 +1,140 @@
+"""Memory stays flat while a group renders a thousand videos."""
+
+import gc
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import psutil
+import pytest
+import torch
+
+from svdq.pipeline.models.base import Frames, Role
+from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.protocols import Report, Request
+from svdq.pipeline.sample import Sample
+from svdq.pipeline.topology import Links, Topology, build_stage
+from svdq.pipeline.trace import Tracer
+from svdq.pipeline.transport.channel import Channel
+from svdq.pipeline.transport.message import sample_body
+
+RANKS = 3
+CPU = torch.device("cpu")
+#: Videos after which the memory is compared.
+SETTLED, ALL = 200, 1000
+MIB = 2**20
+
+
+class Feed:
+    """Supplies all videos, and measures the memory when enough of them have ended and none is in flight."""
+
+    def __init__(self) -> None:
+        self._num_taken = self._num_ended = 0
+        self._changed = threading.Condition()
+        self.failures: list[str] = []
+        #: Python's objects, and resident memory, in bytes.
+        self.measured: list[tuple[int, int]] = []
+
+    def take(self) -> Request | None:
+        if self._num_taken in (SETTLED, ALL):
+            with self._changed:
+                assert self._changed.wait_for(lambda: self._num_ended == self._num_taken, 120)
+            self._measure()
+        return self.take_if_ready(goes_on=True)
+
+    def take_if_ready(self, *, goes_on: bool = False) -> Request | None:
+        if self._num_taken == ALL or (self._num_taken == SETTLED and not goes_on):
+            return None
+        self._num_taken += 1
+        parameters = SvdParameters(seed=self._num_taken, steps=6, frames=14, width=320, height=192)
+        num_waiting = ALL - self._num_taken
+        return Request(job_id=f"job-{self._num_taken}", parameters=parameters, photo=None, num_waiting=num_waiting)
+
+    def prefetch_next(self) -> None:
+        pass
+
+    def ended(self, report: Report) -> None:
+        if report.failure is not None:
+            self.failures.append(report.failure)
+        with self._changed:
+            self._num_ended += 1
+            self._changed.notify()
+
+    def _measure(self) -> None:
+        time.sleep(0.2)  # until the last threads have let go
+        gc.collect()
+        self.measured.append((tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss))
+
+
+class Drain:
+    def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
+        report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
+
+    def release(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Blind:
+    """A monitor that records nothing."""
+
+    def step(self, sample: Sample, index: int) -> None:
+        pass
+
+    def warm_up(self, sample: Sample) -> None:
+        pass
+
+    def idle(self) -> None:
+        pass
+
+    def canceled(self, job_id: str) -> bool:
+        return False
+
+
+@pytest.mark.long
+def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
+    pairs = [socket.socketpair() for _ in range(RANKS)]
+    feed, lost = Feed(), []
+    threads = []
+    for rank in range(RANKS):
+        is_first, is_last = rank == 0, rank == RANKS - 1
+        outgoing, incoming = Channel(pairs[rank][0], CPU), Channel(pairs[rank - 1][1], CPU)
+        stage = build_stage(
+            topology=Topology(rank=rank, num_ranks=RANKS, local_rank=rank, local_num_ranks=RANKS),
+            links=Links(
+                upstream=None if is_first else incoming,
+                downstream=None if is_last else outgoing,
+                returns=outgoing if is_last else None,
+                reports=incoming if is_first else None,
+            ),
+            # A decode that is longer than a step, so that every rank decodes and frames are passed on.
+            model=open_model("simulated:step_ms=0.5,decode_ms=1", Role.of_rank(rank), CPU, torch.float32),
+            monitor=Blind(),
+            tracer=Tracer(rank, on=False),
+            source=feed if is_first else None,
+            sink=Drain() if is_last else None,
+            on_lost=lost.append,
+        )
+        threads.append(threading.Thread(target=stage.run, daemon=True))
+    tracemalloc.start()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(200)
+            assert not thread.is_alive()
+    finally:
+        tracemalloc.stop()
+        for pair in pairs:
+            for end in pair:
+                end.close()
+    assert (lost, feed.failures) == ([], [])
+    (objects, resident), (objects_at_end, resident_at_end) = feed.measured
+    # The latents of the 800 videos in between have 86 MB, their frames 2 GB. The JSON parser keeps some short texts.
+    assert objects_at_end - objects < 0.25 * MIB
+    assert resident_at_end - resident < 40 * MIB
