@@ -40,7 +40,7 @@ def run_ffmpeg(frames: NDArray[np.uint8], fps: int, arguments: list[str]) -> byt
     options += ["-i", "pipe:0", "-threads", "1", *arguments]
     with _start_ffmpeg(options) as process:
         # As a view: a copy of all frames would hold the GIL for milliseconds.
-        output, messages = process.communicate(frames.reshape(-1).data)  # type: ignore[arg-type]
+        output, messages = process.communicate(np.ascontiguousarray(frames).reshape(-1).data)  # type: ignore[arg-type]
     if process.returncode:
         _raise_for(process.returncode, messages.decode(errors="replace").strip())
     return output

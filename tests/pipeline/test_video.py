@@ -32,6 +32,11 @@ def still(num_frames=6, colour=(200, 60, 30)):
     return np.broadcast_to(np.array(colour, np.uint8), (num_frames, 64, 64, 3))
 
 
+def gray(num_frames=6):
+    """Frames that are one byte in memory, as those of the simulated model."""
+    return np.broadcast_to(np.uint8(90), (num_frames, 64, 64, 3))
+
+
 def read(path):
     """Frames, their durations in ms and the comment, of a gif or webp file, by Pillow."""
     frames, delays = [], []
@@ -51,7 +56,7 @@ def error(ours, theirs):
 
 
 @pytest.mark.parametrize(("num_frames", "fps"), [(1, 7), (2, 25), (9, 7), (25, 30), (6, 120)])
-@pytest.mark.parametrize("make", [moving, still])
+@pytest.mark.parametrize("make", [moving, still, gray])
 def test_mp4(tmp_path, make, num_frames, fps):
     frames, path = make(num_frames), tmp_path / "-a %d:b.mp4"
     write_video(frames, path, "mp4", fps, COMMENT)
@@ -78,7 +83,7 @@ def test_mp4_is_ready_to_stream(tmp_path):
 
 
 @pytest.mark.parametrize(("num_frames", "fps"), [(1, 7), (2, 3), (25, 7), (14, 24), (5, 50)])
-@pytest.mark.parametrize("make", [moving, still])
+@pytest.mark.parametrize("make", [moving, still, gray])
 def test_gif(tmp_path, make, num_frames, fps):
     frames = make(num_frames)
     write_video(frames, tmp_path / "a.gif", "gif", fps, COMMENT)
@@ -112,7 +117,7 @@ def read_without_comment(path):
 
 
 @pytest.mark.parametrize(("num_frames", "fps"), [(1, 7), (2, 3), (25, 7), (14, 24), (5, 120)])
-@pytest.mark.parametrize("make", [moving, still])
+@pytest.mark.parametrize("make", [moving, still, gray])
 def test_webp(tmp_path, make, num_frames, fps):
     frames = make(num_frames)
     write_video(frames, tmp_path / "a.webp", "webp", fps, COMMENT)
@@ -124,7 +129,7 @@ def test_webp(tmp_path, make, num_frames, fps):
     assert error(decoded, frames) < 5
 
 
-@pytest.mark.parametrize("make", [moving, still])
+@pytest.mark.parametrize("make", [moving, still, gray])
 def test_png(tmp_path, make):
     frames = make()
     for _ in range(2):  # replaces what is there
