@@ -152,8 +152,15 @@ async def remix_video(request: Request) -> Response:
     )
     if all(options.seed is None for options in spec.options):
         spec = with_seed(spec, _new_seed(request, view.id))
-    backend = request.app.state.backend
-    data = await backend.in_thread(lambda: backend.storage.read_input(view.parameters["image"]))
+    backend, key = request.app.state.backend, view.parameters["image"]
+
+    def read() -> bytes:
+        if backend.storage.entry(key) is None:
+            raise ApiError(404, f"The photo of the video {view.id!r} was removed; upload it again.", code="not_found")
+        data: bytes = backend.storage.read_input(key)
+        return data
+
+    data = await backend.in_thread(read)
     [[submission], views] = await create(backend, data, f"{view.name}.photo", spec)
     return await _answer(request, submission.id, views)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def run(
         h11_max_incomplete_event_size=32 * 1024,
         timeout_graceful_shutdown=GRACE_S,
     )
+    _allow_many_connections()
     server = _Server(config, on_ready, on_stop)
     with StopSignals() as stop:
         with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
@@ -70,6 +72,13 @@ def run(
         if not server.started and not stop.number:
             raise SvdqError("The server has not started; the lines above say why.")
         return stop.number
+
+
+def _allow_many_connections() -> None:
+    """Raise the number of open files to what the system allows: each upload has a connection and a file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def exit_soon(code: int) -> None:

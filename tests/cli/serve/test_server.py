@@ -1,5 +1,6 @@
 """Start and stop of `svdq serve`."""
 
+import signal
 import stat
 import subprocess
 import time
@@ -52,6 +53,12 @@ def test_a_taken_port_is_one_sentence(serve: Serve, svdq: Cli) -> None:
     refused = svdq("serve", "--port", first.port)
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"Error: The server cannot listen on 127.0.0.1 port {first.port}")
+
+
+def test_ctrl_c_ends_it_with_code_130(serve: Serve) -> None:
+    server = serve()
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(60) == 130
 
 
 def test_sigterm_ends_it_with_code_0(serve: Serve) -> None:

@@ -3,6 +3,7 @@
 import base64
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,20 @@ def test_a_remix_has_another_seed(server: Server, data: bytes, connection: redis
         for _ in range(2)
     ]
     assert repeated[0] == repeated[1] != second["id"]
+
+
+def test_a_remix_of_a_photo_that_was_removed(server: Server, data: bytes, settings: Settings) -> None:
+    video_id = server.create(data).json["id"]
+    Storage(settings.storage).remove("inputs")
+    answer = server.ask("POST", f"/v1/videos/{video_id}/remix", {"prompt": ""})
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+
+def test_the_same_upload_many_times_at_once(server: Server, data: bytes, connection: redis.Redis) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(server.create, [data] * 20))
+    assert {answer.status for answer in answers} == {200}
+    assert len({answer.json["id"] for answer in answers}) == connection.llen("rq:queue:svdq-default") == 1
 
 
 def test_pages(server: Server, data: bytes) -> None:
