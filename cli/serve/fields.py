@@ -81,14 +81,14 @@ def read_request(
     try:
         plain = _plain_options(texts)
         family = choose_family(
-            [name for name in plain if name != "family"],
+            [name for name in plain if name in VIDEO_FIELDS and name != "family"],
             plain.get("family") or (base.family if base is not None else None),
             model,
             spell,
         )
         options = _with_family(plain, texts, family)
         if base is not None:
-            options = replace(base, **options.given())
+            options = replace(base, **options.given(), auto_size=options.auto_size)
         param = "output"
         folder = read_folder(texts.get("output", ""))
         param = "at"

@@ -127,6 +127,18 @@ def test_parameters(server: Server, data: bytes, connection: redis.Redis) -> Non
         assert {name: getattr(made, name) for name in job} == job
 
 
+def test_size_by_the_photo_and_motion(server: Server, data: bytes, svdq: Cli, photo: Path) -> None:
+    flags = ("--size", "auto", "--seed", "1", "--interpolate", "24", "--boomerang", "--frames", "5")
+    [line] = svdq("submit", photo, *flags, "--json").stdout.splitlines()
+    fields = {"size": "auto", "seed": 1, "interpolate": 24, "boomerang": True, "num_frames": 5}
+    by_json = server.ask("POST", "/v1/videos", {**fields, "input_reference": data_url(data)}).json
+    assert by_json["id"] in line
+    assert by_json["size"] != "1024x576"
+    assert server.create(data, **(fields | {"boomerang": "true"})).json["id"] == by_json["id"]
+    remixed = server.ask("POST", f"/v1/videos/{by_json['id']}/remix", {"boomerang": False}).json
+    assert (remixed["size"], remixed["svdq"]["parameters"].get("boomerang")) == (by_json["size"], None)
+
+
 def test_priority_and_time(server: Server, data: bytes) -> None:
     later = server.create(data, at="+2h", priority="high").json
     assert (later["status"], later["svdq"]["status"], later["svdq"]["priority"]) == ("queued", "scheduled", "high")
