@@ -1,0 +1,122 @@
+"""Wan in half precision, with int8 weights and compiled; and the published transformers, without their weights."""
+
+import math
+
+import pytest
+import torch
+
+from svdq.pipeline.media.image import prepare_photo
+from svdq.pipeline.models import options as compute
+from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.loader import dtype_for, open_model
+from svdq.pipeline.models.options import ComputeOptions
+from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
+from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.wan.reference import call_diffusers, open_diffusers
+from svdq.pipeline.models.wan.tiny import write_tiny_wan
+
+CPU = torch.device("cpu")
+EVERYTHING = Role(encode=True, decode=True)
+#: Differences from the defaults in the published configs; billions of parameters.
+PUBLISHED = {
+    "2.2 I2V-A14B": ({"in_channels": 36}, 14.3),
+    "2.1 I2V-14B": ({"in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}, 16.4),
+    "2.2 TI2V-5B": (
+        {"in_channels": 48, "out_channels": 48, "num_attention_heads": 24, "ffn_dim": 14336, "num_layers": 30},
+        5.0,
+    ),
+}
+
+
+@pytest.fixture
+def photo(photo_bytes):
+    return prepare_photo(photo_bytes, 64, 64)
+
+
+def parameters(model):
+    return model.complete(WanParameters(prompt="A dog.", seed=3, frames=5, steps=4, width=64, height=64))
+
+
+def denoise(model, photo, values):
+    state = dict(model.encode(photo, values))
+    for index in range(values.steps):
+        state |= model.denoiser(state, values).step(state, index)
+        model.check_state(state, values)
+    return state
+
+
+@pytest.mark.parametrize("kind", ["UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler"])
+def test_bfloat16_keeps_what_must_be_float32_and_equals_diffusers(tmp_path, photo, kind):
+    write_tiny_wan(tmp_path, scheduler=kind)
+    model = open_model(str(tmp_path), EVERYTHING, CPU, torch.bfloat16)
+    for transformer in (model.pipeline.transformer, model.pipeline.transformer_2):
+        dtypes = {name: weight.dtype for name, weight in transformer.named_parameters()}
+        full = ("time_embedder", "scale_shift_table", "norm2")
+        assert {dtypes[name] for name in dtypes if any(each in name for each in full)} == {torch.float32}
+        assert {dtypes[name] for name in dtypes if "to_q" in name or "ffn" in name} == {torch.bfloat16}
+    assert {each.dtype for each in model.pipeline.vae.parameters()} == {torch.float32}
+    values = parameters(model)
+    state = denoise(model, photo, values)
+    assert state["prompt_embeds"].dtype == torch.bfloat16
+    assert state["condition"].dtype == torch.float32
+    theirs = open_diffusers(str(tmp_path), torch.bfloat16)
+    theirs.set_progress_bar_config(disable=True)
+    expected = call_diffusers(theirs, photo, values, output_type="latent")
+    assert torch.equal(state["latents"], expected.to(state["latents"].dtype))
+    assert state["latents"].std() > 0.1
+
+
+def test_the_default_on_gpus_is_bfloat16(tiny_wan, tiny_model):
+    gpu = torch.device("cuda")
+    assert dtype_for(str(tiny_wan), CPU) == torch.float32
+    assert dtype_for(str(tiny_wan), gpu) == torch.bfloat16
+    assert dtype_for(str(tiny_wan), gpu, ComputeOptions(dtype="fp16")) == torch.float16
+    assert dtype_for(str(tiny_model), gpu) == dtype_for("preview", gpu) == torch.float16
+
+
+def test_attention_is_left_alone_on_gpus(tiny_wan):
+    transformer = open_model(str(tiny_wan), Role(), CPU, torch.float32).pipeline.transformer
+    before = dict(transformer.attn_processors)
+    compute.apply(transformer, compute.DEFAULTS, torch.device("cuda"))
+    assert dict(transformer.attn_processors) == before
+
+
+def test_int8_weights_are_smaller_and_nearly_the_same(tiny_wan, photo):
+    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
+    usual = open_model(str(tiny_wan), EVERYTHING, CPU, torch.float32)
+    model = open_model(str(tiny_wan), EVERYTHING, CPU, torch.float32, ComputeOptions(approximate=("int8",)))
+    assert model.info.weight_bytes < 0.9 * usual.info.weight_bytes
+    assert model.info.notice == "tiny (untrained: shows noise), approximate (int8)"
+    values = parameters(usual)
+    exact, found = (denoise(each, photo, values)["latents"] for each in (usual, model))
+    assert not torch.equal(exact, found)
+    assert (exact - found).abs().mean() < 0.1 * exact.std()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["blocks", "whole"])
+def test_compiled_transformers_give_the_same_bits(tiny_wan, photo, monkeypatch, what):
+    monkeypatch.setattr(compute, "BACKEND", "eager")
+    usual = open_model(str(tiny_wan), EVERYTHING, CPU, torch.float32)
+    model = open_model(str(tiny_wan), EVERYTHING, CPU, torch.float32, ComputeOptions(compiled=what))
+    values = parameters(usual)
+    model.warm_up(values)
+    assert torch.equal(denoise(model, photo, values)["latents"], denoise(usual, photo, values)["latents"])
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_parameters_and_bytes_of_the_published_transformers(model):
+    """From the configs, without memory for weights; layers that stay in float32 count as such."""
+    from diffusers import WanTransformer3DModel
+
+    changes, billions = PUBLISHED[model]
+    config = {name: value for name, value in TRANSFORMER_DEFAULTS.items() if name != "image_dim"} | changes
+    with torch.device("meta"):
+        transformer = WanTransformer3DModel.from_config(config)
+    sizes = {name: math.prod(weight.shape) for name, weight in transformer.named_parameters()}
+    total = sum(sizes.values())
+    assert round(total / 1e9, 1) == billions
+    kept = WanTransformer3DModel._keep_in_fp32_modules
+    full = sum(size for name, size in sizes.items() if any(each in name for each in kept))
+    assert full < 0.01 * total
+    assert (2 * total + 2 * full) / 1e9 == pytest.approx(2 * billions, abs=0.15)

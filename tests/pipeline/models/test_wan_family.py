@@ -1,0 +1,96 @@
+"""The defaults of Wan's models are their authors', and what a model cannot do is one sentence."""
+
+import pytest
+
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.wan.defaults import NEGATIVE_PROMPT
+from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED, read_facts
+from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
+
+ONE = {"boundary_ratio": None}
+TI2V = ONE | {"expand_timesteps": True, "vae": PUBLISHED["vae"] | {"scale_factor_spatial": 16}}
+
+
+def complete(facts, **values):
+    return FAMILY.complete(WanParameters(seed=1, **values), facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, {"frames": 81, "fps": 16, "width": 832, "height": 480, "steps": 40, "flow_shift": 5.0}),
+        ({}, {"guidance_scale": 3.5, "guidance_scale_2": 3.5}),
+        (ONE, {"frames": 81, "fps": 16, "width": 832, "height": 480, "steps": 40, "flow_shift": 3.0}),
+        (ONE, {"guidance_scale": 5.0, "guidance_scale_2": None}),
+        (TI2V, {"frames": 121, "fps": 24, "width": 1280, "height": 704, "steps": 50, "flow_shift": 5.0}),
+        (TI2V, {"guidance_scale": 5.0, "guidance_scale_2": None}),
+    ],
+)
+def test_the_authors_defaults(facts, expected):
+    found = complete(facts).model_dump()
+    assert {name: found[name] for name in expected} == expected
+    assert found["negative_prompt"] == NEGATIVE_PROMPT
+    assert found["prompt"] == ""
+
+
+def test_what_is_given_stays():
+    given = {
+        "frames": 5, "steps": 4, "width": 320, "height": 192, "fps": 30, "prompt": "a", "negative_prompt": "",
+        "guidance_scale": 1.0, "guidance_scale_2": 2.0, "flow_shift": 8.0,
+    }  # fmt: skip
+    completed = complete({}, **given)
+    assert completed.model_dump().items() >= given.items()
+    assert FAMILY.complete(completed, {}) == completed
+
+
+def test_the_second_scale_is_the_first_if_it_is_left_out():
+    assert complete({}, guidance_scale=6.0).guidance_scale_2 == 6.0
+    assert complete({}, guidance_scale_2=6.0).guidance_scale == 3.5
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "size", "shift"),
+    [
+        # What diffusers' conversion writes, whatever the authors recommend.
+        ({"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}, (1280, 720), 5.0),
+        ({"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}, (480, 832), 3.0),
+        ({"_class_name": "UniPCMultistepScheduler"}, (1280, 720), 5.0),
+        # The model's own.
+        ({"_class_name": "UniPCMultistepScheduler", "flow_shift": 8.0}, (1280, 720), 8.0),
+        ({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}, (1280, 720), 3.0),
+    ],
+)
+def test_the_shift_of_the_models_own_scheduler(scheduler, size, shift):
+    assert complete(ONE | {"scheduler": scheduler}, width=size[0], height=size[1]).flow_shift == shift
+
+
+@pytest.mark.parametrize(
+    ("facts", "values", "words"),
+    [
+        (
+            ONE,
+            {"guidance_scale_2": 3.0},
+            r"^Wan 2\.1 I2V-14B has one transformer, so it has no guidance_scale_2;",
+        ),
+        (TI2V, {"width": 1280, "height": 720}, r"^The height of 720 pixels is no multiple of 32, as Wan 2\.2 TI2V-5B"),
+    ],
+)
+def test_what_a_model_cannot_do(facts, values, words):
+    with pytest.raises(InputError, match=words):
+        complete(facts, **values)
+
+
+def test_720p_works_with_the_models_that_compress_8_times():
+    assert complete({}, width=1280, height=720).height == 720
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_facts_of_a_folder(tmp_path, variant):
+    write_tiny_wan(tmp_path, variant)
+    facts = read_facts(tmp_path, "tiny")
+    assert facts.keys() == PUBLISHED.keys()
+    assert facts["boundary_ratio"] == (0.9 if variant == "i2v-a14b" else None)
+    assert facts["has_image_encoder"] == (variant == "i2v-14b")
+    assert facts["expand_timesteps"] == (variant == "ti2v-5b")
+    assert facts["vae"]["scale_factor_spatial"] == (16 if variant == "ti2v-5b" else 8)
