@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from svdq.cli.serve.creation import create, with_seed
-from svdq.cli.serve.errors import ApiError, no_such_video
+from svdq.cli.serve.errors import ApiError, Json, no_such_video
 from svdq.cli.serve.fields import VideoRequest, decode_data_url, read_request
 from svdq.cli.serve.polling import Polled
 from svdq.cli.serve.removing import remove
@@ -47,12 +47,12 @@ def routes() -> list[BaseRoute]:
 async def health(request: Request) -> Response:
     """Answer 200 while Redis can be reached, and 503 otherwise."""
     await request.app.state.snapshots.get(None)
-    return JSONResponse({"status": "ok"})
+    return Json({"status": "ok"})
 
 
 async def live(_request: Request) -> Response:
     """Answer 200 while the server runs."""
-    return JSONResponse({"status": "ok"})
+    return Json({"status": "ok"})
 
 
 async def list_models(request: Request) -> Response:
@@ -60,7 +60,7 @@ async def list_models(request: Request) -> Response:
     data = [
         {"id": model_stem(name), "object": "model", "created": 0, "owned_by": "svdq"} for name in await _models(request)
     ]
-    return JSONResponse({"object": "list", "data": data})
+    return Json({"object": "list", "data": data})
 
 
 async def create_video(request: Request) -> Response:
@@ -100,21 +100,21 @@ async def list_videos(request: Request) -> Response:
     estimates = (await request.app.state.snapshots.get(None)).estimates
     data = [video_object(view, estimates.get(view.id), names, settings) for view in views]
     ends = [data[index]["id"] if data else None for index in (0, -1)]
-    return JSONResponse({"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": has_more})
+    return Json({"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": has_more})
 
 
 async def retrieve_video(request: Request) -> Response:
     """Describe a video."""
     view, estimate = await _find(request)
     names, settings = await _models(request), request.app.state.backend.settings
-    return JSONResponse(video_object(view, estimate, names, settings))
+    return Json(video_object(view, estimate, names, settings))
 
 
 async def delete_video(request: Request) -> Response:
     """Cancel a video that is not finished; remove its files and its record."""
     view, _ = await _find(request)
     await remove(request.app.state, view.id)
-    return JSONResponse({"id": view.id, "object": "video.deleted", "deleted": True})
+    return Json({"id": view.id, "object": "video.deleted", "deleted": True})
 
 
 async def video_content(request: Request) -> Response:
@@ -184,7 +184,7 @@ async def _answer(request: Request, job_id: str, views: list[JobView]) -> Respon
     if not views:
         raise no_such_video(job_id)  # somebody has just deleted it
     names = await _models(request)
-    return JSONResponse(video_object(views[0], None, names, request.app.state.backend.settings))
+    return Json(video_object(views[0], None, names, request.app.state.backend.settings))
 
 
 async def _find(request: Request) -> tuple[JobView, Any]:

@@ -1,10 +1,12 @@
 """Errors as the API answers them: `{"error": {"message", "type", "param", "code"}}`, without paths of this machine."""
 
+import json
 import logging
 from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -18,6 +20,14 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which a client may try again while Redis or the storage is away.
 RETRY_AFTER_S = 2
+
+
+class Json(JSONResponse):
+    """JSON in ASCII, which can carry any text that JSON can: a record may have half a character."""
+
+    def render(self, content: Any) -> bytes:
+        """Encode a value."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 class ApiError(Exception):
@@ -54,10 +64,10 @@ class ApiError(Exception):
             return "authentication_error"
         return "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
 
-    def response(self) -> JSONResponse:
+    def response(self) -> Response:
         """Return the response."""
         error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
-        return JSONResponse({"error": error}, self.status, self.headers)
+        return Json({"error": error}, self.status, self.headers)
 
 
 def no_such_video(video_id: str) -> ApiError:

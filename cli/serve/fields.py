@@ -138,8 +138,9 @@ def _flatten(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
                 add(inner, each)
         elif name in (f"{PHOTO}[{_PHOTO_URL}]", f"{PHOTO}[file_id]"):
             add(PHOTO, {name[len(PHOTO) + 1 : -1]: value})
-        elif name in ("format", "formats") and isinstance(value, str):
-            add(name, [value])  # repeated for each item
+        elif name in ("format", "formats"):
+            if value is not None:  # in a form, repeated for each item
+                add(name, value if isinstance(value, list) else [value])
         else:
             add(name, value)
     return given
@@ -163,7 +164,7 @@ def _text(name: str, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list) and name in ("format", "formats"):
-        return " ".join(map(str, value))
+        value = " ".join(map(str, value))
     if isinstance(value, bool) and FIELD_OF.get(name) and FIELD_OF[name].annotation is bool:
         return str(value).lower()
     if isinstance(value, bool | list | dict):
