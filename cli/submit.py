@@ -150,5 +150,5 @@ def submit(
         below: replace(spec, folder=read_folder("/".join(filter(None, (spec.folder, below)))))
         for below in {photo.folder for photo in sources.photos}
     }
-    requests = [Request(path=photo.path, spec=specs[photo.folder]) for photo in sources.photos]
+    requests = [Request(path=photo.path, spec=specs[photo.folder], source=photo.source) for photo in sources.photos]
     return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

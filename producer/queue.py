@@ -34,6 +34,11 @@ RESTART_S = 2.0
 RETRY_S = 0.2
 ANSWER_TIMEOUT_S = 4.5
 
+#: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
+SOURCE_NOTE = "source"
+#: Characters.
+MAX_SOURCE_LENGTH = 1000
+
 
 class SvdqQueue(rq.Queue):
     """An RQ queue that reads and writes JSON by default, so that RQ's tools never unpickle our jobs.
@@ -252,8 +257,19 @@ def photo_of(rq_job: rq.job.Job) -> str:
     return photo if isinstance(photo, str) else ""
 
 
+def source_of(rq_job: rq.job.Job) -> str:
+    """Return where its photo was, such as `holiday/day 1/cup.jpg`; "" if that is not known."""
+    source = _notes_of(rq_job).get(SOURCE_NOTE, "")
+    is_path = source.isprintable() and not source.startswith("/") and len(source) <= MAX_SOURCE_LENGTH
+    return source if is_path else ""
+
+
 def notes_of(rq_job: rq.job.Job) -> dict[str, str]:
-    """Return what was recorded beside a job at its submission."""
+    """Return what was recorded beside a job at its submission, without the source of its photo."""
+    return {name: value for name, value in _notes_of(rq_job).items() if name != SOURCE_NOTE}
+
+
+def _notes_of(rq_job: rq.job.Job) -> dict[str, str]:
     notes = rq_job.kwargs.get("notes")
     if not isinstance(notes, dict):
         return {}

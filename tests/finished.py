@@ -25,6 +25,8 @@ def add_video(
     folder: str = "",
     photo: bytes = b"a photo",
     suffix: str = "jpg",
+    source: str = "",
+    motion_bucket_id: int = 127,
     finished_at: datetime | None = None,
     seconds: dict[str, float] | None = None,
     group: dict[str, Any] | None = None,
@@ -34,7 +36,16 @@ def add_video(
     image = f"inputs/{hashlib.sha256(photo).hexdigest()}.{suffix}"
     storage.write_bytes(image, photo)
     job = SvdJob(
-        image=image, name=name, seed=number, steps=4, width=64, height=64, frames=2, formats=formats, folder=folder
+        motion_bucket_id=motion_bucket_id,
+        image=image,
+        name=name,
+        seed=number,
+        steps=4,
+        width=64,
+        height=64,
+        frames=2,
+        formats=formats,
+        folder=folder,
     )
     job_id = job_id or f"{number:020x}"
     stem = job.output_stem(job_id)
@@ -53,6 +64,7 @@ def add_video(
         "outputs": [storage.location(key) for key in keys],
         "finished_at": (finished_at or datetime.now(UTC)).isoformat(),
     }
+    document |= {"source": source} if source else {}
     document |= {"seconds": seconds} if seconds else {}
     document |= {"group": group} if group else {}
     storage.write_text(f"{stem}.json", json.dumps(document))

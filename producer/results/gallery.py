@@ -34,6 +34,8 @@ BROWSER_SUFFIXES = ("jpg", "png", "webp", "avif", "gif", "bmp")
 STILL_SIDE = 480
 #: Largest picture for which a still is made, in pixels.
 MAX_PIXELS = 100_000_000
+#: Fields of a job that are no choice about its video, or that a card shows anyway.
+_OWN = ("name", "folder", "formats", "decode_chunk_size", "seed")
 #: Largest total size of embedded videos in bytes: browsers fail on larger pages.
 MAX_EMBEDDED = 500 * 2**20
 
@@ -98,6 +100,7 @@ def write_gallery(
         loader=PackageLoader("svdq.producer.results"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     links = Links(storage=storage, page=page, embed=embed)
+    differing = _differing(results)
     parts = environment.get_template("gallery.html").generate(
         version=version("svdq"),
         title=title,
@@ -105,7 +108,7 @@ def write_gallery(
         # Rendered one by one, since each may hold a video.
         cards=itertools.chain(
             (_failure_card(links, view) for view in failures),
-            (_video_card(links, result) for result in results),
+            (_video_card(links, result, differing) for result in results),
         ),
         **_code(environment),
     )
@@ -122,19 +125,36 @@ def _code(environment: Environment) -> dict[str, str]:
     return values
 
 
+def _differing(results: Sequence[Result]) -> dict[str, list[str]]:
+    """Return the parameters in which the videos of each photo differ, by the photo's key."""
+    values: dict[str, dict[str, set[str]]] = {}
+    for result in results:
+        job = result.document["job"]
+        of_photo = values.setdefault(str(job.get("image", "")), {})
+        for name, value in job.items():
+            of_photo.setdefault(name, set()).add(_words(value))
+    return {
+        image: [name for name, found in of_photo.items() if len(found) > 1 and name not in _OWN]
+        for image, of_photo in values.items()
+    }
+
+
 def _failure_card(links: Links, view: JobView) -> dict[str, Any]:
-    return _card(links, view.id, view.parameters) | {
+    return _card(links, view.id, view.parameters, view.source) | {
         "state": "failed",
         "reason": view.error,
         "submitted_at": view.created_at.astimezone(),
     }
 
 
-def _video_card(links: Links, result: Result) -> dict[str, Any]:
+def _video_card(links: Links, result: Result, differing: Mapping[str, list[str]]) -> dict[str, Any]:
     # The id in a name is hexadecimal, so in a name without an extension any dot comes before the id.
     words = {key: key.rpartition(".")[2] for key in result.outputs}
-    return _card(links, result.job_id, result.document["job"]) | {
+    job = result.document["job"]
+    names = differing.get(str(job.get("image", "")), [])
+    return _card(links, result.job_id, job, result.source) | {
         "state": "finished",
+        "differs": ", ".join(f"{name} {_words(job.get(name))}" for name in names),
         "notice": result.notice,
         "finished_at": result.finished_at.astimezone(),
         "seed": result.document["job"].get("seed", "?"),
@@ -145,12 +165,17 @@ def _video_card(links: Links, result: Result) -> dict[str, Any]:
     }
 
 
-def _card(links: Links, job_id: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _card(links: Links, job_id: str, parameters: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return what the cards of all jobs have."""
     name = str(parameters.get("name", "?"))
-    rows = [("job", job_id), *((key, _words(value)) for key, value in parameters.items() if key != "name")]
+    rows = [
+        ("job", job_id),
+        *([("source", source)] if source else []),
+        *((key, _words(value)) for key, value in parameters.items() if key != "name"),
+    ]
     photo, prompt = _photo(links, str(parameters.get("image", ""))), str(parameters.get("prompt") or "")
-    return {"id": job_id, "name": name, "prompt": prompt, "photo": photo, "rows": rows, "frame": None}
+    shown = {"name": name, "prompt": prompt, "photo": photo, "source": source or name}
+    return shown | {"id": job_id, "image": str(parameters.get("image", "")), "rows": rows, "frame": None, "differs": ""}
 
 
 def _frame(links: Links, result: Result) -> dict[str, str] | None:

@@ -46,6 +46,12 @@ class Result:
         return str(self.document["job"].get("name", "?"))
 
     @property
+    def source(self) -> str:
+        """Where its photo was, from the submitted folder on; "" if that was not recorded."""
+        source = self.document.get("source", "")
+        return source if isinstance(source, str) else ""
+
+    @property
     def notice(self) -> str:
         """The notice to show with it."""
         return notice_of(self.document)

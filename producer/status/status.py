@@ -14,7 +14,7 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
-from svdq.producer.queue import ENDED, SvdqQueue, fetch, notes_of, photo_of, read_job
+from svdq.producer.queue import ENDED, SvdqQueue, fetch, notes_of, photo_of, read_job, source_of
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
 from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many, read_results
@@ -54,6 +54,8 @@ class JobView:
     parameters: dict[str, Any] = field(default_factory=dict)
     #: The path of its photo at submission; "" if it was not recorded.
     photo: str = ""
+    #: Where its photo was, from the submitted folder on, such as `holiday/day 1/cup.jpg`; "" if that is not known.
+    source: str = ""
     #: What was recorded beside it at submission, such as a prompt that its model ignores.
     notes: dict[str, str] = field(default_factory=dict)
     #: Its queue, and when it was submitted.
@@ -202,6 +204,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         model=str(value.get("model") or ""),
         parameters=parameters,
         photo=photo_of(rq_job) if job else "",
+        source=source_of(rq_job) if job else "",
         notes=notes_of(rq_job) if job else {},
         queue=rq_job.origin,
         created_at=as_utc(rq_job.created_at),

@@ -48,6 +48,8 @@ class Photo:
     num_bytes: int | None = None
     #: Width and height in pixels, upright; None if they are not known.
     size: tuple[int, int] | None = None
+    #: Where it was, from the folder that was submitted on, such as `holiday/day 1/cup.jpg`; "" if that is not known.
+    source: str = ""
     #: The bytes of an upload; None: they are in the file.
     data: bytes | None = field(default=None, repr=False)
 
@@ -188,6 +190,11 @@ def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
         name=safe_name(path.stem),
         size=(height, width) if is_turned(image) else (width, height),
     )
+
+
+def source_path(*parts: str) -> str:
+    """Join the names of folders and a photo to a path that all programs can show."""
+    return "/".join(safe_name(part) for part in parts if part)
 
 
 def safe_name(stem: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.photos import safe_name
+from svdq.producer.submitting.photos import safe_name, source_path
 from svdq.producer.submitting.prompts import prompt_path
 
 #: Suffixes of photos in folders.
@@ -30,6 +30,14 @@ class Source:
     path: Path
     #: Its folder relative to the given folder, such as `day 1/morning`; "" for the given folder itself.
     folder: str = ""
+    #: Name of the given folder; "" for a file that was given itself.
+    root: str = ""
+
+    @property
+    def source(self) -> str:
+        """Where it is, from the given folder on; of a file, from its own folder on."""
+        root = self.root or os.path.basename(os.path.dirname(os.path.abspath(self.path)))
+        return source_path(root, *self.folder.split("/"), self.path.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +102,8 @@ class _Walk:
         if not os.path.isdir(path):  # `Path.is_dir` raises errors that are clearer when the file is opened
             return [Source(path)]
         names = self._photos(self._names(path))
-        found = [Source(path / name, "/".join(map(safe_name, name.parent.parts))) for name in names]
+        root = os.path.basename(os.path.abspath(path))
+        found = [Source(path / name, "/".join(map(safe_name, name.parent.parts)), root) for name in names]
         if not found:
             hint = "" if self._recursive else "; --recursive includes subfolders"
             raise InputError(f"There are no photos in the folder {str(path)!r}{hint}.")

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.producer.control import retry
-from svdq.producer.queue import connect, read_job, session
+from svdq.producer.queue import SOURCE_NOTE, connect, read_job, session
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import read_groups
 from svdq.producer.status.status import view_many
@@ -22,7 +22,7 @@ from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_aft
 from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions, as_flag
-from svdq.producer.submitting.photos import Photo, check_photos, check_upload
+from svdq.producer.submitting.photos import Photo, check_photos, check_upload, source_path
 from svdq.producer.submitting.prompts import prompt_path, read_prompt
 from svdq.producer.submitting.sizes import crop_warning
 from svdq.producer.threads import ordered_map
@@ -40,6 +40,8 @@ class Request:
 
     path: Path
     spec: JobSpec
+    #: Where the photo is, from the submitted folder on; "" means its own folder and name.
+    source: str = ""
     #: Prefix of errors: where the user asked for it, such as `list.csv, line 7: `.
     where: str = ""
     #: The bytes of an upload, whose path is only a name; None: they are in the file.
@@ -195,7 +197,7 @@ def _check(
             reasons.append(request.reason)
         elif isinstance(result := _check_upload(request, settings) or next(results), Photo):
             try:
-                checked.append((result, prompts.spec_for(request)))
+                checked.append((replace(result, source=_source_of(request)), prompts.spec_for(request)))
             except InputError as error:
                 reasons.append(f"{request.where}{error}")
         else:
@@ -212,6 +214,13 @@ def _check(
             f"give --family {' or '.join(sorted(WITH_PROMPTS))} if the workers' model takes them."
         )
     return checked
+
+
+def _source_of(request: Request) -> str:
+    if request.source:
+        return request.source
+    folder = "" if request.data is not None else request.path.absolute().parent.name
+    return source_path(folder, request.path.name)
 
 
 def _check_upload(request: Request, settings: Settings) -> Photo | InputError | None:
@@ -316,7 +325,7 @@ def _entries(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, 
                     photo=photo.shown_path,
                     priority=spec.priority,
                     at=spec.at,
-                    notes=dict(spec.notes),
+                    notes=dict(spec.notes) | ({SOURCE_NOTE: photo.source} if photo.source else {}),
                     warning=crop_warning(photo.size, job),
                 ),
                 spec,

@@ -13,10 +13,11 @@ from pathlib import Path
 import redis
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.queue import SOURCE_NOTE
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photos import check_data, read_file
+from svdq.producer.submitting.photos import check_data, read_file, source_path
 from svdq.producer.submitting.sizes import crop_warning
 from svdq.producer.watching.directory import delete_file, move_file, open_file, open_folder, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions, is_temporary
@@ -125,7 +126,13 @@ class Processor:
     def _entry(self, path: str, data: bytes, spec: JobSpec) -> Entry:
         photo = check_data(data, self._root / path, self._max_pixels)
         job, job_id = next(spec.jobs(photo, first_index=1))
-        return Entry(job=job, job_id=job_id, priority=spec.priority, warning=crop_warning(photo.size, job))
+        return Entry(
+            job=job,
+            job_id=job_id,
+            priority=spec.priority,
+            warning=crop_warning(photo.size, job),
+            notes={SOURCE_NOTE: source_path(self._root.name, *path.split("/"))},
+        )
 
     def _submit(self, file: WaitingFile, data: bytes, entry: Entry, connection: redis.Redis) -> bool:
         """Submit a photo unless its record has the same job; return whether Redis was used."""

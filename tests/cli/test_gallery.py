@@ -166,6 +166,22 @@ def test_a_photo_that_browsers_do_not_show_gets_a_still(
     assert [link for link in Page(page).links() if link.endswith(".heic")]
 
 
+def test_videos_of_a_photo_are_named_by_its_path_and_what_differs(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
+    for number, bucket in enumerate((60, 180)):
+        add_video(storage, number, photo=b"one", source="holiday/day 1/<cup>.jpg", motion_bucket_id=bucket)
+    add_video(storage, 2, photo=b"other", motion_bucket_id=60)
+    assert svdq("gallery", "-o", tmp_path / "page.html").returncode == 0
+    page = Page(tmp_path / "page.html")
+    cards = [attributes for attributes in page.all("li") if attributes.get("class") == "card"]
+    assert sorted(str(card["data-source"]) for card in cards) == ["holiday/day 1/<cup>.jpg"] * 2 + ["photo"]
+    assert len({card["data-image"] for card in cards}) == 2
+    assert "motion_bucket_id 60\n" in page.text
+    assert "motion_bucket_id 180\n" in page.text
+    assert page.text.count("motion_bucket_id 60\n") == 1
+    assert "holiday/day 1/<cup>.jpg" in page.text
+    assert {option["value"] for option in page.all("option")} >= {"", "photo"}
+
+
 def test_embedded_the_page_needs_nothing_else(svdq: Cli, storage: Storage, photo: Path, tmp_path: Path) -> None:
     job_id = add_video(storage, 1, photo=photo.read_bytes())
     add_video(storage, 2, formats=("png",), photo=b"no photo at all")
@@ -311,4 +327,43 @@ def test_in_a_browser(
         "cats": 30,
         "count": "30 of 61 shown",
         "failed": 1,
+    }
+
+
+@pytest.mark.slow
+def test_in_a_browser_videos_are_grouped_by_photo(
+    svdq: Cli, storage: Storage, tmp_path: Path, browse: Callable[[Path, str], dict]
+) -> None:
+    now = datetime.now(UTC)
+    for number, (photo, source) in enumerate([("b", "trip/10.jpg"), ("a", "trip/9.jpg"), ("b", "trip/10.jpg")]):
+        finished_at = now - timedelta(hours=9 - number)
+        add_video(storage, number, name=f"n{number}", photo=photo.encode(), source=source, finished_at=finished_at)
+    page = tmp_path / "all.html"
+    assert svdq("gallery", "-o", page).returncode == 0
+    found = browse(
+        page,
+        """
+        const shown = () => Array.from(doc.querySelectorAll("main li")).filter(item => !item.hidden)
+          .map(item => item.querySelector("h2").textContent);
+        const change = function (id, value, event) {
+          doc.getElementById(id).value = value;
+          doc.getElementById(id).dispatchEvent(new win.Event(event));
+        };
+        const answer = {newest: shown()};
+        change("order", "photo", "change");
+        answer.photos = shown();
+        change("search", "n1", "input");
+        answer.found = shown();
+        change("search", "", "input");
+        change("order", "", "change");
+        answer.again = shown();
+        return answer;
+        """,
+    )
+    newest = ["n2", "n1", "n0"]
+    assert found == {
+        "newest": newest,
+        "photos": ["trip/9.jpg", "n1", "trip/10.jpg", "n0", "n2"],
+        "found": ["trip/9.jpg", "n1"],
+        "again": newest,
     }

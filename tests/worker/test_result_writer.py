@@ -100,6 +100,16 @@ def read_provenance_text(path: Path) -> str:
         return container.metadata["comment"]
 
 
+def test_the_source_of_the_photo_is_beside_the_video_and_not_in_it(folder: Path) -> None:
+    writer, reports = open_writer(folder), Reports()
+    sample = sample_of("one", formats=("mp4",))
+    writer.deliver(replace(sample, metadata={**sample.metadata, "source": "holiday/cup.jpg"}), FRAMES, reports)
+    reports.wait(1)
+    writer.close()
+    assert json.loads((folder / "outputs/one-id-one.json").read_text())["source"] == "holiday/cup.jpg"
+    assert "holiday" not in read_provenance_text(folder / "outputs/one-id-one.mp4")
+
+
 def test_videos_wait_for_a_storage_that_refuses(folder: Path, until, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     (folder / "outputs").write_text("a file is in the way")

@@ -15,7 +15,7 @@ from typing import Any
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.protocols import Report, Request
 from svdq.producer.job import Job
-from svdq.producer.queue import read_job
+from svdq.producer.queue import SOURCE_NOTE, read_job, source_of
 from svdq.worker.checkpoint.reader import CheckpointReader, resumed
 from svdq.worker.intake.policy import IntakeOptions, is_too_late
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
@@ -224,6 +224,8 @@ class Dispatcher:
             resume = resumed(resume, _step_seen(active.rq_job.meta))
             logger.info("Job %s continues from step %d of %d.", job_id, resume.step, job.steps)
         metadata = job.model_dump(mode="json", include=set(Job.model_fields))
+        if source := source_of(active.rq_job):
+            metadata[SOURCE_NOTE] = source
         return Request(
             job_id=job_id,
             parameters=prepared.parameters,

@@ -25,6 +25,7 @@ from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
+from svdq.producer.queue import SOURCE_NOTE
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.output.sidecar import job_as_used, notice_for, output_keys, result_of, sidecar_key, timings_of
@@ -197,14 +198,16 @@ class ResultWriter:
             "versions": self._versions,
             "outputs": [self._storage.location(key) for key in keys.values()],
         }
+        if SOURCE_NOTE in sample.metadata:
+            document[SOURCE_NOTE] = sample.metadata[SOURCE_NOTE]
         with self._storage.staging() as staging:
             paths = {key: staging / Path(key).name for key in keys.values()}
             fps = job.interpolate or job.fps
             shown = change_motion(frames, job.fps, staging, boomerang=job.boomerang, interpolate=job.interpolate)
             if shown is not frames:
                 document["shown"] = {"frames": len(shown), "fps": fps}
-            # Videos are passed on, so their comment does not contain paths of this machine.
-            comment = {name: value for name, value in document.items() if name != "outputs"}
+            # Videos are passed on, so their comment does not contain paths.
+            comment = {name: value for name, value in document.items() if name not in ("outputs", SOURCE_NOTE)}
             for kind, key in keys.items():
                 video.write_video(shown, paths[key], kind, fps, json.dumps(comment, ensure_ascii=False))
             if not self._fence(sample):

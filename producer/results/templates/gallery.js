@@ -53,6 +53,36 @@
     });
   });
 
+  // The videos of a photo beside each other, the oldest first, below the photo's path; photos by folder and name.
+  const list = document.querySelector(".cards");
+  const order = document.getElementById("order");
+  const photos = new Map();
+  cards.forEach(function (card) {
+    const key = card.dataset.image || card.dataset.source;
+    if (!photos.has(key)) { photos.set(key, { source: card.dataset.source, cards: [], heading: null }); }
+    photos.get(key).cards.unshift(card);
+  });
+  const groups = Array.from(photos.values()).sort(function (one, other) {
+    return one.source.localeCompare(other.source, undefined, { numeric: true });
+  });
+
+  function arrange() {
+    groups.forEach(function (group) { if (group.heading) { group.heading.remove(); } });
+    if (!order.value) {
+      list.append.apply(list, cards);
+    } else {
+      groups.forEach(function (group) {
+        if (!group.heading) {
+          group.heading = document.createElement("li");
+          group.heading.className = "photo";
+          group.heading.appendChild(document.createElement("h2")).textContent = group.source;
+        }
+        list.append.apply(list, [group.heading].concat(group.cards));
+      });
+    }
+    filter();
+  }
+
   function filter() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
@@ -62,11 +92,15 @@
       card.hidden = !fits;
       shown += fits ? 1 : 0;
     });
+    groups.forEach(function (group) {
+      if (group.heading) { group.heading.hidden = group.cards.every(function (card) { return card.hidden; }); }
+    });
     count.value = shown === cards.length ? cards.length + " shown" : shown + " of " + cards.length + " shown";
   }
   search.form.addEventListener("submit", function (event) { event.preventDefault(); });
   search.addEventListener("input", filter);
   state.addEventListener("change", filter);
+  order.addEventListener("change", arrange);
   document.querySelector(".tools").hidden = false;
   filter();
 })();
