@@ -23,6 +23,8 @@ from svdq.producer.watching.directory import (
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit
 from svdq.producer.watching.scanner import WaitingFile
 
+_SUFFIXES = (*SUFFIXES, *map(str.upper, SUFFIXES))
+
 
 class Prompts:
     """The prompts beside the photos of one watched folder. Paths are text, from the watched folder, with slashes."""
@@ -70,7 +72,7 @@ class Prompts:
             moved_to: its new path; None if it was deleted.
         """
         path, post_submit = _prompt_of(file.path), self._post_submit
-        if file.prompt is None or post_submit.keep or self._photos(path):
+        if file.prompt is None or post_submit.keep or self._has_photo(path):
             return
         with contextlib.suppress(OSError):  # it stays; without its photo nothing uses it
             if post_submit.target is None:
@@ -83,7 +85,7 @@ class Prompts:
         """Return why a file is not used as a prompt, as a clause; "" if it is used; None if it is no text file."""
         if not path.endswith(SUFFIX):
             return None
-        has_photo = bool(self._photos(path))
+        has_photo = self._has_photo(path)
         try:
             takes_prompts = _takes_prompts(self._config.spec_for(path))
         except InputError:  # reported with the photos
@@ -109,14 +111,13 @@ class Prompts:
             return None
         return found
 
-    def _photos(self, prompt: str) -> list[str]:
-        """Return the names of the photos that have a file as their prompt."""
+    def _has_photo(self, prompt: str) -> bool:
+        """Return whether there is a photo that has a file as its prompt; a large folder is not listed for it."""
         folder, name = os.path.split(prompt)
         stem = os.path.splitext(name)[0]
         with contextlib.suppress(OSError), open_folder(self._root, folder) as descriptor:
-            parts = map(os.path.splitext, os.listdir(descriptor))
-            return [other + suffix for other, suffix in parts if other == stem and suffix.lower() in SUFFIXES]
-        return []
+            return any(os.access(stem + suffix, os.F_OK, dir_fd=descriptor) for suffix in _SUFFIXES)
+        return False
 
 
 def _takes_prompts(spec: JobSpec) -> bool:

@@ -411,3 +411,30 @@ def test_kills_lose_and_duplicate_nothing() -> None:
         timeout=200,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_prompts_beside_photos(watch: Callable[..., Watch], drop: Drop, inbox: Path, connection: redis.Redis) -> None:
+    watching = watch("--family", "wan", "--on-success", "move:done", "--recursive", "--stable-for", "3s")
+    watching.wait_for("watching")
+    (inbox / "before.txt").write_text("Before.")
+    (inbox / "day").mkdir()
+    (inbox / "day" / "svdq.toml").write_text('prompt = "Of the day."\n')
+    drop("before.jpg")
+    drop("without.jpg")
+    drop("day/a.jpg")
+    drop("late.jpg")
+    (inbox / "late.txt").write_bytes("\ufeffAt once after\r\nthe photo.".encode())
+    (inbox / "orphan.txt").write_text("Of no photo.")
+    watching.wait_for("submitted", 4)
+    (ignored,) = watching.wait_for("ignored")
+    assert ignored["path"] == "orphan.txt"
+    assert watching.end() == 0
+    assert {name: job.model_dump()["prompt"] for name, job in jobs(connection).items()} == {
+        "before": "Before.",
+        "without": "",
+        "a": "Of the day.",
+        "late": "At once after the photo.",
+    }
+    assert sorted(path.name for path in inbox.iterdir()) == ["day", "done", "orphan.txt"]
+    done = {path.name: path.read_text() for path in (inbox / "done").glob("*.txt")}
+    assert {*done} == {"before.txt", "late.txt"}
