@@ -79,7 +79,9 @@ class Job(VideoParameters):
 
     @model_validator(mode="after")
     def _interpolation_adds_frames(self) -> Self:
-        if self.interpolate is not None and self.interpolate <= self.fps:
+        # fps that are left to the model are filled in by the worker, which checks this again.
+        fps: int | None = self.fps
+        if self.interpolate is not None and fps is not None and self.interpolate <= fps:
             raise ValueError(f"interpolate {self.interpolate} is not more than fps {self.fps}")
         return self
 

@@ -13,7 +13,7 @@ from PIL import Image
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
-from svdq.producer.job import Job, SvdJob
+from svdq.producer.job import Job, SvdJob, WanJob
 from svdq.producer.storage.storage import Storage
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
 from svdq.worker.storage_retry import NoLongerWantedError, RetryStoppedError, StorageRetry
@@ -180,6 +180,16 @@ def test_a_folder_in_the_place_of_a_sidecar_fails_its_job(folder: Path, job: Job
     (folder / "outputs/photo-a-job.json").mkdir(parents=True)
     with pytest.raises(SvdqError, match="Its output 'outputs/photo-a-job' cannot be read or written: Is a directory"):
         open_prefetcher(Storage(str(folder))).prepare("a-job", job)
+
+
+def test_a_job_that_does_not_fit_the_defaults_of_the_model_fails(folder: Path, job: Job) -> None:
+    wan = WanJob(image=job.image, name="photo", seed=1, interpolate=20)
+    fill_in = {"frames": 5, "steps": 2, "width": 64, "height": 64, "fps": 24}
+    prefetcher = Prefetcher(
+        Storage(str(folder)), MODEL, 10**6, None, complete=lambda found: found.model_copy(update=fill_in)
+    )
+    with pytest.raises(SvdqError, match="of the model fake: interpolate 20 is not more than fps 24; submit it"):
+        prefetcher.prepare("a-job", wan)
 
 
 def test_looking_ahead_waits_for_nothing(folder: Path, job: Job) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from PIL.Image import Image
+from pydantic import ValidationError
 
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.media.image import prepare_photo
@@ -141,7 +142,13 @@ class Prefetcher:
         """Make one attempt to find files, checkpoint or photo."""
         with self._mark(job_id):
             parameters = self._complete(job.parameters)
-            wanted = job_as_used(parameters, job.model_dump())
+            try:
+                wanted = job_as_used(parameters, job.model_dump())
+            except ValidationError as error:
+                reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+                raise SvdqError(
+                    f"The job does not fit the defaults of the model {self._model.name}: {reason}; submit others."
+                ) from error
             try:
                 result = find_result(self._storage, self._model, wanted, job_id)
             except UnavailableError as error:

@@ -94,6 +94,12 @@ def test_sizes_of_wan(size: tuple[int, int]) -> None:
         job_of(width=832, height=480)
 
 
+def test_interpolation_of_what_is_left_to_the_model() -> None:
+    assert job_of(family="wan", interpolate=20).interpolate == 20
+    with pytest.raises(InputError, match="--interpolate 20 is not more than --fps 24"):
+        job_of(family="wan", interpolate=20, fps=24)
+
+
 def test_prompts_make_other_jobs() -> None:
     ids = {
         job_of(**options).digest(seed_was_drawn=True)
