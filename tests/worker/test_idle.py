@@ -1,0 +1,29 @@
+"""An idle group costs next to nothing."""
+
+import time
+
+import psutil
+import pytest
+
+#: Seconds over which the processor time is measured.
+WINDOW_S = 30.0
+
+
+@pytest.mark.long
+def test_an_idle_group_takes_a_few_hundredths_of_a_core(house) -> None:
+    group = house.start(3, model="simulated:step_ms=1")
+    (video,) = house.wait([house.submit(steps=2)])
+    assert video.status == "finished"
+    time.sleep(3)  # until what follows the last video is done
+    launcher = psutil.Process(group.process.pid)
+    processes = [launcher, *launcher.children(recursive=True)]
+    before_s = sum(_cpu_s(process) for process in processes)
+    time.sleep(WINDOW_S)
+    used_s = sum(_cpu_s(process) for process in processes) - before_s
+    assert all(process.is_running() for process in processes)
+    assert used_s < 0.05 * WINDOW_S
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
