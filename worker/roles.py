@@ -144,7 +144,11 @@ def from_json(text: str) -> list[Components]:
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:
-    """Describe which rank loads what, such as "ranks 0 to 2: transformer (steps 1 to 15 of 40)"."""
+    """Describe which rank loads what, such as "ranks 0 to 2: transformer (steps 1 to 15 of 40)", and how fast that is."""
+    counts = [sum(held is None or segment.component in held for held in components) for segment in segments]
+    slowest = max((each.stop - each.start) / count for each, count in zip(segments, counts, strict=True))
+    num_denoising = sum(held is None or bool(held) for held in components)
+    pace = min(1.0, segments[-1].stop / num_denoising / slowest)
     texts = []
     first = 0
     for held, group in groupby(components):
@@ -159,6 +163,7 @@ def _described(components: Sequence[Components], segments: Sequence[Segment], ne
         texts.append(f"{ranks}: {names} (steps {mine[0].start + 1} to {mine[-1].stop} of {segments[-1].stop})")
         first = last + 1
     return (
-        f"Each rank loads the experts of its steps, since a rank with all of them needs {size_text(need)}: "
+        f"Each rank loads the experts of its steps, at {pace:.0%} of the pace of ranks with all of them, which need "
+        f"{size_text(need)} each: "
         f"{'; '.join(texts)}."
     )

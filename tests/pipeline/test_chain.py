@@ -170,6 +170,16 @@ def test_frames_are_those_of_diffusers_for_any_plan(svd, image, reference, data)
         np.testing.assert_array_equal(chain.sink.frames[f"job-{number}"], expected)
 
 
+def test_a_rank_0_that_only_encodes_has_no_unet(tiny_model, svd, image, reference) -> None:
+    encoder = open_model(str(tiny_model), Role(encode=True, components=frozenset()), CPU, torch.float32)
+    assert encoder.pipeline.unet is None
+    requests = [Request(job_id=f"job-{number}", parameters=video, photo=image) for number, video in enumerate(VIDEOS)]
+    chain = Chain([encoder, svd, svd], requests, planner=Planner(3), components=[frozenset(), None, None])
+    chain.run()
+    for number, expected in enumerate(reference):
+        np.testing.assert_array_equal(chain.sink.frames[f"job-{number}"], expected)
+
+
 @pytest.mark.parametrize("decoder", [0, 1, 2])
 def test_a_sample_whose_steps_are_done_is_decoded_by_any_rank(decoder: int) -> None:
     """As after a crash while it was decoded, or while its frames were on their way."""

@@ -1,0 +1,80 @@
+"""Which rank loads which expert: by the memory that ranks have, and as the user says."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from svdq.pipeline.models.options import ComputeOptions
+from svdq.worker.roles import Experts, from_json, to_json
+
+HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
+#: Bytes that suffice for anything, and for nothing.
+ROOM, NO_ROOM = 10**13, 1
+
+
+@pytest.fixture
+def experts(tiny_wan: Path) -> Experts:
+    found = Experts.of(str(tiny_wan))
+    assert found is not None
+    return found
+
+
+def assign(experts: Experts, capacities, binding="auto", **options):
+    return experts.assign(capacities, binding, ComputeOptions(), torch.float32, **options)
+
+
+def test_models_with_one_component_have_no_experts(tiny_model: Path, tmp_path: Path) -> None:
+    for name in (str(tiny_model), "preview", "simulated", str(tmp_path / "nothing")):
+        assert Experts.of(name) is None
+
+
+@pytest.mark.parametrize("capacities", [[None] * 7, [ROOM] * 7])
+def test_ranks_with_room_load_all_experts(experts: Experts, capacities) -> None:
+    assert assign(experts, capacities) == [None] * 7
+
+
+def test_ranks_without_room_load_the_expert_of_their_steps(experts: Experts, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert assign(experts, [NO_ROOM] * 7) == [HIGH] * 3 + [LOW] * 4
+    assert (
+        "ranks 0 to 2: transformer (steps 1 to 15 of 40); ranks 3 to 6: transformer_2 (steps 16 to 40 of 40)"
+        in caplog.text
+    )
+    assert "at 91% of the pace of ranks with all of them, which need" in caplog.text
+
+
+def test_a_rank_with_room_at_the_boundary_loads_both(experts: Experts) -> None:
+    assert assign(experts, [NO_ROOM] * 2 + [ROOM] + [NO_ROOM] * 4) == [HIGH] * 2 + [None] + [LOW] * 4
+
+
+def test_what_the_user_says_counts_more_than_memory(experts: Experts) -> None:
+    assert assign(experts, [None] * 3, "always") == [HIGH, LOW, LOW]
+    assert assign(experts, [NO_ROOM] * 3, "never") == [None] * 3
+    assert assign(experts, [NO_ROOM], "always") == [None], "a rank alone does all steps"
+
+
+def test_a_rank_that_only_encodes_loads_no_expert(experts: Experts) -> None:
+    assert assign(experts, [None] * 3, encoder_rank=True) == [frozenset(), None, None]
+    assert assign(experts, [NO_ROOM] * 8, encoder_rank=True) == [frozenset()] + [HIGH] * 3 + [LOW] * 4
+    assert assign(experts, [NO_ROOM] * 2, "never", encoder_rank=True) == [frozenset(), None]
+
+
+@pytest.mark.parametrize("encoder_rank", [False, True])
+def test_all_experts_fit_with_the_largest_activations_of_a_rank(experts: Experts, tiny_wan: Path, encoder_rank) -> None:
+    weights = sum(path.stat().st_size for path in tiny_wan.glob("transformer*/*.safetensors"))
+
+    def has_room(num_bytes: int) -> bool:
+        return assign(experts, [num_bytes] * 3, encoder_rank=encoder_rank)[1:] == [None, None]
+
+    low, high = 1, ROOM
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if has_room(middle) else (middle, high)
+    assert weights < high
+
+
+def test_what_rank_0_decides_arrives_unchanged() -> None:
+    components = [frozenset(), HIGH, None, LOW, HIGH | LOW]
+    assert from_json(to_json(components)) == components
