@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )
 @click.option("--metrics-address", default="127.0.0.1", show_default=True, help="Local address to serve metrics on.")
 @rank_options
-@click.option("--model", help="preview, or a StableVideoDiffusionPipeline folder or hub id (SVDQ_MODEL).")
+@click.option("--model", help="preview, or the folder or hub id of a model (SVDQ_MODEL).")
 @redis_options
 @storage_option
 def worker(

@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     redis_url: str | None = Field(None, repr=False)
     #: An absolute folder or an fsspec URL. Not in repr: it may hold a password.
     storage: str = Field(default_factory=lambda data: str(data["home"] / "storage"), min_length=1, repr=False)
-    #: `preview`, or a diffusers folder or hub id of StableVideoDiffusionPipeline.
+    #: `preview`, or the folder or hub id of a model in diffusers' layout.
     model: str = Field("preview", min_length=1)
     #: Largest number of pixels of a photo.
     max_pixels: int = Field(100_000_000, ge=1)

@@ -36,7 +36,8 @@ class RankConfig(BaseModel):
         default="auto", description="Type to compute in; auto: fp16 on GPUs, fp32 on processors."
     )
     compile: Literal["off", "blocks", "whole"] = Field(
-        default="off", description="What of the UNet is compiled, for each shape of video when it is first made."
+        default="off",
+        description="What of the denoising is compiled, for each shape of video when it is first made.",
     )
     approximate: tuple[Literal["int8"], ...] = Field(
         default=(),
@@ -62,7 +63,7 @@ class RankConfig(BaseModel):
 
     @property
     def compute(self) -> ComputeOptions:
-        """How the UNet computes."""
+        """How the denoising components compute."""
         return ComputeOptions(dtype=self.dtype, compiled=self.compile, approximate=self.approximate)
 
 

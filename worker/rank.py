@@ -135,7 +135,7 @@ def _make_intake(
     notice = f": {info.notice}" if info.notice else ""
     logger.info("Ready with %s on %s, model %s%s.", ranks, loaded.device.type, info.name, notice)
     if info.name == "preview":
-        logger.info("For diffusion set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id.")
+        logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: Stable Video Diffusion or Wan.")
     logger.info("Videos go to %s.", storage.location("outputs"))
     options = IntakeOptions(
         burst=process.config.burst,

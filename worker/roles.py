@@ -144,7 +144,7 @@ def from_json(text: str) -> list[Components]:
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:
-    """Describe which rank loads what, such as "ranks 0 to 2: transformer (steps 1 to 15 of 40)", and how fast that is."""
+    """Describe which rank loads what, such as "ranks 0 to 2: transformer (steps 1 to 15 of 40)", and the pace."""
     counts = [sum(held is None or segment.component in held for held in components) for segment in segments]
     slowest = max((each.stop - each.start) / count for each, count in zip(segments, counts, strict=True))
     num_denoising = sum(held is None or bool(held) for held in components)

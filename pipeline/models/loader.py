@@ -30,15 +30,15 @@ def open_model(
         role: what it is used for; only the components that this needs are loaded.
         device: where to compute.
         dtype: of weights and activations; overrides that of the options.
-        options: compute options of the UNet.
+        options: compute options of the denoising components.
 
     Raises:
-        InputError: the model does not exist, cannot be loaded, or has no UNet for the options.
+        InputError: the model does not exist, cannot be loaded, or has no weights for the options.
     """
     if not has_weights(name) and options != DEFAULTS:
         raise InputError(
-            f"The model {name} has no UNet, so it cannot be run with {', '.join(sorted(options.changed()))}; "
-            "leave that out, or set SVDQ_MODEL to a StableVideoDiffusionPipeline folder or hub id."
+            f"The model {name} has no weights, so it cannot be run with {', '.join(sorted(options.changed()))}; "
+            "leave that out, or set SVDQ_MODEL to the folder or hub id of a model."
         )
     # Imported on demand: diffusers takes seconds, and a preview or simulated group does not need it.
     if name == "preview":

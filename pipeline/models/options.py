@@ -1,4 +1,4 @@
-"""Compute options of a rank: dtype, compiling and int8 weights, applied to a UNet.
+"""Compute options of a rank: dtype, compiling and int8 weights, applied to a UNet or transformer.
 
 The command line reads the names of the options from this module, so torch is imported in the functions that use it.
 """
@@ -41,7 +41,7 @@ MAX_ATTENTION_BATCH = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """How a UNet computes. The defaults are diffusers' own."""
+    """How a UNet or transformer computes. The defaults are diffusers' own."""
 
     #: Type of weights and activations: auto (float32 on CPUs, half precision on GPUs), fp32, fp16 or bf16.
     dtype: str = "auto"
@@ -85,9 +85,9 @@ def dtype_of(options: ComputeOptions, device: "torch.device", half: str = "fp16"
 
 
 def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = None) -> Any:
-    """Configure a UNet of the right dtype for the options, and return it.
+    """Configure a UNet or transformer of the right dtype for the options, and return it.
 
-    The UNet is on its device already, or with int8 on the host: its quantized weights are then moved to `device`.
+    It is on its device already, or with int8 on the host: its quantized weights are then moved to `device`.
 
     Raises:
         InputError: a package is missing.
@@ -173,7 +173,7 @@ def _to_int8(unet: Any, device: "torch.device | None") -> None:
 
 
 def _compile(unet: Any, what: str) -> None:
-    """Compile the blocks or the whole UNet at the first use with each shape."""
+    """Compile the blocks or the whole module at the first use with each shape."""
     import torch
     import torch._dynamo.config as dynamo_config
     import torch._inductor.config as inductor_config

@@ -266,7 +266,7 @@ def test_int8_without_its_package_is_one_sentence(tiny_model, monkeypatch) -> No
 
 def test_models_without_a_unet_take_no_options() -> None:
     for name in ("preview", "simulated:step_ms=1"):
-        with pytest.raises(InputError, match="has no UNet, so it cannot be run with compiled, dtype"):
+        with pytest.raises(InputError, match="has no weights, so it cannot be run with compiled, dtype"):
             open_model(name, Role(), CPU, torch.float32, ComputeOptions(dtype="bf16", compiled="blocks"))
 
 
