@@ -188,7 +188,7 @@ def test_a_job_that_does_not_fit_the_defaults_of_the_model_fails(folder: Path, j
     prefetcher = Prefetcher(
         Storage(str(folder)), MODEL, 10**6, None, complete=lambda found: found.model_copy(update=fill_in)
     )
-    with pytest.raises(SvdqError, match="of the model fake: interpolate 20 is not more than fps 24; submit it"):
+    with pytest.raises(SvdqError, match="of the model fake: interpolate 20 is not more than fps 24; choose others"):
         prefetcher.prepare("a-job", wan)
 
 

@@ -147,7 +147,7 @@ class Prefetcher:
             except ValidationError as error:
                 reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
                 raise SvdqError(
-                    f"The job does not fit the defaults of the model {self._model.name}: {reason}; submit others."
+                    f"The job does not fit the defaults of the model {self._model.name}: {reason}; choose others."
                 ) from error
             try:
                 result = find_result(self._storage, self._model, wanted, job_id)
