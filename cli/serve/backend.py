@@ -90,7 +90,7 @@ class Backend:
             return self._connection
 
     def _drop(self, connection: redis.Redis) -> None:
+        """Connect anew at the next request. Other threads may still use the old connections, so they are not closed."""
         with self._lock:
             if self._connection is connection:
                 self._connection = None
-        connection.close()
