@@ -50,6 +50,7 @@ DEAREST = (
     "worker/test_control.py",
     "worker/test_stop.py",
     "worker/test_memory_plan.py",
+    "cli/serve/test_browser.py",
 )
 
 

@@ -25,6 +25,8 @@ LABELS: Mapping[str, str] = {
     "noise_aug_strength": "Noise",
     "min_guidance_scale": "Guidance, first frame",
     "max_guidance_scale": "Guidance, last frame",
+    "interpolate": "Smooth motion",
+    "boomerang": "Forward and back",
     "decode_chunk_size": "Frames decoded at a time",
     "formats": "File type",
     "fit": "Photos of another shape",
@@ -95,6 +97,8 @@ def _field(name: str, job: type[Job]) -> Field:
     default = "" if info.is_required() or info.default is None else info.default
     if isinstance(default, tuple):
         default = " ".join(default)
+    if isinstance(default, bool):
+        default = "yes" if default else "no"
     limits = _limits(info, number)
     if name == "frames":
         limits["step"] = str(job.frame_step)
@@ -123,6 +127,8 @@ def _kind(annotation: Any) -> tuple[str, tuple[str, ...], type | None]:
         return "choice", arguments, None
     if origin is tuple:
         return "checks", get_args(arguments[0]), None
+    if annotation is bool:
+        return "choice", ("no", "yes"), None
     return ("number", (), annotation) if annotation in (int, float) else ("text", (), None)
 
 

@@ -1,5 +1,6 @@
 """The views of the page."""
 
+import re
 import secrets
 from collections.abc import Iterator
 from datetime import datetime
@@ -26,6 +27,8 @@ from svdq.producer.submitting.sources import SUFFIXES
 FOLDER = Path(__file__).parent
 templates = Jinja2Templates(FOLDER / "templates")
 
+#: Ids of jobs that RQ allows.
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 #: Largest number of videos in one action or zip.
 MAX_JOBS = 10_000
 
@@ -106,6 +109,8 @@ async def add(request: Request) -> Response:
 async def picture(request: Request) -> Response:
     """Return a small picture of a video: its first frame, or its photo before it is finished."""
     video_id = request.path_params["video_id"]
+    if not _are_ids([video_id]):
+        raise no_such_video(video_id)
     found = await request.app.state.backend.read(lambda connection: view_many(connection, [video_id]))
     if not found:
         raise no_such_video(video_id)
@@ -129,7 +134,7 @@ async def act(request: Request) -> Response:
     body = await _read_json(request, ("action", "ids"))
     action, job_ids = body.get("action"), body.get("ids", [])
     if not isinstance(action, str) or not _are_ids(job_ids):
-        raise ApiError(400, "An action needs a name and a list of ids.", code="invalid_value")
+        raise ApiError(400, f"An action needs a name and a list of ids, {MAX_JOBS:,} at most.", code="invalid_value")
     problems = await backend.write(lambda connection: actions.act(connection, action, job_ids))
     request.app.state.snapshots.forget()
     request.app.state.page_states.forget()
@@ -141,7 +146,7 @@ async def repeat(request: Request) -> Response:
     backend = request.app.state.backend
     body = await _read_json(request, ("id", "changes"))
     job_id, changes = body.get("id"), body.get("changes", {})
-    if not isinstance(job_id, str) or not isinstance(changes, dict) or not all(map(_is_text, changes.values())):
+    if not _are_ids([job_id]) or not isinstance(changes, dict) or not all(map(_is_text, changes.values())):
         raise ApiError(400, "A repetition needs an id, and changes as text.", code="invalid_value")
     enqueued = await backend.write(
         lambda connection: actions.repeat(connection, backend.storage, job_id, changes, secrets.randbits(SEED_BITS))
@@ -159,7 +164,7 @@ async def download(request: Request) -> Response:
             text = str(form.get("ids", ""))
     job_ids = [job_id for job_id in dict.fromkeys(text.split(",")) if job_id]
     if not _are_ids(job_ids):
-        raise ApiError(400, f"Choose at most {MAX_JOBS:,} videos.", code="invalid_value")
+        raise ApiError(400, f"Choose videos by their ids, {MAX_JOBS:,} at most.", code="invalid_value")
     jobs = await backend.read(lambda connection: view_many(connection, job_ids))
     keys = await backend.in_thread(lambda: review.files_of(backend.storage, jobs))
     if not keys:
@@ -189,4 +194,9 @@ def _is_text(value: object) -> bool:
 
 
 def _are_ids(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= MAX_JOBS and all(map(_is_text, value))
+    """Return whether a value is a list of ids that jobs may have."""
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_JOBS
+        and all(isinstance(each, str) and _JOB_ID.fullmatch(each) for each in value)
+    )

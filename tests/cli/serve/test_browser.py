@@ -28,6 +28,18 @@ DROP = """(files) => {
     document.body.dispatchEvent(new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
   }
 }"""
+#: Counts the uploads that are under way together.
+COUNT = """() => {
+  let underWay = 0;
+  window.mostUploads = 0;
+  const send = XMLHttpRequest.prototype.send;
+  XMLHttpRequest.prototype.send = function (...given) {
+    underWay += 1;
+    window.mostUploads = Math.max(window.mostUploads, underWay);
+    this.addEventListener('readystatechange', () => { underWay -= this.readyState === 4 ? 1 : 0; });
+    send.apply(this, given);
+  };
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +116,21 @@ def test_dropped_photos_become_videos_that_play(desk: Watched, house: House, tmp
     drop(page, house.photo("Lake.jpg"))
     page.click("#make")
     expect(page.locator("#upload-list .is-done").last).to_contain_text("exists already, finished")
+
+
+def test_a_hundred_photos_are_uploaded_three_at_a_time(desk: Watched, house: House) -> None:
+    page = desk.page
+    page.evaluate(COUNT)
+    quick(page)
+    page.select_option("#start", "at")
+    page.set_input_files("#photos", [house.photo(f"{n}.png", f"rgb({n},0,99)", (16, 16)) for n in range(100)])
+    page.click("#make")
+    expect(page.locator("#upload-summary")).to_have_text("100 uploaded.")
+    assert page.evaluate("() => mostUploads") == 3
+    expect(page.locator("#figure-waiting-more")).to_have_text("100 for later")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("#cancel-all")
+    expect(page.locator("#rows .row")).to_have_count(0)
 
 
 def test_a_folder_keeps_its_subfolders_and_leaves_other_files_out(desk: Watched, house: House) -> None:

@@ -193,6 +193,7 @@ def test_actions_on_jobs(server: Server, connection: redis.Redis) -> None:
         {"action": 1},
         {"action": "cancel", "ids": "x"},
         {"action": "cancel", "ids": [1]},
+        {"action": "cancel", "ids": ["a b:*"]},
         {"a": 1},
     ],
 )
@@ -243,6 +244,11 @@ def test_a_zip_has_the_files_of_the_chosen_videos(server: Server, connection: re
     ]
     gone = server.ask("POST", "/page/zip", f"ids={'3' * 20}", form_headers(server))
     assert (gone.status, gone.error["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("job_id", ["nobody", "..", "a%20b", "x:executions"])
+def test_an_unknown_video_has_no_picture(server: Server, job_id: str) -> None:
+    assert server.get(f"/page/picture/{job_id}").status == 404
 
 
 def form_headers(server: Server) -> dict[str, str]:
