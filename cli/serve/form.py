@@ -32,6 +32,8 @@ LABELS: Mapping[str, str] = {
     "fit": "Photos of another shape",
     "size": "Size",
 }
+#: Shown in empty fields that are not left to the model.
+PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}
 #: Shown first; the others are below "More settings".
 MAIN = ("prompt", "width", "height", "frames", "motion_bucket_id", "formats")
 #: Descriptions of at most this many words say no more than the label.
@@ -109,7 +111,7 @@ def _field(name: str, job: type[Job]) -> Field:
         hint=hint if len(hint.split()) > NUM_PLAIN_WORDS else "",
         kind=kind,
         default=str(default),
-        placeholder="random" if info.is_required() else "automatic" if default == "" and number else "",
+        placeholder=PLACEHOLDERS.get(name, "automatic") if number else "",
         choices=choices,
         is_main=name in MAIN,
         **limits,

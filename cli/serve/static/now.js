@@ -62,7 +62,7 @@ function showFigures(state) {
   const { queued, scheduled, deferred, started } = state.counts;
   if (state.eta_s !== null) set("end", clock(inSeconds(state.eta_s)), `in ${duration(state.eta_s)}`);
   else set("end", queued + started ? "not known" : "nothing to do", state.eta_reason);
-  if (state.videos_per_hour) set("pace", `${paceOf(state.videos_per_hour)} / hour`, `one in ${duration(3600 / state.videos_per_hour)}`);
+  if (state.videos_per_hour) set("pace", `${paceOf(state.videos_per_hour)} / hour`, `one every ${short(3600 / state.videos_per_hour)}`);
   else set("pace", "not known yet");
   const others = [scheduled && `${scheduled.toLocaleString()} for later`, deferred && `${deferred.toLocaleString()} after others`];
   set("waiting", count(queued, "video"), others.filter(Boolean).join(", "));
@@ -71,6 +71,7 @@ function showFigures(state) {
   else set("disk", "not here", "the storage is remote");
 }
 
+const short = (seconds) => (seconds < 10 ? `${seconds.toFixed(1)} s` : duration(seconds));
 const paceOf = (number) => (number >= 10 ? Math.round(number).toLocaleString() : number.toFixed(1));
 
 function showWarnings(sentences) {
@@ -91,7 +92,7 @@ function showGroups(groups) {
     const section = box.children[index];
     const part = (name) => section.querySelector(`[data-part="${name}"]`);
     setText(part("title"), `${group.host}: ${group.model}`);
-    const pace = group.pace_s ? `one video every ${group.pace_s < 10 ? `${group.pace_s.toFixed(1)} s` : duration(group.pace_s)}` : "";
+    const pace = group.pace_s ? `one video every ${short(group.pace_s)}` : "";
     setText(part("about"), [group.notice, pace, group.is_draining && "takes no more videos"].filter(Boolean).join(" · "));
     const list = part("ranks");
     while (list.children.length > group.ranks.length) list.lastElementChild.remove();
