@@ -25,6 +25,7 @@ LABELS: Mapping[str, str] = {
     "noise_aug_strength": "Noise",
     "min_guidance_scale": "Guidance, first frame",
     "max_guidance_scale": "Guidance, last frame",
+    "auto_size": "Shape",
     "interpolate": "Smooth motion",
     "boomerang": "Forward and back",
     "decode_chunk_size": "Frames decoded at a time",
@@ -35,7 +36,7 @@ LABELS: Mapping[str, str] = {
 #: Shown in empty fields that are not left to the model.
 PLACEHOLDERS: Mapping[str, str] = {"seed": "random", "interpolate": "off"}
 #: Shown first; the others are below "More settings".
-MAIN = ("prompt", "width", "height", "frames", "motion_bucket_id", "formats")
+MAIN = ("prompt", "width", "height", "auto_size", "frames", "motion_bucket_id", "formats")
 #: Descriptions of at most this many words say no more than the label.
 NUM_PLAIN_WORDS = 3
 #: Limits from here on are shown to nobody.
@@ -60,7 +61,8 @@ class Field:
     low: str = ""
     high: str = ""
     step: str = "any"
-    choices: tuple[str, ...] = ()
+    #: Values, each with its words.
+    choices: tuple[tuple[str, str], ...] = ()
     #: Whether it is shown at first.
     is_main: bool = False
 
@@ -70,6 +72,17 @@ def fields(family: str) -> list[Field]:
     job = JOBS[family]
     names = [name for name in VIDEO_FIELDS if name in job.model_fields and name != "family"]
     found = [_field(name, job) for name in names]
+    found.append(
+        Field(
+            name="auto_size",
+            label=label_of("auto_size"),
+            hint="",
+            kind="choice",
+            default="no",
+            choices=(("no", "as set above"), ("yes", "as each photo")),
+            is_main=True,
+        )
+    )
     return sorted(found, key=lambda field: MAIN.index(field.name) if field.is_main else len(MAIN))
 
 
@@ -112,7 +125,7 @@ def _field(name: str, job: type[Job]) -> Field:
         kind=kind,
         default=str(default),
         placeholder=PLACEHOLDERS.get(name, "automatic") if number else "",
-        choices=choices,
+        choices=tuple((choice, choice) for choice in choices),
         is_main=name in MAIN,
         **limits,
     )

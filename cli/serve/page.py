@@ -102,7 +102,9 @@ async def add(request: Request) -> Response:
         submissions, _ = await create(request.app.state.backend, form.file, form.file_name, wanted)
     finally:
         form.close()
-    jobs = [{"id": each.id, "is_new": each.is_new, "status": each.status} for each in submissions]
+    jobs = [
+        {"id": each.id, "is_new": each.is_new, "status": each.status, "warning": each.warning} for each in submissions
+    ]
     return JSONResponse({"jobs": jobs})
 
 

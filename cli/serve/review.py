@@ -84,20 +84,21 @@ def read_page(connection: redis.Redis, settings: Settings, storage: Storage, sho
     for _ in range(MAX_SCANNED // CHUNK):
         entries = ended_before(connection, FILTERS[show], CHUNK, cursor)
         marks = dict(zip(entries, verdicts.read(connection, [job_id for _, job_id in entries]), strict=True))
-        wanted = [entry for entry in entries if _fits(show, marks[entry])][: PAGE_SIZE - len(found)]
+        fitting = [entry for entry in entries if _fits(show, marks[entry])]
+        wanted = fitting[: PAGE_SIZE - len(found)]
         views = {job.id: job for job in view_many(connection, [job_id for _, job_id in wanted])}
+        # Some records have expired meanwhile, and stopped jobs are among the failed ones.
         found += [
             _reviewed(views[entry[1]], marks[entry] or "", settings, storage)
             for entry in wanted
             if entry[1] in views and views[entry[1]].status in FILTERS[show]
         ]
-        if len(found) == PAGE_SIZE:
-            cursor = wanted[-1]
-            break
-        if len(entries) < CHUNK:
+        if len(fitting) > len(wanted) or len(entries) == CHUNK:
+            cursor = wanted[-1] if len(fitting) > len(wanted) else entries[-1]
+        else:
             cursor = None
+        if cursor is None or len(found) == PAGE_SIZE:
             break
-        cursor = entries[-1]
     return {"results": [asdict(each) for each in found], "next": f"{cursor[0]}:{cursor[1]}" if cursor else None}
 
 

@@ -38,12 +38,15 @@ def read_spec(given: Mapping[str, str]) -> JobSpec:
 
 def read_options(given: Mapping[str, str]) -> SubmitOptions:
     """Read the parameters of a video; raises as `read_spec`."""
-    unknown = set(given).difference(VIDEO_FIELDS)
+    unknown = set(given).difference(VIDEO_FIELDS, ["auto_size"])
     if unknown:
         raise InputError(f"There is no setting {min(unknown)[:80]!r}; load the page again.")
     found: dict[str, Any] = {}
     for name, text in given.items():
-        found |= read_field(name, text, label_of(name))
+        if name == "auto_size":
+            found |= {"auto_size": True} if text == "yes" else {}
+        else:
+            found |= read_field(name, text, label_of(name))
     return SubmitOptions(**found)
 
 

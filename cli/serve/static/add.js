@@ -151,7 +151,8 @@ function send(photo) {
       const fresh = jobs.filter((job) => job.is_new);
       set(photo, "done", {
         newIds: fresh.map((job) => job.id),
-        reason: fresh.length ? (photo.settings.at ? "scheduled" : "queued") : `exists already, ${jobs[0].status}`,
+        reason: fresh.length ? [photo.settings.at ? "scheduled" : "queued", jobs[0].warning].filter(Boolean).join("; ") :
+          `exists already, ${jobs[0].status}`,
       });
     } else {
       if (request.status === 401) location.reload();

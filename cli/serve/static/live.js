@@ -11,6 +11,8 @@ let source = null;
 let silence = 0;
 let lostAt = null;
 let retry = 0;
+//: Whether the server runs but cannot reach Redis.
+let isOut = false;
 
 /** Call `onState` with each state, and `onBack` when the connection works again. */
 export function connect(onState, onBack) {
@@ -21,8 +23,10 @@ export function connect(onState, onBack) {
     source.addEventListener("state", (event) => {
       heard();
       const state = JSON.parse(event.data);
+      const isBack = isOut && !state.outage;
       show(state.outage);
       onState(state);
+      if (isBack) onBack();
     });
     source.onerror = () => {
       // The browser itself tries again only while the answer was good.
@@ -71,9 +75,6 @@ export function connect(onState, onBack) {
   open();
 }
 
-/** Whether the server answers, as far as is known. */
-export const isLost = () => lostAt !== null;
-
 function lost() {
   if (lostAt === null) lostAt = new Date();
   clearTimeout(silence);
@@ -83,6 +84,7 @@ function lost() {
 }
 
 function show(outage) {
+  isOut = Boolean(outage);
   if (outage) {
     document.body.classList.add("is-stale");
     byId("connection").className = "connection is-lost";

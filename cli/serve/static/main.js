@@ -17,5 +17,5 @@ connect((state) => {
   results.refresh(state.latest);
 }, () => {
   add.retry();
-  results.reload();
+  results.recover();
 });

@@ -117,6 +117,16 @@ export async function refresh(token) {
   }
 }
 
+/** Go on after a lost connection, at the same place. */
+export function recover() {
+  setText(problem, "");
+  if (cards.size) {
+    const token = latest;
+    latest = "";
+    refresh(token);
+  } else reload();
+}
+
 function newCard(result) {
   const card = { result, ...copy("card-template"), media: null };
   const { root, parts } = card;

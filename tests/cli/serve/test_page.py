@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 import redis
+from PIL import Image
 
 from svdq.producer.job import SvdJob
 from svdq.producer.results import verdicts
@@ -73,6 +74,19 @@ def test_the_page_makes_the_jobs_of_svdq_submit(server: Server, svdq, photo: Pat
     assert not any(each["is_new"] for each in upload(server, photo, **fields).json["jobs"])
 
 
+def test_a_portrait_is_cropped_with_a_warning_or_gets_its_shape(
+    server: Server, tmp_path: Path, connection: redis.Redis
+) -> None:
+    portrait = tmp_path / "tall.png"
+    Image.new("RGB", (200, 320)).save(portrait)
+    (cropped,) = upload(server, portrait).json["jobs"]
+    assert cropped["warning"] == "crop removes 65% of the photo's height"
+    (shaped,) = upload(server, portrait, auto_size="yes").json["jobs"]
+    assert shaped["warning"] == ""
+    parameters = view(connection, shaped["id"]).parameters
+    assert 0.5 < parameters["width"] / parameters["height"] < 0.75
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -114,6 +128,8 @@ def test_results_come_in_pages_the_newest_first(server: Server, connection: redi
         )
         for number in range(101)
     ]
+    for job_id in (ids.pop(80), ids.pop()):  # expired, but still in its list
+        connection.delete(f"rq:job:{job_id}")
     found, before = [], ""
     for _ in range(4):
         page = server.get(f"/page/results?before={before}").json
