@@ -147,11 +147,13 @@ async def repeat(request: Request) -> Response:
     """Make a video again, with another seed or with changed parameters."""
     backend = request.app.state.backend
     body = await _read_json(request, ("id", "changes"))
-    job_id, changes = body.get("id"), body.get("changes", {})
+    job_id, changes = body.get("id", ""), body.get("changes", {})
     if not _are_ids([job_id]) or not isinstance(changes, dict) or not all(map(_is_text, changes.values())):
         raise ApiError(400, "A repetition needs an id, and changes as text.", code="invalid_value")
     enqueued = await backend.write(
-        lambda connection: actions.repeat(connection, backend.storage, job_id, changes, secrets.randbits(SEED_BITS))
+        lambda connection: actions.repeat(
+            connection, backend.storage, str(job_id), changes, secrets.randbits(SEED_BITS)
+        )
     )
     status = enqueued.rq_job.get_status(refresh=False).value
     return JSONResponse({"id": enqueued.rq_job.id, "is_new": enqueued.is_new, "status": status})
