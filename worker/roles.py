@@ -17,6 +17,7 @@ import torch
 
 from svdq.pipeline.binding import Components, bind
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.family import Facts, Family, Segment
 from svdq.pipeline.models.files import file_bytes, stored_shapes, variants
 from svdq.pipeline.models.folder_check import pipeline_of
@@ -25,6 +26,8 @@ from svdq.pipeline.models.memory import Activity, shape_for, size_text
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.options import DTYPES, WEIGHTS, ComputeOptions
 from svdq.pipeline.models.registry import family_of
+from svdq.pipeline.models.simulated import SimulatedModel
+from svdq.pipeline.models.svd.parameters import SvdParameters
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +134,18 @@ class Experts:
         short = next(short for short, long in DTYPES.items() if long == str(dtype).removeprefix("torch."))
         there = variants(self._folder, component)
         return next((kind for kind in WEIGHTS[short] if kind in there), False)
+
+
+def of_simulated(name: str, num_ranks: int, binding: Binding, *, encoder_rank: bool = False) -> list[Components]:
+    """Return the components of each rank of a simulated model with two experts; none for any other model.
+
+    It takes no memory, so its ranks are bound only if they always are.
+    """
+    if has_weights(name) or name == "preview" or binding != "always":
+        return []
+    model = SimulatedModel.from_name(name, Role(), torch.device("cpu"))
+    alone: list[Components] = [frozenset()] if encoder_rank else []
+    return alone + bind(model.segments(SvdParameters(seed=0)), [False] * (num_ranks - len(alone)), model.info.prior)
 
 
 def to_json(components: Sequence[Components]) -> str:

@@ -130,6 +130,9 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
     config, topology = process.config, process.topology
     if config.encoder_rank and topology.num_ranks == 1:
         raise InputError("--encoder-rank leaves the first rank without steps; give at least two, such as --ranks 2.")
+    model, num_ranks = process.settings.model, topology.num_ranks
+    if simulated := roles.of_simulated(model, num_ranks, config.bind, encoder_rank=config.encoder_rank):
+        return simulated[topology.rank]
     experts = Experts.of(process.settings.model)
     if experts is None:
         return frozenset() if config.encoder_rank and topology.first else None

@@ -37,9 +37,11 @@ def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_bound_ranks_do_only_the_steps_of_their_expert(svdq, tmp_path) -> None:
+@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
+def test_bound_ranks_do_only_the_steps_of_their_expert(svdq, tmp_path, through) -> None:
     path = tmp_path / "out.json"
-    result = svdq("bench", "--ranks", "3", *QUICK, "--segments", "2+4", "--decode-ms", "2", "--json", path)
+    options = ["--segments", "2+4", "--decode-ms", "2", "--through", through, "--json", path]
+    result = svdq("bench", "--ranks", "3", *QUICK, *options)
     assert result.returncode == 0, result.stderr
     [run] = json.loads(path.read_text())["runs"]
     assert run["segments"] == [2, 4]
@@ -85,7 +87,6 @@ def test_bursts_are_compared_with_their_bound_and_with_replicas(svdq, tmp_path, 
         (["--segments", "15"], "written like 15+25"),
         (["--segments", "15+25", "--ranks", "1,2"], "at least two ranks"),
         (["--segments", "15+25", "--steps", "1"], "a step for each expert"),
-        (["--segments", "15+25", "--through", "daemon"], "needs the simulated model, the loop"),
         (["--segments", "15+25", "--model", "preview"], "needs the simulated model"),
     ],
 )

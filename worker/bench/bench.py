@@ -97,14 +97,11 @@ def run_bench(options: BenchOptions) -> BenchReport:
     if options.rank_speed is not None and options.through == "daemon":
         raise InputError("--rank-speed goes through the loop only; leave out --through daemon.")
     if options.segments is not None and (
-        not options.simulated
-        or options.through == "daemon"
-        or min(options.ranks) < 2
-        or 0 in split_steps(options.steps, options.segments)
+        not options.simulated or min(options.ranks) < 2 or 0 in split_steps(options.steps, options.segments)
     ):
         raise InputError(
-            f"--segments {options.segments[0]}+{options.segments[1]} needs the simulated model, the loop, at least two "
-            "ranks and a step for each expert."
+            f"--segments {options.segments[0]}+{options.segments[1]} needs the simulated model, at least two ranks, "
+            "and a step for each expert."
         )
     for ranks in options.ranks if options.burst is None else ():
         needed = 2 * options.num_warmup(ranks) + ranks + 2

@@ -102,6 +102,8 @@ def _worker(
     command = [sys.executable, "-m", "svdq.cli", "worker", "--device", workload.device]
     command += ["--ranks", str(ranks), "--groups", str(groups), "--trace", str(trace_path)]
     command += ["--warmup", f"{shape.width}x{shape.height}x{shape.frames}"]
+    if workload.components and not replicas:
+        command += ["--bind", "always"]
     with log_path.open("wb") as log:
         worker = subprocess.Popen(command, env=environment_of(settings), stdout=log, stderr=log)
         try:
@@ -117,10 +119,10 @@ def _worker(
 
 
 def _wait(connection: redis.Redis, num_videos: int, worker: subprocess.Popen[bytes]) -> None:
-    """Wait until so many videos have ended, or the worker has."""
+    """Wait until so many videos are finished, or one has failed, or the worker has ended."""
     queue = queue_of(connection, "default")
-    registries = (queue.finished_job_registry, queue.failed_job_registry)
-    while sum(connection.zcard(registry.key) for registry in registries) < num_videos and worker.poll() is None:
+    finished, failed = queue.finished_job_registry.key, queue.failed_job_registry.key
+    while connection.zcard(finished) < num_videos and not connection.zcard(failed) and worker.poll() is None:
         time.sleep(POLL_S)
 
 
