@@ -46,7 +46,7 @@ class Decoder:
                 if not is_out_of_memory(error):
                     return sample.failed(say_why(error, "while its frames were decoded")), None
                 # The latents still exist, so no step is repeated.
-                smaller = (chunk + 1) // 2
+                smaller = asked_for.smaller_chunk(chunk)
                 self._limits.ran_out(asked_for, smaller)
                 sample = replace(sample, ran_out=True, parameters=_in_chunks(asked_for, smaller))
                 if chunk == 1:

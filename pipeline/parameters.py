@@ -86,6 +86,10 @@ class VideoParameters(BaseModel):
         assert self.frames is not None, "frames are filled in when a worker takes the job"
         return self.frames
 
+    def smaller_chunk(self, chunk: int) -> int:
+        """Return the decode_chunk_size to try after one above 1 with which a decode does not fit into memory."""
+        return (chunk + 1) // 2
+
     @property
     @abstractmethod
     def guided(self) -> bool:

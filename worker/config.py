@@ -33,7 +33,7 @@ class RankConfig(BaseModel):
         default="text", description="Format of all output on stderr; json prints an object a line."
     )
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
-        default="auto", description="Type to compute in; auto: fp16 on GPUs, fp32 on processors."
+        default="auto", description="Type to compute in; auto: fp16 on GPUs (Wan: bf16), fp32 on processors."
     )
     compile: Literal["off", "blocks", "whole"] = Field(
         default="off",

@@ -195,7 +195,7 @@ def decode_advice(plan: MemoryPlan, info: ModelInfo, typical: VideoParameters, n
         return None
     chunk = chunk_of(planned)
     while chunk > 1:
-        chunk = (chunk + 1) // 2
+        chunk = planned.smaller_chunk(chunk)
         if len(plan.decoders(planned.model_copy(update={"decode_chunk_size": chunk}))) >= num_wanted:
             todo = f"`svdq submit --decode-chunk-size {chunk}` lets enough ranks decode"
             break

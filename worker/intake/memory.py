@@ -78,7 +78,7 @@ class MemoryPlan:
         self._measured = measured or MeasuredMemory()
 
     def admit(self, parameters: VideoParameters) -> VideoParameters:
-        """Fill in an open decode_chunk_size with the largest, by halves, that fits.
+        """Fill in an open decode_chunk_size with the largest that fits.
 
         Args:
             parameters: with frames filled in.
@@ -157,10 +157,10 @@ class MemoryPlan:
     # What would fit.
 
     def _smaller_chunks(self, parameters: VideoParameters) -> VideoParameters | None:
-        """Find the largest decode_chunk_size, by halves, with which a video fits."""
+        """Find the largest decode_chunk_size with which a video fits: by halves, or of Wan 1."""
         chunk = chunk_of(parameters)
         while chunk > 1:
-            chunk = (chunk + 1) // 2
+            chunk = parameters.smaller_chunk(chunk)
             if self._fits(smaller := _with_chunks(parameters, chunk)):
                 return smaller
         return None

@@ -10,6 +10,9 @@ from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS, VAE_DEFAULTS
 STEP_ELEMENTS = {False: 11.2, True: 32.7}
 #: A decode of the VAE, which works frame by frame: per pixel, and per pixel of all frames.
 DECODE_ELEMENTS, FRAME_ELEMENTS = {False: 4870, True: 5380}, 3.1
+#: A decode in tiles: pixels of a tile; and per pixel of all frames the overlapping tiles, their joined rows, the whole
+#: and its clamped copy.
+TILE_PIXELS, TILED_FRAME_ELEMENTS = 256 * 256, 14.3
 #: An encode, per pixel: with two experts or CLIP, of the photo and as many gray frames as a video of 81 has; of
 #: TI2V-5B the photo only.
 ENCODE_ELEMENTS = {False: 4020, True: 2050}
@@ -32,6 +35,9 @@ def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_de
     if activity == "encode":
         return int(pixels * ENCODE_ELEMENTS[is_expanded] * width * _VAE_ITEM_BYTES)
     frames = shape[2]
+    if activity == "decode" and shape[3] < frames and pixels > TILE_PIXELS:
+        tile = TILE_PIXELS * DECODE_ELEMENTS[is_expanded] * width
+        return int((tile + pixels * frames * TILED_FRAME_ELEMENTS) * _VAE_ITEM_BYTES)
     if activity == "decode":
         return int(pixels * (DECODE_ELEMENTS[is_expanded] * width + FRAME_ELEMENTS * frames) * _VAE_ITEM_BYTES)
     latent_frames = (frames - 1) // vae["scale_factor_temporal"] + 1

@@ -237,13 +237,15 @@ class WanModel:
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Decode a state after the last step; return frames (F, H, W, 3), uint8.
 
+        A `decode_chunk_size` below the number of frames decodes in tiles, which takes less memory and changes pixels.
+
         Raises:
             SampleError: the frames are not finite.
         """
         assert self._role.decode
         vae = self._pipeline.vae
-        in_tiles = parameters.model_copy(update={"decode_chunk_size": decode_chunk_size})
-        with self._meter.measuring("decode", shape_for("decode", in_tiles)):
+        as_decoded = parameters.model_copy(update={"decode_chunk_size": decode_chunk_size})
+        with self._meter.measuring("decode", shape_for("decode", as_decoded)):
             latents = state["latents"]
             if self._facts["expand_timesteps"]:
                 mask = first_frame_mask(latents)

@@ -66,8 +66,13 @@ class WanParameters(VideoParameters):
     )
     #: Moves steps to higher noise.
     flow_shift: float | None = Field(default=None, ge=0.01, le=100.0, description="Shift of the noise levels")
+    #: The VAE decodes frame by frame. A number below that of the frames decodes in tiles, which changes pixels.
     decode_chunk_size: ChunkSize = None
     seed: Seed
+
+    def smaller_chunk(self, chunk: int) -> int:
+        """Return 1, for tiles: the VAE decodes frame by frame in any case, so fewer frames at a time save nothing."""
+        return 1
 
     @property
     def guided(self) -> bool:

@@ -1,5 +1,6 @@
 """Wan's bits: every kind of model, wherever its steps are cut and whichever experts a rank has, against diffusers."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
@@ -14,6 +16,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.reference import call_diffusers
 from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
+from svdq.pipeline.sample import Sample
 
 CPU = torch.device("cpu")
 EVERYTHING = Role(encode=True, decode=True)
@@ -248,6 +251,33 @@ def test_tiles_change_pixels_only_of_large_videos(opened, photo_bytes):
         assert np.array_equal(whole, again)
         assert (not np.array_equal(whole, tiled)) == differs
         assert whole.shape == tiled.shape == (5, 64, width, 3)
+
+
+def test_a_decode_that_runs_out_of_memory_falls_back_to_tiles_and_says_so(opened, photo_bytes, monkeypatch):
+    model = opened("ti2v-5b")
+    values = model.complete(parameters(width=320, steps=1))
+    state = dict(model.encode(prepare_photo(photo_bytes, 320, 64), values))
+    state |= model.denoiser(state, values).step(state, 0)
+    tiled = model.decode(state, values, 1).numpy()
+    vae, tries = model.pipeline.vae, []
+    decode = vae.decode
+
+    def little_memory(*given, **named):
+        tries.append(vae.use_tiling)
+        if not vae.use_tiling:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return decode(*given, **named)
+
+    monkeypatch.setattr(vae, "decode", little_memory)
+    decoder = Decoder(model)
+    sample = Sample(job_id="a", parameters=values, boundaries=(0, 1), step=1, tensors=state, chunk_chosen=True)
+    done, frames = decoder.decode(sample)
+    assert frames is not None
+    assert np.array_equal(frames.numpy(), tiled)
+    assert (done.parameters.decode_chunk_size, done.ran_out, tries) == (1, True, [False, True])
+    # The next one starts with tiles, unless its job wants otherwise.
+    assert decoder.decode(replace(sample, job_id="b"))[0].parameters.decode_chunk_size == 1
+    assert tries == [False, True, True]
 
 
 def test_nan_is_a_failure_with_a_reason(opened, photo):
