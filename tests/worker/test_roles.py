@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from svdq.pipeline.models.options import ComputeOptions
-from svdq.worker.roles import Experts, from_json, to_json
+from svdq.worker.roles import Experts, from_json, of_simulated, to_json
 
 HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
 #: Bytes that suffice for anything, and for nothing.
@@ -78,3 +78,22 @@ def test_all_experts_fit_with_the_largest_activations_of_a_rank(experts: Experts
 def test_what_rank_0_decides_arrives_unchanged() -> None:
     components = [frozenset(), HIGH, None, LOW, HIGH | LOW]
     assert from_json(to_json(components)) == components
+
+
+@pytest.mark.parametrize(
+    ("name", "binding", "expected"),
+    [
+        ("simulated:segments=15+25", "always", [{"simulated"}] * 3 + [{"simulated_2"}] * 4),
+        ("simulated:segments=15+25", "auto", []),
+        ("simulated", "always", [None] * 7),
+        ("preview", "always", []),
+        ("/a/folder", "always", []),
+    ],
+)
+def test_ranks_of_a_simulated_model_are_bound_when_asked(name, binding, expected) -> None:
+    assert of_simulated(name, 7, binding) == expected
+
+
+def test_a_simulated_rank_that_only_encodes_comes_before_the_bound_ones() -> None:
+    held = of_simulated("simulated:segments=15+25", 8, "always", encoder_rank=True)
+    assert held == [set()] + [{"simulated"}] * 3 + [{"simulated_2"}] * 4
