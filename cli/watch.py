@@ -86,8 +86,9 @@ def watch(
 
     Submitted photos are recorded, so the watcher can be stopped, killed and started again: it then submits the photos
     dropped meanwhile. A file svdq.toml in a folder sets the parameters of the photos in it (frames = 25,
-    size = "576x320", …) and overrides the flags. Files that are not photos are reported once and, unless photos are
-    kept, moved to FOLDER/rejected. Symbolic links are not followed.
+    size = "576x320", …) and overrides the flags. For models that take prompts, photo.txt beside photo.jpg is its
+    prompt, unless --prompt is given. Files that are not photos are reported once and, unless photos are kept, moved to
+    FOLDER/rejected. Symbolic links are not followed.
 
     Ctrl-C or SIGTERM finishes the current photo and exits.
     """

@@ -1,11 +1,14 @@
 """Finds a Wan model and loads only the components that a role needs. Never uses the network."""
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.installed import how_to_install
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.components import Components, acceptable, be_quiet
 from svdq.pipeline.models.files import read_json
@@ -76,6 +79,8 @@ class WanFolder:
         Raises:
             InputError: a component cannot be loaded, for whatever reason.
         """
+        if role.encode and importlib.util.find_spec("ftfy") is None:  # diffusers raises a NameError for each prompt
+            raise InputError(f"Models of Wan need ftfy, which is not installed; {how_to_install('worker')}.")
         be_quiet()
         import diffusers
 

@@ -1,5 +1,6 @@
 """Wan's folders: a role opens only its files, and a wrong folder is one sentence before anything is loaded."""
 
+import importlib.util
 import json
 import re
 import shutil
@@ -61,6 +62,14 @@ def test_a_role_works_without_the_weights_of_the_other_expert(tiny_wan, tmp_path
     assert (getattr(model.pipeline, other), model.pipeline.vae, model.pipeline.text_encoder) == (None, None, None)
     with pytest.raises(InputError, match=f"{other}/diffusion_pytorch_model.safetensors .* is no safetensors file"):
         open_model(str(folder), Role(), CPU, torch.float32)
+
+
+def test_only_the_rank_that_encodes_needs_ftfy(tiny_wan, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ftfy" else find(name, *more))
+    with pytest.raises(InputError, match=r"need ftfy, which is not installed; run `pip install"):
+        open_model(str(tiny_wan), Role(encode=True), CPU, torch.float32)
+    assert open_model(str(tiny_wan), Role(decode=True), CPU, torch.float32).pipeline.text_encoder is None
 
 
 def test_only_what_encodes_and_decodes_is_kept(tiny_wan):
