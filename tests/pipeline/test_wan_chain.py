@@ -1,5 +1,6 @@
 """Chains of ranks with an untrained Wan: diffusers' bits for any binding, any plan and any rank that decodes."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -18,7 +19,8 @@ from svdq.pipeline.models.wan.reference import call_diffusers
 from svdq.pipeline.models.wan.schedule import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.plan import Assignment, Planner
 from svdq.pipeline.protocols import Request
-from tests.pipeline.fakes import Chain
+from svdq.worker.checkpoint.codec import Codec
+from tests.pipeline.fakes import Alone, Chain
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +126,26 @@ def check(chain: Chain, requests, reference) -> None:
     for each, expected in zip(requests, reference, strict=True):
         assert chain.source.reports[each.job_id].failure is None
         np.testing.assert_array_equal(chain.sink.frames[each.job_id], expected)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_checkpoint_of_any_step_is_continued_by_bound_ranks(opened, requests, reference, number: int) -> None:
+    asked, expected = requests[number], reference[number]
+    whole = opened(0, None)
+    codec = Codec(model="wan", device=CPU, compute=whole.info.compute, check_state=whole.check_state)
+    before = Alone(whole, [asked], keep_every_s=0.0)
+    before.stage.run()
+    kept = {sample.step: bytes(codec.encode(sample)) for sample in before.checkpointer.samples}
+    assert sorted(kept) == list(range(asked.parameters.steps + 1))
+    again = [
+        replace(asked, job_id=f"from-{step}", resume=codec.decode(data, asked.job_id, asked.parameters))
+        for step, data in kept.items()
+    ]
+    again = [replace(each, resume=replace(each.resume, job_id=each.job_id)) for each in again]
+    components = [HIGH, LOW, LOW]
+    models = [opened(rank, held) for rank, held in enumerate(components)]
+    chain = Chain(models, again, planner=Planner(3), components=components)
+    check(chain, again, [expected] * len(again))
 
 
 def test_some_videos_have_steps_of_one_expert_only(opened, videos) -> None:

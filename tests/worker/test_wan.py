@@ -126,6 +126,19 @@ def test_a_rank_that_is_killed_costs_no_bit(house, tiny_wan: Path, until, victim
     assert '"resumed": [{' in next(sidecar).read_text().replace("\n", "").replace("  ", "")
 
 
+@pytest.mark.long
+def test_a_video_of_bound_ranks_is_continued_by_a_rank_alone(house, tiny_wan: Path, until) -> None:
+    job_id, same = submit(house, steps=60), submit(house, steps=60)
+    group = house.start(3, "--bind", "always", model=str(tiny_wan))
+    until(lambda: house.view(job_id).step >= 20, lambda: group.text)
+    group.send_signal(signal.SIGTERM)
+    assert group.end() == 0
+    assert house.start(1, "--burst", model=str(tiny_wan), wait=False).end() == 0
+    np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
+    sidecar = json.loads(next((Path(house.settings.storage) / "outputs").glob(f"*{job_id}.json")).read_text())
+    assert sum(stage["steps"] for stage in sidecar["stages"]) == 60
+
+
 def test_a_job_for_another_family_fails_with_a_sentence(house, tiny_wan: Path) -> None:
     job_id = house.submit(family="svd")
     group = house.start(1, "--burst", model=str(tiny_wan), wait=False)

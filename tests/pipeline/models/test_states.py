@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.wan.parameters import WanParameters
 
 PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)
 
@@ -41,6 +43,26 @@ def test_a_state_is_accepted_after_any_step(model, state) -> None:
 def test_latents_of_another_shape_or_dtype_are_refused(model, state, damage, words) -> None:
     with pytest.raises(ValueError, match=f"its latents are {words}|its latents {words}"):
         model.check_state({**state, "latents": damage(state["latents"])}, PARAMETERS)
+
+
+@pytest.mark.parametrize("name", ["preview", "simulated:step_ms=0"])
+def test_preview_and_simulated_make_videos_of_any_family(name, image) -> None:
+    model = open_model(name, Role.of_rank(0), torch.device("cpu"), torch.float32)
+    asked = WanParameters(seed=3, prompt="Ein Hund läuft.", width=64, height=64, frames=5)
+    values = model.complete(asked)
+    assert (values.prompt, values.steps, values.frames) == (asked.prompt, 40, 5)
+    state = dict(model.encode(image, values))
+    model.check_state(state, values)
+    denoiser = model.denoiser(state, values)
+    for index in range(values.steps):
+        state |= denoiser.step(state, index)
+    assert model.decode(state, values, 5).shape == (5, 64, 64, 3)
+
+
+def test_a_model_of_one_family_refuses_videos_of_another_with_a_sentence(tiny_model) -> None:
+    model = open_model(str(tiny_model), Role(), torch.device("cpu"), torch.float32)
+    with pytest.raises(InputError, match="makes videos of Stable Video Diffusion, and this one is for Wan: start a"):
+        model.complete(WanParameters(seed=3))
 
 
 def test_a_state_without_one_of_its_tensors_is_refused(model, state) -> None:
