@@ -21,7 +21,10 @@ def cached(name: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    found = try_to_load_from_cache(repository, "model_index.json", revision=revision)
+    try:
+        found = try_to_load_from_cache(repository, "model_index.json", revision=revision)
+    except ValueError:  # the hub allows fewer names than HUB_ID
+        return None
     return Path(found).parent if isinstance(found, str) else None
 
 

@@ -134,7 +134,7 @@ def test_the_family_of_a_model_folder(tmp_path: Path) -> None:
     for text in ('{"_class_name": "FluxPipeline"}', "{}", "no JSON"):
         index.write_text(text)
         assert ConfiguredModel.of(str(tmp_path)) is None
-    for name in ("preview", "simulated:step_ms=1", "/nowhere", "nobody/has-this"):
+    for name in ("preview", "simulated:step_ms=1", "/nowhere", "nobody/has-this", "a/b..c", "a/b--", f"a/{'b' * 200}"):
         assert ConfiguredModel.of(name) is None
 
 
