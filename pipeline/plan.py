@@ -8,7 +8,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from svdq.pipeline.blocks import Block, divide
+from svdq.pipeline.blocks import Block, divide, narrow
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.forecast import Forecast, InFlight, RankWork
 from svdq.pipeline.layout import lay_out
@@ -143,6 +143,8 @@ class Planner:
         ready_s += encode_s
         free_s[0] += encode_s
         bounds = bounds or [(0, num_steps)] * self._num_ranks
+        if len(self._forecast.in_flight) + num_waiting < self._num_ranks:
+            bounds = narrow(bounds[: decoders[-1] + 1], num_steps, costs.step_s)
         blocks = divide(bounds, first_step, num_steps, costs, decoders, encodes=not encoded)
         boundaries, decoder, share_s = [first_step], 0, [0.0] * self._num_ranks
         reach = []
