@@ -12,6 +12,7 @@ from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.bodies import Bodies, Reader
 from svdq.cli.serve.content import Content, sweep
 from svdq.cli.serve.errors import ANSWERED, answer_error
+from svdq.cli.serve.older import Older
 from svdq.cli.serve.options import ServeOptions
 from svdq.cli.serve.polling import Polls
 from svdq.cli.serve.sharing import Shared
@@ -49,5 +50,6 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     app.state.reader = Reader(settings.max_pixels)
     #: Videos that are being removed while nobody waits for it.
     app.state.removals = set()
+    app.state.older = Older(backend.storage)
     app.state.page_states = live.shared_states(backend, app.state.snapshots)
     return app

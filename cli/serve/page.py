@@ -20,7 +20,7 @@ from svdq.cli.serve.creation import create
 from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
 from svdq.cli.serve.form import families, fields
 from svdq.pipeline.models.registry import PARAMETERS
-from svdq.producer.status.status import view_many
+from svdq.producer.status.status import JobView, view_many
 from svdq.producer.submitting.options import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES
 
@@ -43,6 +43,7 @@ def routes() -> list[BaseRoute]:
         Route("/page/estimate", estimate),
         Route("/page/photos", add, methods=["POST"]),
         Route("/page/picture/{video_id}", picture),
+        Route("/page/content/{video_id}", content),
         Route("/page/results", results),
         Route("/page/actions", act, methods=["POST"]),
         Route("/page/repeat", repeat, methods=["POST"]),
@@ -110,14 +111,31 @@ async def add(request: Request) -> Response:
 
 async def picture(request: Request) -> Response:
     """Return a small picture of a video: its first frame, or its photo before it is finished."""
+    response: Response = await request.app.state.content.poster(await _find(request))
+    return response
+
+
+async def content(request: Request) -> Response:
+    """Return a file of a finished video, also of one whose job Redis has forgotten."""
+    kind = request.query_params.get("format")
+    response: Response = await request.app.state.content.video(await _find(request), kind)
+    return response
+
+
+async def _find(request: Request) -> JobView:
     video_id = request.path_params["video_id"]
-    if not _are_ids([video_id]):
-        raise no_such_video(video_id)
-    found = await request.app.state.backend.read(lambda connection: view_many(connection, [video_id]))
+    found = await _views(request, [video_id]) if _are_ids([video_id]) else []
     if not found:
         raise no_such_video(video_id)
-    response: Response = await request.app.state.content.poster(found[0])
-    return response
+    return found[0]
+
+
+async def _views(request: Request, job_ids: list[str]) -> list[JobView]:
+    """Read jobs, those that Redis has forgotten from the storage; missing ones are left out."""
+    state = request.app.state
+    found: list[JobView] = await state.backend.read(lambda connection: view_many(connection, job_ids))
+    missing = sorted(set(job_ids).difference(job.id for job in found))
+    return found + (await state.backend.in_thread(lambda: state.older.views(missing)) if missing else [])
 
 
 async def results(request: Request) -> Response:
@@ -125,7 +143,9 @@ async def results(request: Request) -> Response:
     backend = request.app.state.backend
     show, before = (request.query_params.get(name, "") for name in ("show", "before"))
     page = await backend.read(
-        lambda connection: review.read_page(connection, backend.settings, backend.storage, show or "open", before)
+        lambda connection: review.read_page(
+            connection, backend.settings, backend.storage, request.app.state.older, show or "open", before
+        )
     )
     return JSONResponse(page)
 
@@ -150,10 +170,9 @@ async def repeat(request: Request) -> Response:
     job_id, changes = body.get("id", ""), body.get("changes", {})
     if not _are_ids([job_id]) or not isinstance(changes, dict) or not all(map(_is_text, changes.values())):
         raise ApiError(400, "A repetition needs an id, and changes as text.", code="invalid_value")
+    older, seed = request.app.state.older, secrets.randbits(SEED_BITS)
     enqueued = await backend.write(
-        lambda connection: actions.repeat(
-            connection, backend.storage, str(job_id), changes, secrets.randbits(SEED_BITS)
-        )
+        lambda connection: actions.repeat(connection, backend.storage, older, str(job_id), changes, seed)
     )
     status = enqueued.rq_job.get_status(refresh=False).value
     return JSONResponse({"id": enqueued.rq_job.id, "is_new": enqueued.is_new, "status": status})
@@ -169,7 +188,7 @@ async def download(request: Request) -> Response:
     job_ids = [job_id for job_id in dict.fromkeys(text.split(",")) if job_id]
     if not _are_ids(job_ids):
         raise ApiError(400, f"Choose videos by their ids, {MAX_JOBS:,} at most.", code="invalid_value")
-    jobs = await backend.read(lambda connection: view_many(connection, job_ids))
+    jobs = await _views(request, job_ids)
     keys = await backend.in_thread(lambda: review.files_of(backend.storage, jobs))
     if not keys:
         raise ApiError(404, "There are no files of these videos; they were removed.", code="not_found")

@@ -1,6 +1,6 @@
 """The finished and failed videos as the page lists them, the newest first, with what was decided about each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any, get_args
@@ -8,9 +8,11 @@ from typing import Any, get_args
 import redis
 
 from svdq.cli.serve.errors import without_paths
+from svdq.cli.serve.older import Older
 from svdq.cli.serve.videos import file_names, model_stem
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import VIDEO_FIELDS
+from svdq.producer.queue import statuses
 from svdq.producer.results import verdicts
 from svdq.producer.settings import Settings
 from svdq.producer.status.registries import ended_before
@@ -32,6 +34,13 @@ FILTERS: dict[str, tuple[str, ...]] = {
     "reject": ("finished",),
     "failed": ("failed",),
 }
+#: A place in the list: when a video ended, in seconds since the epoch, and its id.
+Place = tuple[int, str]
+NextPlaces = Callable[[Place | None, int], list[Place]]
+ReadViews = Callable[[Sequence[str]], list[JobView]]
+#: Prefix of cursors to videos in the storage, and the place before the first one.
+_OLDER = "older:"
+_BEGIN: Place = (10**13, "")
 #: Formats that a browser plays, the best first.
 _PLAYED = ("mp4", "webp", "gif")
 
@@ -64,13 +73,18 @@ class Reviewed:
     parameters: dict[str, Any]
 
 
-def read_page(connection: redis.Redis, settings: Settings, storage: Storage, show: str, before: str) -> dict[str, Any]:
+def read_page(
+    connection: redis.Redis, settings: Settings, storage: Storage, older: Older, show: str, before: str
+) -> dict[str, Any]:
     """Return a page of the list and the cursor of the next one, which is None at the end.
+
+    Videos come from the records of jobs, and after them from the storage, where they outlive these.
 
     Args:
         connection: to Redis.
         settings: of this process.
         storage: with the videos.
+        older: the videos of the storage.
         show: one of `FILTERS`.
         before: a cursor, "" for the first page.
 
@@ -79,27 +93,53 @@ def read_page(connection: redis.Redis, settings: Settings, storage: Storage, sho
     """
     if show not in FILTERS:
         raise InputError(f"There is no filter {show[:80]!r}; choose one of {', '.join(FILTERS)}.")
+    place = _parse_place(before.removeprefix(_OLDER))
     found: list[Reviewed] = []
-    cursor = _parse_cursor(before)
-    for _ in range(MAX_SCANNED // CHUNK):
-        entries = ended_before(connection, FILTERS[show], CHUNK, cursor)
-        marks = dict(zip(entries, verdicts.read(connection, [job_id for _, job_id in entries]), strict=True))
-        fitting = [entry for entry in entries if _fits(show, marks[entry])]
-        wanted = fitting[: PAGE_SIZE - len(found)]
-        views = {job.id: job for job in view_many(connection, [job_id for _, job_id in wanted])}
-        # Some records have expired meanwhile, and stopped jobs are among the failed ones.
-        found += [
-            _reviewed(views[entry[1]], marks[entry] or "", settings, storage)
-            for entry in wanted
-            if entry[1] in views and views[entry[1]].status in FILTERS[show]
-        ]
-        if len(fitting) > len(wanted) or len(entries) == CHUNK:
-            cursor = wanted[-1] if len(fitting) > len(wanted) else entries[-1]
-        else:
-            cursor = None
-        if cursor is None or len(found) == PAGE_SIZE:
-            break
-    return {"results": [asdict(each) for each in found], "next": f"{cursor[0]}:{cursor[1]}" if cursor else None}
+
+    def collect(next_places: NextPlaces, read: ReadViews, place: Place | None) -> Place | None:
+        """Add videos up to a whole page; return the place where it ended, None at the end of all."""
+        for _ in range(MAX_SCANNED // CHUNK):
+            places = next_places(place, CHUNK)
+            marks = dict(zip(places, verdicts.read(connection, [job_id for _, job_id in places]), strict=True))
+            fitting = [each for each in places if _fits(show, marks[each])]
+            wanted = fitting[: PAGE_SIZE - len(found)]
+            views = {job.id: job for job in read([job_id for _, job_id in wanted])}
+            # Some records have expired meanwhile, and stopped jobs are among the failed ones.
+            found.extend(
+                _reviewed(views[job_id], marks[seconds, job_id] or "", settings, storage)
+                for seconds, job_id in wanted
+                if job_id in views and views[job_id].status in FILTERS[show]
+            )
+            if len(fitting) > len(wanted):
+                place = wanted[-1] if wanted else place
+            elif len(places) == CHUNK:
+                place = places[-1]
+            else:
+                return None
+            if len(found) == PAGE_SIZE:
+                break
+        return place
+
+    def read_forgotten(job_ids: Sequence[str]) -> list[JobView]:
+        known = statuses(connection, job_ids)
+        return older.views([job_id for job_id, status in zip(job_ids, known, strict=True) if status is None])
+
+    if not before.startswith(_OLDER):
+        place = collect(
+            lambda place, limit: ended_before(connection, FILTERS[show], limit, place),
+            lambda job_ids: view_many(connection, job_ids),
+            place,
+        )
+        if place is not None or show == "failed":
+            return _page(found, "", place)
+        # The storage is listed only for a reader who scrolls to the end.
+        return _page(found, _OLDER, _BEGIN)
+    return _page(found, _OLDER, collect(older.before, read_forgotten, place))
+
+
+def _page(found: Sequence[Reviewed], kind: str, place: Place | None) -> dict[str, Any]:
+    after = None if place is None else f"{kind}{place[0]}:{place[1]}"
+    return {"results": [asdict(each) for each in found], "next": after}
 
 
 def files_of(storage: Storage, jobs: Sequence[JobView]) -> list[str]:
@@ -123,7 +163,7 @@ def _fits(show: str, mark: verdicts.Verdict | None) -> bool:
     return mark == show
 
 
-def _parse_cursor(text: str) -> tuple[int, str] | None:
+def _parse_place(text: str) -> Place | None:
     if not text:
         return None
     seconds, colon, job_id = text.partition(":")

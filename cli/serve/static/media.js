@@ -1,7 +1,7 @@
 // The elements that show a finished video: <video> for mp4, <img> for gif, webp and frames.
 
 /** The address of a finished video; frames come as a zip. */
-export const contentOf = (result) => `/v1/videos/${result.id}/content?format=${result.kind}`;
+export const contentOf = (result) => `/page/content/${result.id}?format=${result.kind}`;
 /** The address of its first frame or, before it is finished, of its photo. */
 export const pictureOf = (id) => `/page/picture/${id}`;
 

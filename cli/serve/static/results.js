@@ -98,7 +98,8 @@ export async function refresh(token) {
     if (mine !== generation) return;
     const fresh = page.results.filter((result) => cards.get(result.id)?.result.ended_at !== result.ended_at);
     if (!fresh.length) return;
-    if (fresh.length === page.results.length && page.next && cards.size) { // there may be more between
+    const isWhole = page.next?.startsWith("older:") ?? true;
+    if (fresh.length === page.results.length && !isWhole && cards.size) { // there may be more between
       await reload();
       return;
     }

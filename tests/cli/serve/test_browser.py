@@ -139,13 +139,32 @@ def test_a_folder_keeps_its_subfolders_and_leaves_other_files_out(desk: Watched,
     for name in ("holiday/Top.jpg", "holiday/day 1/Below.jpg"):
         house.photo(name)
     (house.folder / "photos/holiday/list.txt").write_text("no photo")
+    page.check("[data-family=svd] [data-checks=formats] [value=gif]")
+    page.uncheck("[data-family=svd] [data-checks=formats] [value=mp4]")
     page.set_input_files("#folder-of-photos", house.folder / "photos/holiday")
     expect(page.locator("#upload-summary")).to_have_text("2 photos chosen, 1 other file left out.")
     page.click("#make")
     expect(page.locator("#upload-summary")).to_contain_text("2 uploaded")
     expect(page.locator(".card h3", has_text="Below")).to_be_visible()
     outputs = house.folder / "home/storage/outputs"
-    assert [path.parent.name for path in outputs.rglob("Below-*.mp4")] == ["day 1"]
+    assert [path.parent.name for path in outputs.rglob("Below-*.gif")] == ["day 1"]
+    image = page.locator(".card", has_text="Below").locator(".frame img")
+    expect(image).to_have_attribute("src", re.compile("picture"))
+    image.hover()
+    expect(image).to_have_attribute("src", re.compile("content"))
+
+
+def test_a_prompt_for_models_that_take_one(desk: Watched, house: House) -> None:
+    page = desk.page
+    expect(page.locator("#wan-prompt")).to_be_hidden()
+    page.select_option("#family", "wan")
+    page.fill("#wan-prompt", "The fog lifts")
+    for name, value in {"width": "64", "height": "64", "frames": "5"}.items():
+        page.fill(f"#wan-{name}", value)
+    page.set_input_files("#photos", house.photo("Fog.png", "silver"))
+    page.click("#make")
+    page.locator(".card", has_text="Fog").locator(".frame").click()
+    expect(page.locator("#viewer-made")).to_contain_text("The fog lifts")
 
 
 def test_pause_move_cancel_and_resume(desk: Watched, house: House) -> None:

@@ -128,17 +128,47 @@ def test_results_come_in_pages_the_newest_first(server: Server, connection: redi
         )
         for number in range(101)
     ]
-    for job_id in (ids.pop(80), ids.pop()):  # expired, but still in its list
+    gone = sorted([ids.pop(80), ids.pop()])  # expired, but still in its list
+    for job_id in gone:
         connection.delete(f"rq:job:{job_id}")
     found, before = [], ""
-    for _ in range(4):
+    for _ in range(5):
         page = server.get(f"/page/results?before={before}").json
         found += [each["id"] for each in page["results"]]
         before = page["next"]
         if before is None:
             break
-    assert found == ids[::-1]
+    assert found[:99] == ids[::-1]
+    assert sorted(found[99:]) == gone  # in the storage
     assert before is None
+
+
+def test_videos_outlive_the_records_of_their_jobs(server: Server, connection: redis.Redis, storage: Storage) -> None:
+    kept, other = [finish(connection, storage, number, name=f"Old {number}") for number in range(2)]
+    act(server, "keep", kept)
+    for key in connection.scan_iter("rq:*"):
+        connection.delete(key)
+    recent = finish(connection, storage, 2, name="New")
+
+    def listed(show: str) -> list[str]:
+        names, before = [], ""
+        while before is not None:
+            page = server.get(f"/page/results?show={show}&before={before}").json
+            names += [each["name"] for each in page["results"]]
+            before = page["next"]
+        return names
+
+    assert listed("open")[0] == "New"
+    assert sorted(listed("open")[1:]) == ["Old 0", "Old 1"]
+    assert listed("keep") == ["Old 0"]
+    assert listed("failed") == []
+    for job_id in (kept, other, recent):
+        assert server.get(f"/page/picture/{job_id}").headers["content-type"] == "image/jpeg"
+        assert server.get(f"/page/content/{job_id}?format=gif").body.startswith(b"GIF")
+    zipped = server.ask("POST", "/page/zip", f"ids={kept},{recent}", form_headers(server))
+    assert len(zipfile.ZipFile(io.BytesIO(zipped.body)).namelist()) == 2
+    again = server.ask("POST", "/page/repeat", {"id": kept, "changes": {"steps": "9"}}).json
+    assert view(connection, again["id"]).parameters["steps"] == 9
 
 
 def test_results_by_verdict(server: Server, connection: redis.Redis, storage: Storage) -> None:
