@@ -18,8 +18,6 @@ from svdq.pipeline.errors import InputError
 
 SYSTEM_HOME = Path("/var/lib/svdq")
 REDIS, WATCH, SERVE = "svdq-redis.service", "svdq-watch.service", "svdq-serve.service"
-#: Settings that are secret whatever they are.
-SECRETS = ("serve_token",)
 #: Drop-ins with this prefix are for the machine's systemd only.
 SYSTEM_PREFIX = "system"
 #: The drop-in of all services with the values of this installation.
@@ -112,7 +110,7 @@ def _environment(is_system: bool, own_redis: bool) -> tuple[dict[str, str], list
         InputError: a setting is not allowed, or cannot work under systemd.
     """
     from svdq.producer.embedded_redis.socket_path import MAX_SOCKET_PATH
-    from svdq.producer.settings import ENV_PREFIX, FILE_NAME, Settings, origins, without_secrets
+    from svdq.producer.settings import ENV_PREFIX, FILE_NAME, SECRETS, Settings, origins, without_secrets
 
     home = SYSTEM_HOME if is_system and origins()["home"] == "default" else None
     settings = Settings.load(home=home)

@@ -266,6 +266,7 @@ def config(as_json: bool, **flags: str | None) -> None:
     for name in ("redis_url", "storage"):
         if values[name] is not None:
             values[name] = without_secrets(values[name])
+    values["notify"] = [f"{url.partition(':')[0]}://***" for url in values["notify"]]
     masked = None if values["serve_token"] is None else "***"
     values["serve_token"] = masked
     sources = origins(**flags)

@@ -53,6 +53,13 @@ if TYPE_CHECKING:
     help="Serve Prometheus metrics on this port, such as 9464; 0 takes a free port.",
 )
 @click.option("--metrics-address", default="127.0.0.1", show_default=True, help="Local address to serve metrics on.")
+@click.option(
+    "--notify",
+    multiple=True,
+    metavar="URL",
+    help="Send a run's summary, a pause after failures and a full disk to this apprise URL, such as ntfy://TOPIC; "
+    "repeatable (SVDQ_NOTIFY).",
+)
 @rank_options
 @click.option("--model", help="preview, or the folder or hub id of a model (SVDQ_MODEL).")
 @redis_options
@@ -64,6 +71,7 @@ def worker(
     memory_limit: str | None,
     no_lock: bool,
     report: Path | None,
+    notify: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Start a group of ranks that renders queued jobs.
@@ -86,7 +94,9 @@ def worker(
     from svdq.producer.settings import Settings
     from svdq.worker.launcher.launcher import LaunchOptions
 
-    settings = Settings.load(model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit)
+    settings = Settings.load(
+        model=model, redis_url=redis_url, storage=storage, memory_limit=memory_limit, notify=notify or None
+    )
     rank = RankConfig(**{name: options.pop(name) for name in RankConfig.model_fields if name in options})
     with _logging(rank.log_format):
         code = _start(settings, LaunchOptions(rank=rank, **options), report, no_lock=no_lock)
@@ -146,16 +156,26 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
 
 def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) -> int:
     """Run until the end, print the summary of a burst, and return the exit code."""
+    from svdq.pipeline.errors import UnavailableError
     from svdq.producer.storage.temporary import write_file
     from svdq.worker.launcher.launcher import launch
+    from svdq.worker.launcher.notifications import Notifications
     from svdq.worker.launcher.summary import report_of_run
 
     started_at = datetime.now().astimezone()
-    ending = launch(settings, options)
-    if options.rank.burst or report is not None:
-        found = report_of_run(settings, ending, started_at, until=options.until)
-        for line in found.lines():
-            echo(line)
-        if report is not None:
-            write_file(report, [json.dumps(found.as_json(), indent=2) + "\n"])
+    with Notifications(settings) as notifications:
+        ending = launch(settings, options)
+        is_shown = options.rank.burst or report is not None
+        if is_shown or notifications.are_wanted:
+            try:
+                found = report_of_run(settings, ending, started_at, until=options.until)
+            except UnavailableError:
+                if is_shown:
+                    raise
+                return ending.code  # a notification fails no run
+            for line in found.lines() if is_shown else ():
+                echo(line)
+            if report is not None:
+                write_file(report, [json.dumps(found.as_json(), indent=2) + "\n"])
+            notifications.send_summary(found)
     return ending.code

@@ -17,6 +17,7 @@ from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -48,6 +49,10 @@ def _default_home() -> Path:
     return platformdirs.user_data_path("svdq")
 
 
+#: Settings that are secret whatever they are.
+SECRETS = ("serve_token", "notify")
+
+
 class Settings(BaseSettings):
     """The frozen settings of one process; create them with `Settings.load`."""
 
@@ -71,6 +76,14 @@ class Settings(BaseSettings):
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
     #: Token of `svdq serve`; None: the one in its file. Not in repr: it is a secret.
     serve_token: str | None = Field(None, min_length=16, pattern=r"^[!-~]+$", repr=False)
+
+    #: apprise URLs that `svdq worker` notifies; a variable separates them by spaces. Not in repr: they hold secrets.
+    notify: Annotated[tuple[str, ...], NoDecode] = Field((), repr=False)
+
+    @field_validator("notify", mode="before")
+    @classmethod
+    def _words_of_a_text(cls, notify: object) -> object:
+        return tuple(notify.split()) if isinstance(notify, str) else notify
 
     @field_validator("storage")
     @classmethod
@@ -170,7 +183,7 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         known = ", ".join(Settings.model_fields)
         return f"There is no setting {name!r}; the settings are {known}."
-    value = "***" if name == "serve_token" else without_secrets(str(first["input"]))
+    value = "***" if name in SECRETS else without_secrets(str(first["input"]))
     return (
         f"The setting {ENV_PREFIX}{name.upper()} (or {name} in {FILE_NAME}) is {value!r}: "
         f"{first['msg'][0].lower()}{first['msg'][1:]}; correct or unset it."

@@ -17,7 +17,12 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
     (home / "svdq.toml").write_text('max_attempts = 5\nstall_s = 60\nmodel = "simulated"\n')
     Path("svdq.toml").write_text('stall_s = 90\nframes = 14\nstorage = "videos"\n')
     done = svdq(
-        "config", "--json", "--model", "preview", SVDQ_MAX_PIXELS="1000", SVDQ_REDIS_URL="redis://me:hidden@h:1/0"
+        "config",
+        "--json",
+        *("--model", "preview"),
+        SVDQ_MAX_PIXELS="1000",
+        SVDQ_REDIS_URL="redis://me:hidden@h:1/0",
+        SVDQ_NOTIFY="json://me:hidden@h/x ntfy://topic",
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -29,6 +34,7 @@ def test_values_and_sources(svdq: Cli, home: Path) -> None:
         "model": {"value": "preview", "source": "flag"},
         "max_pixels": {"value": 1000, "source": "SVDQ_MAX_PIXELS"},
         "max_attempts": {"value": 5, "source": str(home / "svdq.toml")},
+        "notify": {"value": ["json://***", "ntfy://***"], "source": "SVDQ_NOTIFY"},
         "stall_s": {"value": 90.0, "source": str(Path("svdq.toml").absolute())},
         "memory_limit": {"value": None, "source": "default"},
         "serve_token": {"value": None, "source": "default"},

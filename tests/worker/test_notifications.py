@@ -1,0 +1,170 @@
+"""Notifications through apprise to an HTTP server of the test's; without torch."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import redis
+
+from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer import keys
+from svdq.producer.control import pause
+from svdq.producer.results.run_report import summarize
+from svdq.producer.settings import Settings
+from svdq.producer.status.ranks import Condition
+from svdq.worker.launcher.notifications import Notifications
+
+
+class Server:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.received: list[dict[str, Any]] = []
+        self.status, self.delay_s = 200, 0.0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                time.sleep(outer.delay_s)
+                outer.received.append(json.loads(body))
+                self.send_response(outer.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"json://user:s3cret@127.0.0.1:{self._server.server_address[1]}/t0ken"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def titles(self) -> list[str]:
+        return [message["title"] for message in self.received]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def wanting(settings: Settings, *urls: str) -> Settings:
+    return settings.model_copy(update={"notify": urls})
+
+
+def report_of(seconds: float = 0.0):
+    now = datetime.now().astimezone()
+    return summarize([], {"queued": 2}, since=now, until=now, ending="It ended because the queue was empty.")
+
+
+def test_the_summary_is_sent_before_the_end(settings: Settings, server: Server) -> None:
+    with Notifications(wanting(settings, server.url)) as notifications:
+        assert notifications.are_wanted
+        notifications.send_summary(report_of())
+    [message] = server.received
+    assert message["title"].endswith(": 0 finished, 0 failed")
+    assert "It ended because the queue was empty." in message["message"]
+    assert "Left: " in message["message"]
+
+
+def test_without_urls_nothing_is_started(settings: Settings) -> None:
+    before = threading.active_count()
+    with Notifications(settings) as notifications:
+        assert not notifications.are_wanted
+        assert threading.active_count() == before
+        notifications.send("a", "b")
+
+
+def test_a_pause_after_failures_and_a_full_disk_are_sent_once(
+    settings: Settings, connection: redis.Redis, server: Server, until: Any, publish: Any
+) -> None:
+    pause(connection)  # by a person, who knows
+    with Notifications(wanting(settings, server.url), poll_s=0.05):
+        connection.set("rq:worker:group0", "1")
+        connection.hset(keys.PAUSES, "group0", "3 jobs failed alike: no space.")
+        publish(Condition(effect="Videos wait to be written", reason="No space left.", since=time.time(), attempts=3))
+        until(lambda: len(server.received) >= 2)
+        time.sleep(0.3)
+    titles = sorted(title.partition(" on ")[2].partition(" ")[2] for title in server.titles)
+    assert len(titles) == 2
+    texts = sorted(message["message"] for message in server.received)
+    assert texts[0].startswith("PAUSED group0: 3 jobs failed alike: no space.")
+    assert texts[1] == "Videos wait to be written: No space left."
+
+
+@pytest.fixture
+def publish(connection: redis.Redis) -> Any:
+    """Write the record of a rank of this host with a condition."""
+    import os
+    import socket
+
+    from svdq.producer.status.ranks import RankStatus
+
+    def publish(condition: Condition) -> None:
+        RankStatus(
+            group="g",
+            rank=0,
+            num_ranks=1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device="cpu",
+            device_name="",
+            model="preview",
+            started_at=time.time(),
+            at=time.time(),
+            activity="idle",
+            conditions=(condition,),
+        ).save(connection)
+
+    return publish
+
+
+def test_the_reason_of_a_failed_run_is_sent(settings: Settings, server: Server) -> None:
+    with pytest.raises(UnavailableError), Notifications(wanting(settings, server.url)):
+        raise UnavailableError("The storage cannot be reached.")
+    assert [message["message"] for message in server.received] == ["The storage cannot be reached."]
+    assert server.titles[0].endswith(" failed")
+
+
+def test_services_that_are_away_slow_or_refuse_neither_fail_nor_hold_up_a_run(
+    settings: Settings, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    slow = Server()
+    slow.delay_s = 30.0
+    server.status = 500
+    urls = ("json://user:s3cret@127.0.0.1:1/t0ken", server.url, slow.url)
+    began = time.monotonic()
+    with Notifications(wanting(settings, *urls), close_s=3.0) as notifications:
+        notifications.send("title", "text")
+        assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 20.0
+    assert "was not accepted" in caplog.text
+    assert "s3cret" not in caplog.text
+    assert "t0ken" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["nonsense-s3cret", "foo://s3cret/x", "json://", "slack://s3cret"])
+def test_a_url_that_is_wrong_is_one_sentence_without_secrets(settings: Settings, server: Server, url: str) -> None:
+    with pytest.raises(InputError, match="The notification URL number 2 ") as caught:
+        Notifications(wanting(settings, server.url, url))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_same_title_is_not_sent_again_soon(settings: Settings, server: Server) -> None:
+    with Notifications(wanting(settings, server.url)) as notifications:
+        for _ in range(3):
+            notifications.send("a", "b")
+        notifications.send("c", "d")
+    assert server.titles == ["a", "c"]

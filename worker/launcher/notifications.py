@@ -1,0 +1,152 @@
+"""Sends notifications about a run by apprise: a pause after failures, a condition such as a full disk, the summary.
+
+Two threads do it, so that a run never waits for it or fails by it. URLs hold secrets and are never logged.
+"""
+
+import importlib.util
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import redis
+
+from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.installed import how_to_install
+from svdq.producer.control import pauses
+from svdq.producer.queue import session
+from svdq.producer.results.run_report import RunReport
+from svdq.producer.settings import Settings
+from svdq.producer.status.ranks import read_groups
+
+if TYPE_CHECKING:
+    from apprise import NotifyBase
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at what is wrong.
+POLL_S = 10.0
+#: Seconds after which the same title may be sent again: a storage may come and go.
+AGAIN_S = 600.0
+#: Seconds that the end of a run waits for services that are slow.
+CLOSE_S = 20.0
+
+
+class Notifications:
+    """The notifications of one run; without URLs it does nothing."""
+
+    def __init__(self, settings: Settings, *, poll_s: float = POLL_S, close_s: float = CLOSE_S) -> None:
+        """Read the URLs.
+
+        Raises:
+            InputError: apprise cannot use one of them, or is not installed.
+        """
+        self._settings = settings
+        self._poll_s, self._close_s = poll_s, close_s
+        self._services = _services(settings.notify)
+        self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._sent_s: dict[str, float] = {}
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=run, name="notify", daemon=True) for run in (self._send, self._watch)]
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether there is anybody to notify."""
+        return bool(self._services)
+
+    def __enter__(self) -> Self:
+        """Begin to look for what is wrong."""
+        for thread in self._threads if self._services else ():
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Send why the run failed, if it did, and wait for a limited time until everything is sent."""
+        if not self._services:
+            return
+        if isinstance(error, SvdqError):
+            self.send(f"svdq on {socket.gethostname()} failed", str(error))
+        self._ended.set()
+        self._waiting.put(None)
+        self._threads[0].join(self._close_s)
+
+    def send(self, title: str, text: str) -> None:
+        """Send a text in the background, unless the same title was sent lately."""
+        now_s = time.monotonic()
+        if now_s - self._sent_s.get(title, now_s - AGAIN_S) >= AGAIN_S:
+            self._sent_s[title] = now_s
+            self._waiting.put((title, text))
+
+    def send_summary(self, report: RunReport) -> None:
+        """Send the summary of the run."""
+        counts = ", ".join(f"{report.count(end):,} {end}" for end in ("finished", "failed"))
+        self.send(f"svdq on {socket.gethostname()}: {counts}", "\n".join(report.lines()))
+
+    def _send(self) -> None:
+        while (message := self._waiting.get()) is not None:
+            title, text = message
+            for service in self._services:
+                try:
+                    is_sent = service.notify(body=text, title=title)
+                except Exception as error:  # noqa: BLE001 - apprise's services raise many types, with the URL in them
+                    logger.warning("The notification to %s failed: %s.", service.service_name, type(error).__name__)
+                else:
+                    if not is_sent:
+                        logger.warning("The notification to %s was not accepted.", service.service_name)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._poll_s):
+            try:
+                with session(self._settings) as connection:
+                    for title, text in _problems(connection, socket.gethostname()):
+                        self.send(title, text)
+            except SvdqError as error:
+                logger.debug("What is wrong cannot be read at present: %s", error)
+            except Exception:
+                logger.exception("What is wrong cannot be read.")
+
+
+def _problems(connection: redis.Redis, host: str) -> Iterator[tuple[str, str]]:
+    """Yield title and text of what is wrong with the ranks of a host, and of groups that paused after failures."""
+    for sentence in pauses(connection):
+        if sentence.startswith("PAUSED "):  # and not by a person
+            yield f"svdq on {host} takes no more jobs", sentence
+    for group in read_groups(connection):
+        for rank in group.ranks:
+            for condition in rank.conditions if rank.host == host else ():
+                yield f"svdq on {host}: {condition.effect}", f"{condition.effect}: {condition.reason}"
+
+
+def _services(urls: Sequence[str]) -> "list[NotifyBase]":
+    """Make apprise's services of URLs.
+
+    Raises:
+        InputError: apprise cannot use one of them, or is not installed.
+    """
+    if not urls:
+        return []
+    if importlib.util.find_spec("apprise") is None:
+        raise InputError(f"--notify needs the package apprise; {how_to_install('worker')}.")
+    import apprise
+
+    # Its messages may have the URL in them.
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    services = []
+    for number, url in enumerate(urls, 1):
+        service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
+        if service is None:
+            scheme, colon, _ = url.partition("://")
+            shown = f"{scheme}://…" if colon else "not a URL"
+            raise InputError(
+                f"The notification URL number {number} ({shown}) is not one that apprise can use; correct --notify or "
+                "SVDQ_NOTIFY (github.com/caronc/apprise/wiki lists the services)."
+            )
+        services.append(service)
+    return services
