@@ -23,7 +23,7 @@ WINDOWS = (
 
 
 def _window(arena: Arena, where: str) -> None:
-    """The rank that comes by kills itself there, every second time; at most one video is rendered again a kill."""
+    """The rank that comes by kills itself there, now and then; at most one video is rendered again a kill."""
     num_kills = min(MOST_KILLS, arena.size.num_jobs // JOBS_A_KILL)
     controls = arena.folder / where
     controls.mkdir()

@@ -3,8 +3,8 @@
 The harness puts this folder on a worker's PYTHONPATH, so that svdq itself has no switch for faults. FAULTS_AT says
 where, FAULTS_FOLDER names a folder through which the harness counts and controls:
 
-- windows (`after-pop`, …): the process kills itself there, every second time it comes by (every fourth in `during-…`
-  and `frames-in-transit`), while files `kill*` are left; each kill uses one up;
+- windows (`after-pop`, …): the process kills itself there, every second time it comes by (every fourth or less often in
+  `after-rename`, `during-…` and `frames-in-transit`), while files `kill*` are left; each kill uses one up;
 - `poison-PHASE`: the process kills itself in that phase of each job whose photo is `poison.jpg` in that folder; where
   the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
 - `full` and `slow`: while the file `on` is there, writes to the storage fail with ENOSPC, or take two seconds;
@@ -23,8 +23,8 @@ from typing import Any
 
 #: Seconds that a write takes on a slow storage.
 SLOW_S = 2.0
-#: A kill in a phase of a job strikes at this visit. The suspects of the kill before, three at most, come first, and a
-#: job that is struck twice would rightly be set aside.
+#: A kill in a phase of a job strikes at this visit. The suspects of the kill before come first, and a job that is
+#: struck twice would rightly be set aside.
 PHASE_VISITS = 4
 #: Frames of a poisoned video; all others have another number.
 POISON_FRAMES = 3
@@ -125,6 +125,13 @@ def _killer(folder: Path, every: int = 2) -> Callable[[], None]:
     return pass_by
 
 
+def _write_visits() -> int:
+    """Return at which visit to kill a writer: after all videos that were being written, and one that was decoded."""
+    from svdq.worker.rank import num_writers
+
+    return num_writers() + 2
+
+
 def _decode_before_the_last_rank() -> None:
     """Have ranks decode that do not write."""
     from svdq.worker.intake.memory import MemoryPlan
@@ -169,7 +176,7 @@ def _install(where: str, folder: Path) -> None:
         case "after-admission":  # its execution is registered, nobody works on it
             _wrap(GroupWorker, "_admit", before=None, after=_killer(folder))
         case "after-rename":  # the video has its final name, its sidecar is not written
-            _wrap(storage.Storage, "publish", before=None, after=_killer(folder))
+            _wrap(storage.Storage, "publish", before=None, after=_killer(folder, _write_visits()))
         case "before-acknowledgement":  # all files are there, Redis does not know
             _wrap(GroupWorker, "succeed", before=_killer(folder), after=None)
         case "during-prepare":
@@ -181,7 +188,7 @@ def _install(where: str, folder: Path) -> None:
             _decode_before_the_last_rank()
             _kill_when_frames_arrive(_killer(folder, PHASE_VISITS))
         case "during-write":
-            _wrap(video, "write_video", before=None, after=_killer(folder, PHASE_VISITS))
+            _wrap(video, "write_video", before=None, after=_killer(folder, _write_visits()))
         case "full":
             _wrap(local, "_publish", before=functools.partial(_refuse, folder), after=None)
         case "slow":
