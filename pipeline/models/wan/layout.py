@@ -1,5 +1,6 @@
 """The folders of Wan's image-to-video models: their components, and what their configs must say. Without torch."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,16 @@ def check_configs(folder: Path, name: str) -> None:
     index = read_json(folder, "model_index.json", name)
     transformer = TRANSFORMER_DEFAULTS | read_json(folder, f"{HIGH_NOISE}/config.json", name)
     vae = VAE_DEFAULTS | read_json(folder, "vae/config.json", name)
+    for component, config, names in (
+        (
+            HIGH_NOISE,
+            transformer,
+            ("num_attention_heads", "attention_head_dim", "in_channels", "num_layers", "ffn_dim"),
+        ),
+        ("vae", vae, ("z_dim", "base_dim", "scale_factor_temporal", "scale_factor_spatial")),
+    ):
+        for setting in names:
+            _check_count(component, setting, config[setting], name)
     expanded = index.get("expand_timesteps") is True
     channels = vae["z_dim"]
     # Latents, photo and mask; with expanded timesteps the photo takes the place of the first latents.
@@ -73,8 +84,9 @@ def check_configs(folder: Path, name: str) -> None:
         (HIGH_NOISE, "in_channels", transformer["in_channels"], needed, "latents, photo and mask"),
         (HIGH_NOISE, "out_channels", transformer["out_channels"], channels, "the latents of the vae"),
         (HIGH_NOISE, "text_dim", transformer["text_dim"], text_encoder.get("d_model", 512), "text_encoder's d_model"),
-        (HIGH_NOISE, "patch_size", list(transformer["patch_size"]), [1, 2, 2], "as in all of Wan's models"),
+        (HIGH_NOISE, "patch_size", transformer["patch_size"], [1, 2, 2], "as in all of Wan's models"),
         ("vae", "scale_factor_temporal", vae["scale_factor_temporal"], 4, "as in all of Wan's models"),
+        ("vae", "scale_factor_spatial", vae["scale_factor_spatial"], 16 if expanded else 8, "as in such models"),
     ]
     for component, what, found, expected, why in settings:
         if found != expected:
@@ -83,6 +95,18 @@ def check_configs(folder: Path, name: str) -> None:
                 f"{expected}{why and f' ({why})'}; give a {LAYOUT.pipeline}."
             )
     _check_scheduler(folder, name)
+
+
+def _check_count(component: str, setting: str, found: Any, name: str) -> None:
+    """Check that a setting is a positive whole number.
+
+    Raises:
+        InputError: it is not.
+    """
+    if type(found) is not int or found < 1:
+        raise InputError(
+            f"The {component} of the model {name} has {setting} {found!r}; it must be a whole number above 0."
+        )
 
 
 def _check_experts(folder: Path, name: str, index: Mapping[str, Any], transformer: Mapping[str, Any]) -> None:
@@ -99,7 +123,7 @@ def _check_experts(folder: Path, name: str, index: Mapping[str, Any], transforme
             f"The model {name} has {given} and {missing}; get the whole model again, with both of its experts."
         )
     if boundary is not None:
-        if not isinstance(boundary, int | float) or not 0 <= boundary <= 1:
+        if isinstance(boundary, bool) or not isinstance(boundary, int | float) or not 0 <= boundary <= 1:
             raise InputError(f"The model {name} has boundary_ratio {boundary!r}; it must be a number such as 0.9.")
         second = TRANSFORMER_DEFAULTS | read_json(folder, f"{LOW_NOISE}/config.json", name)
         for key in ("_class_name", *TRANSFORMER_DEFAULTS):
@@ -120,10 +144,13 @@ def _check_scheduler(folder: Path, name: str) -> None:
         InputError: it does not.
     """
     config = read_json(folder, "scheduler/scheduler_config.json", name)
+    _check_count("scheduler", "num_train_timesteps", config.get("num_train_timesteps", 1000), name)
     kind = config.get("_class_name")
     problem = next((f"{setting} is on" for setting in _OFF if config.get(setting)), "")
-    if kind not in SHIFT_SETTINGS:
+    if not isinstance(kind, str) or kind not in SHIFT_SETTINGS:
         problem = f"it is a {kind}"
+    elif not isinstance(shift := config.get(SHIFT_SETTINGS[kind], 1.0), int | float) or not 0 < shift < math.inf:
+        problem = f"its {SHIFT_SETTINGS[kind]} is {shift!r}"
     elif kind == "UniPCMultistepScheduler" and not config.get("use_flow_sigmas"):
         problem = "use_flow_sigmas is off"
     if problem:

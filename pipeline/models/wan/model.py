@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 #: Number of texts whose embeddings are kept. Each has at most 4 MB in half precision.
 CACHED_TEXTS = 64
+#: Number of schedules that are kept.
+CACHED_SCHEDULES = 256
 
 
 class WanModel:
@@ -225,6 +227,8 @@ class WanModel:
         assert parameters.flow_shift is not None
         key = (parameters.steps, parameters.flow_shift)
         if key not in self._schedules:
+            if len(self._schedules) >= CACHED_SCHEDULES:
+                self._schedules.clear()
             own = self._pipeline.scheduler
             setting = schedule.SHIFT_SETTINGS[type(own).__name__]
             scheduler = type(own).from_config(own.config, **{setting: parameters.flow_shift})

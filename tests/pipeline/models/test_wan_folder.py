@@ -12,7 +12,11 @@ import torch
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.wan.family import FAMILY, read_facts
+from svdq.pipeline.models.wan.layout import LAYOUT
+from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.tiny import write_tiny_wan
 
 CPU = torch.device("cpu")
@@ -131,6 +135,33 @@ def test_a_wrong_folder_is_one_sentence(tiny_wan, tmp_path, change, words):
         open_model(str(folder), Role(encode=True, decode=True), CPU, torch.float32)
     assert str(caught.value).endswith(".")
     assert "\n" not in str(caught.value)
+
+
+#: The settings that svdq itself reads.
+SETTINGS = {
+    "model_index.json": ["boundary_ratio", "expand_timesteps", "transformer", "transformer_2", "vae", "scheduler"],
+    "transformer/config.json": ["patch_size", "num_attention_heads", "in_channels", "text_dim", "image_dim", "ffn_dim"],
+    "transformer_2/config.json": ["num_layers", "_class_name"],
+    "vae/config.json": ["base_dim", "z_dim", "in_channels", "scale_factor_temporal", "scale_factor_spatial"],
+    "text_encoder/config.json": ["d_model", "vocab_size"],
+    "scheduler/scheduler_config.json": ["_class_name", "flow_shift", "num_train_timesteps", "solver_p"],
+}
+
+
+@pytest.mark.parametrize(("file", "setting"), [(file, each) for file in SETTINGS for each in SETTINGS[file]])
+def test_nonsense_in_a_config_is_one_sentence_or_harmless(tiny_wan, tmp_path, file, setting):
+    shutil.copytree(tiny_wan, tmp_path / "model")
+    for value in ("x", None, [], [1], {}, {"a": 1}, True, False, -1, 0, 10**30, 0.5, 1e300):
+        shutil.copy(tiny_wan / file, tmp_path / "model" / file)
+        configure(file, **{setting: value})(tmp_path / "model")
+        try:
+            check_folder(tmp_path / "model", "it", LAYOUT)
+        except InputError as error:
+            sentence = str(error)
+        else:
+            sentence = "."
+            FAMILY.segments(WanParameters(seed=1, steps=9), read_facts(tmp_path / "model", "it"))
+        assert sentence.endswith("."), value
 
 
 def test_a_transformer_that_does_not_fit_the_vae(tmp_path):
