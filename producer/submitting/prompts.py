@@ -5,6 +5,8 @@ import stat
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.options import as_flag
 
 SUFFIX = ".txt"
 #: Bytes; the longest prompt has less.
@@ -48,3 +50,36 @@ def parse_prompt(data: bytes, path: Path) -> str:
         return " ".join(data.decode("utf-8-sig").split())
     except UnicodeDecodeError as error:
         raise InputError(f"The prompt {str(path)!r} is not UTF-8; save it as UTF-8.") from error
+
+
+class PromptFiles:
+    """The prompts in text files beside photos."""
+
+    def __init__(self) -> None:
+        """Initialize; nothing is read."""
+        #: Number of text files beside photos whose videos take no prompt.
+        self.num_ignored = 0
+        #: Photos with the same prompt share one spec: by the id of the spec without it, and the prompt.
+        self._specs: dict[tuple[int, str], JobSpec] = {}
+
+    def spec_for(self, spec: JobSpec, photo: Path) -> JobSpec:
+        """Return a spec with the prompt beside a photo, unless it has one.
+
+        Raises:
+            InputError: the prompt cannot be used.
+        """
+        path = prompt_path(photo)
+        if spec.has_prompts or path is None:
+            return spec
+        if spec.with_prompt("") is spec:
+            self.num_ignored += path.is_file()
+            return spec
+        prompt = read_prompt(path)
+        if prompt is None:
+            return spec
+        key = (id(spec), prompt)
+        if key not in self._specs:
+            spec = spec.with_prompt(prompt)
+            spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else as_flag(field))
+            self._specs[key] = spec
+        return self._specs[key]

@@ -21,9 +21,9 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_after, enqueue_many, unfinished
 from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.options import SubmitOptions, as_flag
+from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.photos import Photo, check_photos, check_upload, source_path
-from svdq.producer.submitting.prompts import prompt_path, read_prompt
+from svdq.producer.submitting.prompts import PromptFiles
 from svdq.producer.submitting.sizes import crop_warning
 from svdq.producer.threads import ordered_map
 
@@ -190,14 +190,15 @@ def _check(
     paths = [request.path for request in requests if isinstance(request, Request) and request.data is None]
     observer.begin("checking", len(paths))
     results = iter(check_photos(paths, settings.max_pixels, observer.advance))
-    prompts = _Prompts()
+    prompts = PromptFiles()
     checked, reasons = [], []
     for request in requests:
         if isinstance(request, BadRequest):
             reasons.append(request.reason)
         elif isinstance(result := _check_upload(request, settings) or next(results), Photo):
             try:
-                checked.append((replace(result, source=_source_of(request)), prompts.spec_for(request)))
+                spec = request.spec if request.data is not None else prompts.spec_for(request.spec, request.path)
+                checked.append((replace(result, source=_source_of(request)), spec))
             except InputError as error:
                 reasons.append(f"{request.where}{error}")
         else:
@@ -231,38 +232,6 @@ def _check_upload(request: Request, settings: Settings) -> Photo | InputError | 
         return check_upload(request.data, request.path, settings.max_pixels)
     except InputError as error:
         return error
-
-
-class _Prompts:
-    """The prompts in text files beside photos."""
-
-    def __init__(self) -> None:
-        #: Number of text files beside photos whose videos take no prompt.
-        self.num_ignored = 0
-        #: Photos with the same prompt share one spec: by the id of the spec without it, and the prompt.
-        self._specs: dict[tuple[int, str], JobSpec] = {}
-
-    def spec_for(self, request: Request) -> JobSpec:
-        """Return the spec of a request, with the prompt beside its photo unless it has one.
-
-        Raises:
-            InputError: the prompt cannot be used.
-        """
-        spec, path = request.spec, prompt_path(request.path)
-        if spec.has_prompts or path is None or request.data is not None:
-            return spec
-        if spec.with_prompt("") is spec:
-            self.num_ignored += path.is_file()
-            return spec
-        prompt = read_prompt(path)
-        if prompt is None:
-            return spec
-        key = (id(spec), prompt)
-        if key not in self._specs:
-            spec = spec.with_prompt(prompt)
-            spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else as_flag(field))
-            self._specs[key] = spec
-        return self._specs[key]
 
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:

@@ -12,7 +12,7 @@ from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.photos import Photo
 from svdq.worker.output.sidecar import job_as_used
 
-#: Made by the code before there were families, in JSON: the fields of `SubmitOptions` and `JobSpec`, and what became of them.
+#: Made by the code before there were families: the fields of `SubmitOptions` and `JobSpec`, and what became of them.
 GOLDEN = json.loads(Path(__file__).with_name("svd_golden.json").read_text(encoding="utf-8"))
 
 
