@@ -87,22 +87,12 @@ def divide(
     most = [
         math.inf if bounds[rank][1] == num_steps else min(max(bounds[rank][1] - first_step, 0), left) for rank in ranks
     ]
-    # When each rank ends if all are as equally busy as the bounds allow.
-    step_s, free_s = costs.step_s, [0.0] * len(ranks)
-    free_s[0] = costs.encode_s if encodes else 0.0
-    worth = left + costs.decode_s * len(step_s) / sum(step_s)
-    busy_s = fill(free_s, step_s, [math.inf] * len(ranks), 0.0, ranks, worth, least=least, most=most)
-    blocks, rank, step, done = [], 0, 0, 0.0
-    for following in range(1, len(ranks)):
-        done += max(0.0, busy_s[following - 1] - free_s[following - 1]) / step_s[following - 1]
-        cut = min(least[following], most[following - 1], key=lambda bound: abs(bound - done))
-        if least[following] == most[following - 1] or (
-            abs(cut - done) < _TOLERANCE and abs(busy_s[following] - busy_s[following - 1]) > _TOLERANCE
-        ):
-            if cut > step:
-                blocks.append((range(rank, following), step, int(cut)))
-            rank, step = following, int(cut)
-    blocks.append((range(rank, len(ranks)), step, left))
+    step_s = costs.step_s
+    if not least[-1] and most[0] == math.inf:
+        blocks = [(ranks, 0, left)]
+    else:
+        worth = left + costs.decode_s * len(step_s) / sum(step_s)
+        blocks = _cut(least, most, left, worth, step_s, costs.encode_s if encodes else 0.0)
     return [
         Block(
             rank=block.start,
@@ -124,6 +114,33 @@ def divide(
         )
         for block, start, stop in blocks
     ]
+
+
+def _cut(
+    least: Sequence[int],
+    most: Sequence[float],
+    num_steps: int,
+    worth: float,
+    step_s: Sequence[float],
+    encode_s: float,
+) -> list[tuple[range, int, int]]:
+    """Cut the chain where ranks cannot share evenly; return the ranks, first step and end of each block."""
+    ranks = range(len(least))
+    free_s = [0.0] * len(ranks)
+    free_s[0] = encode_s
+    # When each rank ends if all are as equally busy as the bounds allow.
+    busy_s = fill(free_s, step_s, [math.inf] * len(ranks), 0.0, ranks, worth, least=least, most=most)
+    blocks, rank, step, done = [], 0, 0, 0.0
+    for following in ranks[1:]:
+        before = following - 1
+        done += max(0.0, busy_s[before] - free_s[before]) / step_s[before]
+        cut = min(least[following], most[before], key=lambda bound: abs(bound - done))
+        is_even = abs(cut - done) > _TOLERANCE or abs(busy_s[following] - busy_s[before]) < _TOLERANCE
+        if least[following] == most[before] or not is_even:
+            if cut > step:
+                blocks.append((range(rank, following), step, int(cut)))
+            rank, step = following, int(cut)
+    return [*blocks, (range(rank, len(ranks)), step, num_steps)]
 
 
 def narrow(bounds: Sequence[tuple[int, int]], num_steps: int, step_s: Sequence[float]) -> Sequence[tuple[int, int]]:

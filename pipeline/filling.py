@@ -1,5 +1,6 @@
 """Fills ranks with steps like vessels with water: evenly, or each up to its own stair. Pure code."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 #: Steps by which a fill may miss a bound: rounding of floats.
@@ -43,11 +44,14 @@ def fill(
         stair_s: how much further each rank should be ahead than the one before.
         ranks: the ranks to fill.
         num_steps: how many steps they do.
-        least: how many steps must be done before each rank.
-        most: how many steps may be done up to and with each rank.
+        least: how many steps must be done before each rank, nondecreasing.
+        most: how many may be done up to and with each rank, nondecreasing; infinite if it may do the last step.
         done: steps done before the first of `ranks`.
     """
     filled_s = _fill_evenly(free_s, step_s, until_s, stair_s, ranks, num_steps)
+    # Bounds are nondecreasing, so the last rank may do the first step and the first rank the last one.
+    if not least[-1] and most[0] == math.inf:
+        return filled_s
     upto, worst, before, bound = done, _TOLERANCE, ranks.start, 0.0
     for rank, rank_s in zip(ranks[:-1], filled_s, strict=False):
         upto += max(0.0, rank_s - free_s[rank]) / step_s[rank]

@@ -48,10 +48,9 @@ def lay_out(
         return [0], min(rank for rank in block.enders if rank >= first)
     step_s, decode_s = costs.step_s, [costs.decode_on(rank) for rank in ranks]
     # A rank that may not do the first steps waits for them.
-    free_s = [
-        max(free_s[rank], free_s[first] + block.least[rank] * step_s[first]) if rank > first else free_s[rank]
-        for rank in range(len(free_s))
-    ]
+    if block.least[-1]:
+        arrivals_s = [free_s[first] + least * step_s[first] for least in block.least]
+        free_s = [max(free_s[rank], arrivals_s[rank]) if rank > first else free_s[rank] for rank in range(len(free_s))]
     # With fewer samples left than ranks, this one is the last of a rank: it ends there and fills it.
     enders = [rank for rank in ranks if block.most[rank] >= num_steps]
     fills = num_waiting < len(enders)
