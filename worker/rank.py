@@ -145,7 +145,7 @@ def _make_intake(
         max_attempts=settings.max_attempts,
         until_s=process.config.until_s,
         # One computed, one received and one sent by each rank, and those that are being written.
-        max_in_flight=3 * num_ranks + 4,
+        max_in_flight=3 * num_ranks + 2 + num_writers(),
         suspects=read_suspects(marker.folder, marker.restart_count),
         mark_prepare=partial(marker.during, "prepare"),
     )
