@@ -11,7 +11,16 @@ from svdq.cli.serve.spec import read_options
 from svdq.pipeline.errors import InputError
 from svdq.producer import control
 from svdq.producer.job import Job, parse_job
-from svdq.producer.queue import SvdqQueue, fetch_many, no_such_job, photo_of, queues, read_job
+from svdq.producer.queue import (
+    SOURCE_NOTE,
+    SvdqQueue,
+    fetch_many,
+    no_such_job,
+    photo_of,
+    queues,
+    read_job,
+    source_of,
+)
 from svdq.producer.results import verdicts
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.status import JobView
@@ -81,11 +90,13 @@ def repeat(
     given = read_options(changes).given() if changes else {"seed": new_seed}
     options = replace(options, **given)
     again = make_job(options, spell=label_of, image=job.image, name=job.name, folder=job.folder)
+    source = forgotten[0].source if rq_job is None else source_of(rq_job)
     entry = Entry(
         job=again,
         job_id=again.digest(seed_was_drawn=False),
         photo="" if rq_job is None else photo_of(rq_job),
         priority="default" if rq_job is None else rq_job.origin.removeprefix("svdq-"),
+        notes={SOURCE_NOTE: source} if source else {},
     )
     return enqueue_many(connection, [entry])[0]
 

@@ -21,7 +21,7 @@ MAX_NAME = 255
 
 
 async def create(
-    backend: Backend, photo: BinaryIO | bytes, file_name: str, spec: JobSpec
+    backend: Backend, photo: BinaryIO | bytes, file_name: str, spec: JobSpec, *, source: str = ""
 ) -> tuple[list[Submission], list[JobView]]:
     """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
 
@@ -30,6 +30,7 @@ async def create(
         photo: its file or its bytes.
         file_name: as the client has it, without any meaning as a path here.
         spec: what to make of it.
+        source: its path from the folder that was dropped, for display; "" for the name.
 
     Returns:
         The submissions, and the jobs of those that were not removed at once.
@@ -41,7 +42,7 @@ async def create(
 
     def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
         with _BYTES.take(_size(photo)):
-            request = Request(path=_plain_name(file_name), spec=spec, data=_read(photo))
+            request = Request(path=_plain_name(file_name), spec=spec, data=_read(photo), source=source)
             try:
                 submissions = list(submit_all(backend.settings, [request], connection=connection))
             except InputError as error:

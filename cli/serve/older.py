@@ -62,6 +62,7 @@ class Older:
             notice=result.notice,
             model=str(model.get("name", "")) if isinstance(model, dict) else "",
             parameters=result.document["job"],
+            source=result.source,
             ended_at=result.finished_at,
         )
 

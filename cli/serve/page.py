@@ -20,6 +20,7 @@ from svdq.cli.serve.creation import create
 from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
 from svdq.cli.serve.form import families, fields
 from svdq.pipeline.models.registry import PARAMETERS
+from svdq.producer.queue import MAX_SOURCE_LENGTH
 from svdq.producer.status.status import JobView, view_many
 from svdq.producer.submitting.options import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES
@@ -99,8 +100,10 @@ async def add(request: Request) -> Response:
     try:
         if form.file is None:
             raise ApiError(400, "The photo is missing.", param="input_reference", code="missing_parameter")
-        wanted = spec.read_spec({name: str(value) for name, value in form.fields})
-        submissions, _ = await create(request.app.state.backend, form.file, form.file_name, wanted)
+        given = {name: str(value) for name, value in form.fields}
+        source = given.pop("source", "")[:MAX_SOURCE_LENGTH]
+        wanted = spec.read_spec(given)
+        submissions, _ = await create(request.app.state.backend, form.file, form.file_name, wanted, source=source)
     finally:
         form.close()
     jobs = [

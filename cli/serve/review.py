@@ -193,7 +193,7 @@ def _reviewed(job: JobView, mark: str, settings: Settings, storage: Storage) -> 
         ended_at=rfc3339(job.ended_at) if job.ended_at else None,
         duration_s=job.duration_s,
         photo=str(parameters.get("image", "")),
-        photo_name=PurePosixPath(job.photo.replace("\\", "/")).name or job.name,
+        photo_name=job.source or PurePosixPath(job.photo.replace("\\", "/")).name or job.name,
         parameters={name: parameters[name] for name in VIDEO_FIELDS if name in parameters},
     )
 

@@ -6,7 +6,7 @@ import * as form from "./form.js";
 
 const AT_ONCE = 3;
 
-//: Each: file, folder, state, settings, loaded, reason, ids, request, root, parts.
+//: Each: file, folder, source, state, settings, loaded, reason, ids, request, root, parts.
 // States: chosen, waiting, sending, done, refused (the server says why), failed (try again).
 let photos = [];
 const ofState = (...states) => photos.filter((photo) => states.includes(photo.state));
@@ -98,8 +98,8 @@ function add(found, others = 0) {
   const key = ({ file, folder }) => `${folder}/${file.name} ${file.size} ${file.lastModified}`;
   const known = new Set(ofState("chosen", "waiting", "sending").map(key));
   const fresh = [];
-  for (const { file, folder } of found.filter((photo) => !known.has(key(photo)))) {
-    const photo = { file, folder, ...copy("upload-template"), newIds: [] };
+  for (const { file, folder, source = "" } of found.filter((photo) => !known.has(key(photo)))) {
+    const photo = { file, folder, source, ...copy("upload-template"), newIds: [] };
     setText(photo.parts.name, folder ? `${folder}/${file.name}` : file.name);
     photo.parts.remove.setAttribute("aria-label", `Remove ${file.name}`);
     photo.parts.remove.addEventListener("click", () => { drop([photo]); show(); byId("upload-list").focus(); });
@@ -134,7 +134,7 @@ function pump() {
 function send(photo) {
   const body = new FormData();
   const folder = [photo.settings.folder, photo.folder].filter(Boolean).join("/");
-  for (const [name, value] of Object.entries({ ...photo.settings, folder })) if (value) body.append(name, value);
+  for (const [name, value] of Object.entries({ ...photo.settings, folder, source: photo.source })) if (value) body.append(name, value);
   // Last: the server reads the settings before the photo.
   body.append("input_reference", photo.file, photo.file.name);
   const request = new XMLHttpRequest();

@@ -8,7 +8,10 @@ function isPhoto(name) {
   return !name.startsWith(".") && suffixes.has(name.slice(name.lastIndexOf(".")).toLowerCase());
 }
 
-/** Return [{file, folder}] and the number of other files; `folder` is below the folder that was dropped. */
+/**
+ * Return [{file, folder, source}] and the number of other files: `folder` is below the folder that was dropped, and
+ * `source` the path from it on.
+ */
 export async function ofDrop(transfer) {
   // The items are gone after the event, so all entries are asked for first.
   const entries = [...transfer.items].filter((item) => item.kind === "file")
@@ -28,7 +31,7 @@ export function ofFolder(files) {
   for (const file of files) {
     const parts = file.webkitRelativePath.split("/");
     if (isPhoto(file.name) && !parts.some((part) => part.startsWith("."))) {
-      found.photos.push({ file, folder: parts.slice(1, -1).join("/") });
+      found.photos.push({ file, folder: parts.slice(1, -1).join("/"), source: file.webkitRelativePath });
     } else found.numOthers += 1;
   }
   return found;
@@ -47,8 +50,9 @@ async function addFolder(folder, below, found) {
     for (const entry of entries) {
       if (entry.isDirectory && !entry.name.startsWith(".")) {
         await addFolder(entry, below ? `${below}/${entry.name}` : entry.name, found);
-      } else if (entry.isFile && isPhoto(entry.name)) found.photos.push({ file: await fileOf(entry), folder: below });
-      else found.numOthers += 1;
+      } else if (entry.isFile && isPhoto(entry.name)) {
+        found.photos.push({ file: await fileOf(entry), folder: below, source: entry.fullPath.slice(1) });
+      } else found.numOthers += 1;
     }
   }
 }

@@ -148,6 +148,8 @@ def test_a_folder_keeps_its_subfolders_and_leaves_other_files_out(desk: Watched,
     expect(page.locator(".card h3", has_text="Below")).to_be_visible()
     outputs = house.folder / "home/storage/outputs"
     assert [path.parent.name for path in outputs.rglob("Below-*.gif")] == ["day 1"]
+    page.check("#by-photo")
+    expect(page.locator(".photo-heading", has_text="holiday/day 1/Below.jpg: 1 video")).to_be_visible()
     image = page.locator(".card", has_text="Below").locator(".frame img")
     expect(image).to_have_attribute("src", re.compile("picture"))
     image.hover()

@@ -74,6 +74,16 @@ def test_the_page_makes_the_jobs_of_svdq_submit(server: Server, svdq, photo: Pat
     assert not any(each["is_new"] for each in upload(server, photo, **fields).json["jobs"])
 
 
+def test_a_video_and_its_repetition_know_the_folder_of_their_photo(
+    server: Server, photo: Path, connection: redis.Redis
+) -> None:
+    (first,) = upload(server, photo, source="holiday/day 1/a photo.jpg").json["jobs"]
+    again = server.ask("POST", "/page/repeat", {"id": first["id"], "changes": {}}).json
+    assert [view(connection, each["id"]).source for each in (first, again)] == ["holiday/day 1/a photo.jpg"] * 2
+    (other,) = upload(server, photo, source="/etc/" + "x" * 100_000, steps="2").json["jobs"]
+    assert view(connection, other["id"]).source == ""
+
+
 def test_a_portrait_is_cropped_with_a_warning_or_gets_its_shape(
     server: Server, tmp_path: Path, connection: redis.Redis
 ) -> None:
