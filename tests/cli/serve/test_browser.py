@@ -136,8 +136,8 @@ def test_a_hundred_photos_are_uploaded_three_at_a_time(desk: Watched, house: Hou
 def test_a_folder_keeps_its_subfolders_and_leaves_other_files_out(desk: Watched, house: House) -> None:
     page = desk.page
     quick(page)
-    for name in ("holiday/Top.jpg", "holiday/day 1/Below.jpg"):
-        house.photo(name)
+    house.photo("holiday/Top.jpg", "indigo")
+    house.photo("holiday/day 1/Below.jpg", "tomato")
     (house.folder / "photos/holiday/list.txt").write_text("no photo")
     page.check("[data-family=svd] [data-checks=formats] [value=gif]")
     page.uncheck("[data-family=svd] [data-checks=formats] [value=mp4]")
