@@ -93,6 +93,11 @@ class Experts:
             binding == "auto" and (capacity is None or need <= capacity)
             for need, capacity in zip(needs, capacities[len(alone) :], strict=True)
         ]
+        if binding == "auto" and has_room == [False]:
+            logger.warning(
+                "The experts of %s need %s, and a single rank has to hold them all; start one more rank, on its own "
+                "GPU, and each loads the expert of its steps.", self._name, size_text(needs[0]),
+            )  # fmt: skip
         prior = self._family.prior(self._facts)
         components = alone + bind(self.segments, has_room, replace(prior, encode_steps=0.0) if alone else prior)
         if any(components[len(alone) :]):

@@ -35,6 +35,13 @@ def test_ranks_with_room_load_all_experts(experts: Experts, capacities) -> None:
     assert assign(experts, capacities) == [None] * 7
 
 
+def test_a_rank_alone_without_room_is_told_to_have_others(experts: Experts, caplog: pytest.LogCaptureFixture) -> None:
+    assert assign(experts, [ROOM]) == assign(experts, [NO_ROOM], "always") == [None]
+    assert caplog.text == ""
+    assert assign(experts, [NO_ROOM]) == [None]
+    assert "a single rank has to hold them all; start one more rank" in caplog.text
+
+
 def test_ranks_without_room_load_the_expert_of_their_steps(experts: Experts, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert assign(experts, [NO_ROOM] * 7) == [HIGH] * 3 + [LOW] * 4
