@@ -10,7 +10,6 @@ from svdq.producer.queue import SvdqQueue, new_rq_job
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.photos import Photo
-from svdq.worker.output.sidecar import job_as_used
 
 #: Made by the code before there were families: the fields of `SubmitOptions` and `JobSpec`, and what became of them.
 GOLDEN = json.loads(Path(__file__).with_name("svd_golden.json").read_text(encoding="utf-8"))
@@ -23,6 +22,8 @@ class _NoConnection:
 
 
 def record(options: dict[str, Any], spec: dict[str, Any], photo: dict[str, str]) -> dict[str, Any]:
+    from svdq.worker.output.sidecar import job_as_used  # imports torch
+
     formats = options.get("formats")
     options = options | ({"formats": tuple(formats)} if formats else {})
     made = []
