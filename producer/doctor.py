@@ -16,15 +16,12 @@ from typing import Literal, Self
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.installed import how_to_install
-from svdq.pipeline.models.files import read_json, stored_shapes, variants
-from svdq.pipeline.models.folder_check import find_problems
+from svdq.pipeline.models.files import stored_shapes, variants
+from svdq.pipeline.models.folder_check import find_problems, pipeline_of
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, shape_for, size_text
 from svdq.pipeline.models.names import has_weights, timings_of
-from svdq.pipeline.models.registry import layout_of
-from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
-from svdq.pipeline.models.svd.memory import estimate
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.registry import family_of, layout_of
 from svdq.pipeline.models.untrained import is_untrained
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings, without_secrets
@@ -191,17 +188,25 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
 
 def _memory(folder: Path, name: str) -> str:
     """Describe how much GPU memory the default video needs, as a worker estimates it, on a rank with all components."""
-    weights = 2 * sum(
-        math.prod(shape)
-        for component in LAYOUT.key_weights
-        for shape in stored_shapes(folder, component, half=True in variants(folder, component)).values()
-    )
-    frames = (UNET_DEFAULTS | read_json(folder, "unet/config.json", name))["num_frames"]
-    video = SvdParameters(seed=0, frames=frames, decode_chunk_size=1)
+    family = family_of(folder, name)
+    facts, dtype = family.read_facts(folder, name), {"fp16": "float16", "bf16": "bfloat16"}[family.half]
+    open_video = family.parameters.model_validate({"seed": 0, "decode_chunk_size": 1})
+    video = family.complete(open_video, facts)
+    weights = {
+        component: 2 * sum(map(math.prod, stored_shapes(folder, component, half=True in kinds).values()))
+        for component in family.layouts[pipeline_of(folder, name)].key_weights
+        if (kinds := variants(folder, component))
+    }
     activities: tuple[Activity, ...] = ("encode", "step", "decode")
-    peak = max(estimate(each, shape_for(each, video), "float16", has_decoder=True) for each in activities)
-    need = size_text(weights + peak + WORKSPACE_BYTES)
-    return f"{video.width}x{video.height} with {frames} frames needs at most about {need} of a GPU in float16"
+    peak = max(family.memory(each, shape_for(each, video), dtype, facts, has_decoder=True) for each in activities)
+    need = size_text(sum(weights.values()) + peak + WORKSPACE_BYTES)
+    shape = f"{video.width}x{video.height} with {video.num_frames} frames"
+    experts = [segment.component for segment in family.segments(video, facts)]
+    alone = min(sum(weights.values()) - sum(weights[other] for other in experts if other != each) for each in experts)
+    text = f"{shape} needs at most about {need} of a GPU in {dtype}"
+    if len(experts) == 1:
+        return text
+    return f"{text}, or {size_text(alone + peak + WORKSPACE_BYTES)} on a rank with one of the two experts"
 
 
 def check_packages() -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from svdq.pipeline.models.folder_check import Layout, class_in
 from svdq.pipeline.models.hub import cached, explained, hub_client
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.names import split_id
-from svdq.pipeline.models.registry import FAMILIES
+from svdq.pipeline.models.registry import FAMILIES, needed_pipelines
 
 #: fp16 suits GPUs; CPUs need full.
 Variant = Literal["fp16", "full"]
@@ -89,7 +89,7 @@ def make_plan(name: str, variant: Variant) -> Plan:
         found = client.HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
     sizes = {sibling.rfilename: int(sibling.size or 0) for sibling in found.siblings or []}
     if INDEX not in sizes:
-        raise InputError(f"The model {name} has no {INDEX} on the hub; {_needed()}.")
+        raise InputError(f"The model {name} has no {INDEX} on the hub; {needed_pipelines()}.")
     with explained(name):
         # By its commit, so that the cache does not find the model before it is complete.
         index_file = client.hf_hub_download(repository, INDEX, revision=found.sha)
@@ -151,11 +151,6 @@ def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
     return folder
 
 
-def _needed() -> str:
-    layouts = [layout for family in FAMILIES for layout in family.layouts.values()]
-    return "svdq needs a " + " or ".join(f"{layout.pipeline} such as {layout.example}" for layout in layouts)
-
-
 def _layout(index_file: Path, name: str) -> tuple[Layout, list[str]]:
     """Return the layout of a model by its index, and those of its components that the model has.
 
@@ -166,12 +161,12 @@ def _layout(index_file: Path, name: str) -> tuple[Layout, list[str]]:
         index = json.loads(index_file.read_text(encoding="utf-8"))
         pipeline = index["_class_name"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"The {INDEX} of the model {name} names no pipeline; {_needed()}.") from error
+        raise InputError(f"The {INDEX} of the model {name} names no pipeline; {needed_pipelines()}.") from error
     for family in FAMILIES:
         if pipeline in family.layouts:
             layout = family.layouts[pipeline]
             return layout, [each for each in layout.components if class_in(index, each) is not None]
-    raise InputError(f"The model {name} is a {str(pipeline)[:100]}; {_needed()}.")
+    raise InputError(f"The model {name} is a {str(pipeline)[:100]}; {needed_pipelines()}.")
 
 
 def _choose(names: list[str], variant: Variant, layout: Layout, components: list[str]) -> tuple[list[str], Variant]:

@@ -42,23 +42,31 @@ def family_for(parameters: VideoParameters) -> Family:
 
 
 def family_of(folder: Path, name: str) -> Family:
-    """Return the family of a model folder, or SVD for a pipeline that svdq does not run: `check_folder` refuses it.
+    """Return the family of a model folder.
 
     Raises:
-        InputError: the folder has no readable model_index.json, or it names no pipeline.
+        InputError: the folder has no readable model_index.json, or it names no pipeline that svdq runs.
     """
     pipeline = pipeline_of(folder, name)
-    return next((family for family in FAMILIES if pipeline in family.layouts), SVD)
+    for family in FAMILIES:
+        if pipeline in family.layouts:
+            return family
+    raise InputError(f"The model {name} is a {pipeline}; {needed_pipelines()}.")
 
 
 def layout_of(folder: Path, name: str) -> Layout:
-    """Return the layout of a model folder, or SVD's for a pipeline that svdq does not run: `check_folder` refuses it.
+    """Return the layout of a model folder.
 
     Raises:
-        InputError: the folder has no readable model_index.json, or it names no pipeline.
+        InputError: the folder has no readable model_index.json, or it names no pipeline that svdq runs.
     """
-    layouts = family_of(folder, name).layouts
-    return layouts.get(pipeline_of(folder, name)) or next(iter(layouts.values()))
+    return family_of(folder, name).layouts[pipeline_of(folder, name)]
+
+
+def needed_pipelines() -> str:
+    """Return a clause with the pipelines that svdq runs."""
+    layouts = [layout for family in FAMILIES for layout in family.layouts.values()]
+    return "svdq needs a " + " or ".join(f"{layout.pipeline} such as {layout.example}" for layout in layouts)
 
 
 def family_of_model(name: str) -> str | None:

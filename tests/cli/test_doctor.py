@@ -61,6 +61,19 @@ def test_a_trained_model_says_what_the_default_video_needs_of_a_gpu(model: Path)
     assert float(said[1]) == pytest.approx(8.32 + 1 + weights / 1e9, abs=0.06)
 
 
+def test_a_trained_model_with_experts_says_what_a_rank_with_one_of_them_needs(tiny_wan: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_wan, tmp_path / "wan")
+    (folder / "UNTRAINED.md").unlink()
+    found = {finding.subject: finding for finding in check_model(str(folder))}
+    assert found["model"].level == found["memory"].level == "ok"
+    said = re.fullmatch(
+        r"832x480 with 81 frames needs at most about [\d.]+ GB of a GPU in bfloat16, or [\d.]+ GB on a rank with "
+        r"one of the two experts",
+        found["memory"].text,
+    )
+    assert said is not None, found["memory"].text
+
+
 def test_quick_looks_at_redis_and_storage_only(svdq: Cli) -> None:
     done = svdq("doctor", "--quick", "--model", "/no/such/model")
     assert done.returncode == 0
@@ -284,8 +297,8 @@ def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
 
 def test_a_model_under_the_home_that_is_whole_is_taken(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny_model.parent))
-    preflight.check_model("~/tiny")
-    assert [finding.level for finding in check_model("~/tiny")] == ["ok"]
+    preflight.check_model(f"~/{tiny_model.name}")
+    assert [finding.level for finding in check_model(f"~/{tiny_model.name}")] == ["ok"]
 
 
 def test_doctor_and_worker_end_with_a_sentence(svdq: Cli, model: Path) -> None:
