@@ -23,6 +23,10 @@ Result = TypeVar("Result")
 #: Threads that read at a time, and that check and store photos; others wait.
 READING_THREADS = 8
 WRITING_THREADS = 4
+#: Seconds that a read may take, the start of the embedded server included.
+READ_TIMEOUT_S = 20.0
+#: Seconds for which the first requests wait while another connects.
+CONNECT_S = 10.0
 #: Seconds for which Redis counts as away after it has failed, so that hundreds of requests do not wait for it in turn.
 AWAY_S = 1.0
 
@@ -35,6 +39,7 @@ class Backend:
         self.storage = Storage(settings.storage)
         self._connection: redis.Redis | None = None
         self._away_until = 0.0
+        self._is_lost = False
         self._lock = threading.Lock()
         self._reading = anyio.CapacityLimiter(READING_THREADS)
         self._writing = anyio.CapacityLimiter(WRITING_THREADS)
@@ -45,7 +50,13 @@ class Backend:
         Raises:
             ApiError: Redis is away.
         """
-        return await anyio.to_thread.run_sync(self._with_redis, work, limiter=self._reading)
+        try:
+            with anyio.fail_after(READ_TIMEOUT_S):
+                return await anyio.to_thread.run_sync(
+                    self._with_redis, work, limiter=self._reading, abandon_on_cancel=True
+                )
+        except TimeoutError as error:
+            raise redis_away() from error
 
     async def write(self, work: Callable[[redis.Redis], Result]) -> Result:
         """Run work on photos and videos with Redis in a thread; a client that disconnects does not interrupt it.
@@ -76,21 +87,27 @@ class Backend:
 
     def _connect(self) -> redis.Redis:
         """Return the connection; connect again, which starts the embedded server again, if it was lost."""
-        with self._lock:
-            if self._connection is not None:
-                return self._connection
-            if time.monotonic() < self._away_until:
-                raise redis_away()
-            try:
+        if (connection := self._connection) is not None:
+            return connection
+        # A server that was lost may hang: one request tries it, and the others are answered at once.
+        if not self._lock.acquire(timeout=0 if self._is_lost else CONNECT_S):
+            raise redis_away()
+        try:
+            if self._connection is None:
+                if time.monotonic() < self._away_until:
+                    raise redis_away()
                 self._connection = connect(self.settings)
-            except UnavailableError as error:
-                self._away_until = time.monotonic() + AWAY_S
-                logger.warning("%s", error)
-                raise redis_away() from error
+                self._is_lost = False
             return self._connection
+        except UnavailableError as error:
+            self._away_until, self._is_lost = time.monotonic() + AWAY_S, True
+            logger.warning("%s", error)
+            raise redis_away() from error
+        finally:
+            self._lock.release()
 
     def _drop(self, connection: redis.Redis) -> None:
         """Connect anew at the next request. Other threads may still use the old connections, so they are not closed."""
-        with self._lock:
-            if self._connection is connection:
-                self._connection = None
+        if self._connection is connection:
+            self._connection = None
+            self._is_lost = True
