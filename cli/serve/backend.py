@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 READING_THREADS = 8
 WRITING_THREADS = 4
 #: Seconds that a read may take, the start of the embedded server included.
-READ_TIMEOUT_S = 20.0
+READ_TIMEOUT_S = 10.0
 #: Seconds for which the first requests wait while another connects.
 CONNECT_S = 10.0
 #: Seconds for which Redis counts as away after it has failed, so that hundreds of requests do not wait for it in turn.

@@ -17,7 +17,7 @@ from svdq.pipeline.errors import InputError, SvdqError
 
 #: Seconds that running requests have after a signal, and threads after that.
 GRACE_S = 2
-THREADS_S = 0.5
+THREADS_S = 0.1
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -82,7 +82,7 @@ def _allow_many_connections() -> None:
 
 
 def exit_soon(code: int) -> None:
-    """End the process in half a second, although a thread still waits for Redis or a disk.
+    """End the process soon, although a thread still waits for Redis or a disk.
 
     A job is enqueued in one step and answered after that, so no accepted upload is lost.
     """
