@@ -100,6 +100,7 @@ def test_same_bits_on_ranks_with_one_expert_each(opened, reference, photo, kind,
     assert np.array_equal(render(high, ranks, photo, values), reference(kind, photo, values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*VARIANTS, "distilled"])
 @pytest.mark.parametrize(
     "changes",
