@@ -2,8 +2,9 @@
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -20,6 +21,8 @@ OPEN_PREFIX = "/static/"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: Bytes of all headers of a request.
 MAX_HEADER_BYTES = 32 * 1024
+#: A Host header: a name, or an IPv6 address in brackets; and a port. Anything else could be part of an address.
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::\d{0,5})?", re.ASCII)
 #: Seconds that a browser keeps the cookie.
 COOKIE_MAX_AGE_S = 90 * 24 * 60 * 60
 
@@ -93,7 +96,8 @@ class Access:
         """Return the response to a request that may not go on."""
         if request.scope["type"] != "http":
             return ApiError(400, "Only HTTP requests are answered.", code="bad_request").response()
-        method, path = request.scope["method"], request.url.path
+        # Not the path of `request.url`, which older versions of Starlette take from the Host header.
+        method, path = request.scope["method"], request.scope["path"]
         if sum(len(name) + len(value) for name, value in request.scope["headers"]) > MAX_HEADER_BYTES:
             return ApiError(431, "The headers are too large (32 KiB are allowed).", code="headers_too_large").response()
         if not _is_addressed_to(request.headers, self._options):
@@ -105,7 +109,7 @@ class Access:
         if path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or self._is_known(request):
             return None
         if method in SAFE_METHODS and not path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
-            return RedirectResponse(f"/login?next={quote(path)}", 303)
+            return RedirectResponse("/login", 303)
         message = "The token is missing or wrong; send the server's token as `Authorization: Bearer TOKEN`."
         return ApiError(
             401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="svdq"'}
@@ -113,19 +117,17 @@ class Access:
 
     def _is_known(self, request: HTTPConnection) -> bool:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme:
-            return scheme.lower() == "bearer" and is_token(token.strip(), self._options)
+        if scheme.lower() == "bearer":
+            return is_token(token.strip(), self._options)
+        # Any other scheme is a proxy's own login, which browsers send along.
         cookie = request.cookies.get(cookie_name(self._options), "")
         return hmac.compare_digest(cookie.encode(), cookie_value(self._options).encode())
 
 
 def _is_addressed_to(headers: Headers, options: ServeOptions) -> bool:
     hosts = headers.getlist("host")
-    try:
-        name = urlsplit(f"//{hosts[0]}").hostname if len(hosts) == 1 else None
-    except ValueError:
-        return False
-    return name is not None and options.accepts_host(name)
+    found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    return found is not None and options.accepts_host(found["address"] or found["name"])
 
 
 def _is_same_origin(headers: Headers) -> bool:

@@ -87,7 +87,7 @@ async def list_videos(request: Request) -> Response:
     """List videos by the time of their creation."""
     query = request.query_params
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after", "")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MAX_PAGE):
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= MAX_PAGE):
         message = f"limit {limit[:20]!r} is not allowed: it must be 1 to {MAX_PAGE}."
         raise ApiError(400, message, param="limit", code="invalid_value")
     if order not in ("asc", "desc"):

@@ -24,8 +24,8 @@ from svdq.cli.serve.options import ServeOptions
 MAX_SMALL_BYTES = 1 << 20
 #: Bytes of a JSON body with a photo in it, which is parsed in memory.
 MAX_JSON_BYTES = 64 << 20
-#: Bytes of one text field of a form, which may be a photo as a data URL.
-MAX_FIELD_BYTES = 8 << 20
+#: Bytes of all text fields of a form, which are kept in memory; one may be a photo as a data URL.
+MAX_TEXT_BYTES = 8 << 20
 #: Bytes per pixel of the largest photo that may be uploaded: 8-bit RGBA without compression.
 BYTES_PER_PIXEL = 4
 #: Bytes of a photo that are kept in memory; what is more goes to disk.
@@ -155,7 +155,7 @@ class Reader:
         stream = self._in_turns(request)
         try:
             parts = await _Parser(
-                request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES
+                request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_TEXT_BYTES
             ).parse()
         except MultiPartException as error:
             message = str(error.message).rstrip(".")
@@ -194,9 +194,18 @@ class Reader:
 
 
 class _Parser(MultiPartParser):
-    """Keeps less of each file in memory than Starlette does."""
+    """Keeps less of each file and of all fields in memory than Starlette does."""
 
     spool_max_size = SPOOLED_BYTES
+    _num_text_bytes = 0
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        """Take bytes of a part."""
+        if self._current_part.file is None:
+            self._num_text_bytes += end - start
+            if self._num_text_bytes > MAX_TEXT_BYTES:
+                raise MultiPartException(f"Its fields have more than {MAX_TEXT_BYTES >> 20} MiB")
+        super().on_part_data(data, start, end)
 
 
 def _parse_json(data: bytes) -> Form:

@@ -134,4 +134,4 @@ def _of_router(error: HTTPException, request: Request) -> ApiError:
         case 405:
             message = f"{request.method} is not allowed at {request.url.path[:200]!r}."
             return ApiError(405, message, code="method_not_allowed", headers=error.headers)
-    return ApiError(error.status_code, str(error.detail), headers=error.headers)
+    return ApiError(error.status_code, str(error.detail), code="bad_request", headers=error.headers)

@@ -27,7 +27,7 @@ def test_without_the_token(server: Server) -> None:
 
 def test_the_link_sets_a_cookie(server: Server) -> None:
     first = server.ask("GET", "/", headers={"Accept": "text/html"})
-    assert (first.status, first.headers["Location"]) == (303, "/login?next=/")
+    assert (first.status, first.headers["Location"]) == (303, "/login")
     assert server.ask("GET", "/login", headers={}).status == 200
     assert server.ask("GET", "/login?token=wrong", headers={}).status == 401
 
@@ -42,6 +42,14 @@ def test_the_link_sets_a_cookie(server: Server) -> None:
     # The cookie is no token.
     value = given.partition("=")[2]
     assert server.ask("GET", "/v1/videos", headers={"Authorization": f"Bearer {value}"}).status == 401
+
+
+def test_the_cookie_counts_beside_the_login_of_a_proxy(server: Server) -> None:
+    cookie = server.ask("GET", f"/login?token={TOKEN}", headers={}).headers["Set-Cookie"].partition(";")[0]
+    both = {"Cookie": cookie, "Authorization": "Basic YTpi"}
+    assert server.ask("GET", "/v1/videos", headers=both).status == 200
+    wrong = {"Cookie": cookie, "Authorization": "Bearer wrong"}
+    assert server.ask("GET", "/v1/videos", headers=wrong).status == 401
 
 
 def test_the_form_sets_a_cookie(server: Server) -> None:
@@ -65,6 +73,10 @@ def test_other_hosts_are_refused(server: Server) -> None:
         "",
         "[::1",
         "a@evil.example",
+        "127.0.0.1@127.0.0.1",
+        "127.0.0.1/static/x?",  # a path in it is no path of the request
+        "127.0.0.1#",
+        "127.0.0.1:80:80",
     ):
         answer = server.get("/v1/videos", Host=host)
         assert (answer.status, answer.error["code"]) == (400, "unknown_host"), host

@@ -7,6 +7,7 @@ import time
 import zlib
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -139,6 +140,24 @@ def test_broken_bodies(server: Server, nothing_left: Any) -> None:
         answer = server.ask("POST", "/v1/videos", body, {**server.bearer, "Content-Type": kind})
         assert (answer.status, answer.error["code"]) == (400, code), body[:80]
     nothing_left()
+
+
+def test_much_text_is_not_kept_in_memory(server: Server, nothing_left: Any) -> None:
+    answer = server.create(b"", **{f"extra_params[{number}]": "x" * (1 << 20) for number in range(9)})
+    assert (answer.status, answer.error["code"]) == (400, "bad_form")
+    assert "8 MiB" in answer.error["message"]
+    nothing_left()
+
+
+def test_limits_of_lists(server: Server) -> None:
+    for limit in ("0", "101", "-1", "x", "٣", "000000001000000", "000000001" + "0" * 5000):
+        answer = server.get(f"/v1/videos?limit={quote(limit)}")
+        assert (answer.status, answer.error["param"]) == (400, "limit"), limit
+
+
+def test_broken_logins(server: Server) -> None:
+    answer = server.ask("POST", "/login", b"x", {"Content-Type": "multipart/form-data"})
+    assert (answer.status, answer.error["code"]) == (400, "bad_request")
 
 
 def test_wrong_methods_and_paths(server: Server) -> None:
