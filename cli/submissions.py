@@ -139,8 +139,11 @@ def _crop_sentence(cropped: Sequence[Submission]) -> str:
     """Say how much of photos is lost, and what helps."""
     first = cropped[0]
     if len(cropped) == 1:
-        return f"{first.name}: {first.warning}; --size auto keeps more of it."
-    return f"Photos that lose much: {len(cropped):,}, such as {first.name} ({first.warning}); --size auto keeps more."
+        return f"{first.name}: {first.warning}; --size auto or --fit pad keeps more of it."
+    return (
+        f"Photos that lose much: {len(cropped):,}, such as {first.name} ({first.warning}); --size auto or --fit pad "
+        "keeps more."
+    )
 
 
 def _print_reasons(reasons: Sequence[str]) -> None:

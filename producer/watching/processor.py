@@ -146,7 +146,7 @@ class Processor:
             self._storage.write_bytes(entry.job.image, data)
         (enqueued,) = enqueue_many(connection, [entry])
         if enqueued.is_new:
-            text += f" ({entry.warning}; size auto keeps more of it)" if entry.warning else ""
+            text += f" ({entry.warning}; size auto or fit pad keeps more of it)" if entry.warning else ""
             self._report(Event(kind="submitted", path=file.path, job_id=entry.job_id, text=text))
         else:
             text += f" (exists already, {enqueued.rq_job.get_status(refresh=False).value})"
