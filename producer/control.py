@@ -19,7 +19,7 @@ from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
-from svdq.producer.queue import ENDED, SvdqQueue, check_priority, fetch, queues, read_job
+from svdq.producer.queue import ENDED, SvdqQueue, check_priority, fetch, is_ours, no_such_job, queues, read_job
 from svdq.producer.storage.storage import Storage
 
 #: Actions on jobs.
@@ -70,6 +70,8 @@ def check(connection: redis.Redis, action: Action, job_ids: Iterable[str]) -> No
 def _find(connection: redis.Redis, action: Action, job_id: str) -> rq.job.Job:
     """Return a job that an action applies to; raises as `check`."""
     job = fetch(connection, job_id)
+    if not is_ours(job):
+        raise no_such_job(job_id)
     status = job.get_status(refresh=False).value
     match action:
         case "cancel" if status in ENDED:

@@ -251,6 +251,11 @@ def read_job(rq_job: rq.job.Job) -> Job | None:
         return None
 
 
+def is_ours(rq_job: rq.job.Job) -> bool:
+    """Return whether a job is in one of our queues: other programs may use the same Redis."""
+    return rq_job.origin in keys.QUEUE_NAMES
+
+
 def photo_of(rq_job: rq.job.Job) -> str:
     """Return the path of the photo at submission, or ""."""
     photo = rq_job.kwargs.get("photo", "")

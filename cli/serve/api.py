@@ -6,6 +6,7 @@ import secrets
 from collections import OrderedDict
 from dataclasses import replace
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Any
 
 from starlette.requests import Request
@@ -161,7 +162,9 @@ async def remix_video(request: Request) -> Response:
         return data
 
     data = await backend.in_thread(read)
-    [[submission], views] = await create(backend, data, f"{view.name}.photo", spec)
+    photo = PurePosixPath(view.photo.replace("\\", "/"))
+    file_name = photo.name if photo.stem == view.name else f"{view.name}.photo"
+    [[submission], views] = await create(backend, data, file_name, spec)
     return await _answer(request, submission.id, views)
 
 

@@ -4,10 +4,11 @@ import logging
 import tempfile
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.errors import ApiError
@@ -58,13 +59,13 @@ class Content:
             message = f"The video has no {kind[:20]!r}; it has {', '.join(names)}."
             raise ApiError(400, message, param="format", code="invalid_value")
         path, is_temporary = await self._backend.in_thread(lambda: self._local_file(view, names[kind], kind))
-        return FileResponse(
+        response = _TemporaryFile if is_temporary else FileResponse
+        return response(
             path,
             headers=CACHING,
             media_type=MEDIA_TYPES.get(kind, "application/octet-stream"),
             filename=f"{names[kind]}.zip" if kind == "png" else names[kind],
             content_disposition_type="inline",
-            background=BackgroundTask(path.unlink, missing_ok=True) if is_temporary else None,
         )
 
     async def poster(self, view: JobView) -> Response:
@@ -114,25 +115,43 @@ class Content:
             raise _removed(view.id)
         if storage.folder is not None:
             return storage.folder / key, False
-        path = _temporary()
-        storage.copy_out(key, path)
-        return path, True
+        return _temporary(lambda path: storage.copy_out(key, path)), True
 
     def _zip(self, key: str) -> Path:
         storage = self._backend.storage
         frames = sorted(name for name in storage.names(key) if name.startswith("frame_"))
         if not frames:
             raise _removed(key)
-        path = _temporary()
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
-            for frame in frames:
-                file.writestr(f"{PurePosixPath(key).name}/{frame}", storage.read(f"{key}/{frame}"))
-        return path
+
+        def fill(path: Path) -> None:
+            with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
+                for frame in frames:
+                    file.writestr(f"{PurePosixPath(key).name}/{frame}", storage.read(f"{key}/{frame}"))
+
+        return _temporary(fill)
 
 
-def _temporary() -> Path:
-    """Return a name that the next start removes if this process is killed."""
-    return Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))
+class _TemporaryFile(FileResponse):
+    """A file that is removed after the response, whatever that is."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file, a part of it, or why there is no such part."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            Path(self.path).unlink(missing_ok=True)
+
+
+def _temporary(fill: Callable[[Path], None]) -> Path:
+    """Create and fill a file that only this user can read; the next start removes it if this process is killed."""
+    path = Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))
+    path.touch(mode=0o600, exist_ok=False)
+    try:
+        fill(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
 
 
 def _removed(video_id: str) -> ApiError:

@@ -48,13 +48,13 @@ class ApiError(Exception):
             status: of the response.
             message: for people.
             param: name of the field that is wrong.
-            code: a word for programs.
+            code: a word for programs; that of wrong values by default.
             headers: of the response, besides those of every response.
         """
         super().__init__(message)
         self.status = status
         self.param = param
-        self.code = code
+        self.code = code or ("invalid_value" if status == HTTPStatus.BAD_REQUEST else None)
         self.headers = dict(headers or {})
 
     @property

@@ -215,7 +215,7 @@ def _with_family(plain: Mapping[str, Any], texts: Mapping[str, str], family: str
         seconds, step = _number("seconds", texts["seconds"]), JOBS[family].frame_step
         # Where the family leaves the pace to the model, it is fixed here, so that the length is right.
         fps = fields.get("fps", defaults["fps"].default) or fields.setdefault("fps", USUAL[family][1])
-        frames = seconds * fps
+        frames = seconds * min(max(fps, 1), 1e6)  # an fps that is not allowed is refused below
         if not 0 < frames < 1e6:
             raise _bad("seconds", f"seconds {texts['seconds'][:80]} is not allowed: it must be more than 0.")
         fields["frames"] = max(0, round((frames - 1) / step)) * step + 1

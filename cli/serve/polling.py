@@ -6,6 +6,7 @@ import redis
 
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.sharing import Shared
+from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.snapshot import estimate
 from svdq.producer.status.status import JobView, view_many
@@ -55,7 +56,8 @@ class Polls:
 
 
 def _read_all(connection: redis.Redis, job_ids: list[str]) -> dict[str, Polled]:
-    views = view_many(connection, job_ids)
+    # Other programs may have jobs in the same Redis. A record that cannot be read has no queue.
+    views = [view for view in view_many(connection, job_ids) if view.queue in (*QUEUE_NAMES, "")]
     pending = [view for view in views if not view.ended]
     estimates = estimate(connection, pending) if pending else {}
     return {view.id: (view, estimates.get(view.id)) for view in views}

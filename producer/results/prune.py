@@ -13,18 +13,18 @@ from pathlib import PurePosixPath
 
 import redis
 from rq.job import JobStatus
-from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import INPUT_KEY
-from svdq.producer.queue import ENDED, fetch, read_job, statuses
+from svdq.producer.queue import ENDED, read_job, statuses
 from svdq.producer.results import verdicts
 from svdq.producer.results.provenance import MAX_SIDECAR_BYTES
+from svdq.producer.results.removal import forget
 from svdq.producer.results.results import OUTPUTS, Result, read_results
 from svdq.producer.status.registries import scan_ids
 from svdq.producer.storage.local import Entry
 from svdq.producer.storage.storage import INPUT_AGE, MARKER, Storage, is_checkpoint_folder
-from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many
+from svdq.producer.untrusted_job import UnreadableJobError, read_many
 
 INPUTS = "inputs"
 CHECKPOINTS = "checkpoints"
@@ -140,10 +140,16 @@ def _remove(connection: redis.Redis, removal: Removal) -> bool:
             return False
     if removal.storage.entry(removal.witness.key) != removal.witness:
         return False
-    if removal.kind == "video" and not _forget(connection, removal.job_id):
-        return False
+    if removal.kind == "video":
+        try:
+            if not forget(connection, removal.job_id, only=(JobStatus.FINISHED.value,)):
+                return False
+        except InputError:
+            return False  # its record cannot be read
     for key in removal.keys:
         removal.storage.remove(key)
+    if removal.kind == "video":
+        verdicts.give(connection, [removal.job_id], None)
     return True
 
 
@@ -232,30 +238,3 @@ def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> _Jobs:
             elif (job := read_job(found)) is not None:
                 jobs.ended[job.output_stem(found.id)] = found.id
     return jobs
-
-
-def _forget(connection: redis.Redis, job_id: str) -> bool:
-    """Delete a finished job whose files are removed, so that the same submission renders again.
-
-    Returns:
-        False if the job has just been queued again, or its record cannot be read.
-    """
-    key = key_of(job_id)
-    if not connection.exists(key):
-        return True
-    try:
-        job = fetch(connection, job_id)
-    except InputError:
-        return False  # its record cannot be read
-    with connection.pipeline() as pipeline:
-        pipeline.watch(key)  # type: ignore[no-untyped-call]
-        status = as_text(connection.hget(key, "status") or b"")
-        if status != JobStatus.FINISHED.value:
-            return status in ENDED
-        pipeline.multi()
-        job.delete(pipeline=pipeline)
-        try:
-            pipeline.execute()
-        except redis.WatchError:
-            return False
-    return True

@@ -1,24 +1,26 @@
 """Removes one job with its files, wherever it is on its way."""
 
 import contextlib
+from collections.abc import Collection
 
 import redis
 from rq.job import JobStatus
-from rq.utils import as_text
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.control import cancel
 from svdq.producer.job import Job
-from svdq.producer.queue import ENDED, fetch, read_job
+from svdq.producer.queue import ENDED, fetch, fetch_many, is_ours, no_such_job, read_job
+from svdq.producer.results import verdicts
 from svdq.producer.results.results import read_results
 from svdq.producer.storage.storage import Storage
 from svdq.producer.untrusted_job import key_of
 
 
 def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
-    """Cancel a job that has not ended; remove the record of one that has, and the files that svdq made for it.
+    """Cancel a job that has not ended; remove the record, the verdict and the files of one that has.
 
-    Its photo stays, since other jobs may have the same one; `svdq prune` removes it later.
+    Only files that svdq has made are removed. Its photo stays, since other jobs may have the same one; `svdq prune`
+    removes it later.
 
     Args:
         connection: to Redis.
@@ -34,6 +36,8 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
     """
     while True:
         rq_job = fetch(connection, job_id)
+        if not is_ours(rq_job):
+            raise no_such_job(job_id)
         if rq_job.get_status(refresh=False).value not in ENDED:
             with contextlib.suppress(InputError):  # it has just ended
                 if cancel(connection, job_id) == "stopping":
@@ -45,9 +49,10 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
         if sidecar is not None:
             storage.remove(sidecar)  # first: its presence means that the files are complete
         # The record before the files: a new job of the same id may write its own.
-        if _forget(connection, job_id):
+        if forget(connection, job_id):
             for key in files:
                 storage.remove(key)
+            verdicts.give(connection, [job_id], None)
             return True
 
 
@@ -68,17 +73,30 @@ def _files_of(storage: Storage, job: Job, job_id: str) -> list[str]:
     return sorted(keys)
 
 
-def _forget(connection: redis.Redis, job_id: str) -> bool:
-    """Delete the record of a job unless it has just been queued again."""
-    key = key_of(job_id)
+def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) -> bool:
+    """Delete the record of an ended job, so that the same submission renders again.
+
+    Args:
+        connection: to Redis.
+        job_id: the job; nothing is done if there is no record of it.
+        only: statuses; records of jobs that have ended otherwise stay.
+
+    Returns:
+        False if the job has not ended, such as when it has just been queued again.
+
+    Raises:
+        InputError: its record cannot be read.
+    """
     with connection.pipeline() as pipeline:
-        pipeline.watch(key)  # type: ignore[no-untyped-call]
-        status = as_text(connection.hget(key, "status") or b"")
-        if not status:
+        pipeline.watch(key_of(job_id))  # type: ignore[no-untyped-call]
+        (job,) = fetch_many(connection, [job_id])
+        if job is None:
             return True
+        status = job.get_status(refresh=False).value
         if status not in ENDED:
             return False
-        job = fetch(connection, job_id)
+        if status not in only:
+            return True
         if status == JobStatus.CANCELED.value and connection.scard(job.dependents_key):
             return True  # jobs wait for it, until it is retried or they are canceled
         pipeline.multi()

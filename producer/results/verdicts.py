@@ -1,4 +1,4 @@
-"""What people have decided about finished videos: keep or reject. Verdicts outlive jobs and files."""
+"""What people have decided about finished videos: keep or reject. Verdicts outlive jobs, not files."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args

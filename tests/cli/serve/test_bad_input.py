@@ -80,6 +80,8 @@ BAD_FIELDS: list[tuple[dict[str, str], str]] = [
     ({"guidance_scale": "2", "max_guidance_scale": "2"}, "guidance_scale"),
     ({"seed": "-1"}, "seed"),
     ({"fps": "7.5"}, "fps"),
+    ({"fps": "0", "seconds": "2"}, "fps"),
+    ({"fps": "-" + "9" * 400, "seconds": "2"}, "fps"),
     ({"format": "avi"}, "format"),
     ({"priority": "urgent"}, "priority"),
     ({"at": "yesterday"}, "at"),

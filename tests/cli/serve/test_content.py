@@ -1,6 +1,7 @@
 """Files of finished videos: content, pictures, and what a deletion removes."""
 
 import io
+import socket
 import zipfile
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 import redis
 from PIL import Image
 
+from svdq.producer.results import verdicts
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
-from tests.cli.serve.servers import Serve, Server
+from tests.cli.serve.servers import Serve, Server, wait_until
 
 
 @pytest.fixture
@@ -47,6 +49,28 @@ def test_the_files_of_a_video(server: Server, connection: redis.Redis, storage: 
         assert server.get(f"{path}/content?{query}").error["param"] == param
 
 
+def test_no_temporary_file_is_left(
+    serve: Serve, connection: redis.Redis, storage: Storage, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("temporary")
+    server = serve("--port", "0", TMPDIR=str(folder))
+    video_id = finish(connection, storage, 1, formats=("png",))
+    path = f"/v1/videos/{video_id}/content"
+    for part, status in [("bytes=0-3", 206), ("bytes=9999999-", 416), ("bytes=5-2", 400), ("bytes=0-1,4-5", 206)]:
+        assert server.get(path, Range=part).status == status
+        wait_until(lambda: not list(folder.iterdir()))
+
+    # Larger than what the kernel holds for a client that does not read.
+    storage.write_bytes(f"outputs/photo-{video_id}/frame_0003.png", bytes(32 << 20))
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {server.token}\r\n\r\n"
+        client.sendall(head.encode())
+        client.recv(4)
+        [file] = folder.iterdir()
+        assert file.stat().st_mode & 0o077 == 0  # others may list the folder for temporary files
+    wait_until(lambda: not list(folder.iterdir()))
+
+
 @pytest.mark.parametrize("kind", ["gif", "mp4", "webp"])
 def test_a_thumbnail(server: Server, connection: redis.Redis, storage: Storage, kind: str) -> None:
     video_id = finish(connection, storage, 200, formats=(kind,))
@@ -72,7 +96,10 @@ def test_delete_removes_only_files_of_svdq(server: Server, connection: redis.Red
     other = finish(connection, storage, 2, formats=("gif", "png"))
     storage.write_text(f"outputs/photo-{video_id}/notes.txt", "mine")
     storage.write_text(f"outputs/photo-{video_id}.txt", "mine")
+    verdicts.give(connection, [video_id, other], "reject")
     assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
+    # The same photo may be rendered again.
+    assert verdicts.read(connection, [video_id, other]) == [None, "reject"]
     assert server.get(f"/v1/videos/{video_id}").status == 404
     left = {entry.key for entry in storage.entries("outputs")}
     assert {key for key in left if video_id in key} == {

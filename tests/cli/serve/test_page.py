@@ -218,7 +218,7 @@ def test_a_video_that_is_kept_survives_prune(
     assert done.returncode == 0, done.stderr
     left = {entry.key.rpartition("-")[2].partition(".")[0] for entry in storage.entries("outputs")}
     assert left == {ids[1]}
-    assert verdicts.read(connection, ids) == [None, "keep", "reject"]
+    assert verdicts.read(connection, ids) == [None, "keep", None]  # the photo may be rendered again
 
 
 def test_actions_on_jobs(server: Server, connection: redis.Redis) -> None:

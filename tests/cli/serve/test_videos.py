@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import redis
+import rq
+from rq.job import JobStatus
 
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
@@ -165,6 +167,31 @@ def test_a_remix_has_another_seed(server: Server, data: bytes, connection: redis
         for _ in range(2)
     ]
     assert repeated[0] == repeated[1] != second["id"]
+
+
+def test_a_remix_shows_the_photo(server: Server, data: bytes) -> None:
+    path = f"/v1/videos/{server.create(data, 'Käse 1.jpg').json['id']}/remix"
+    own = server.ask("POST", path, {}).json
+    assert (own["svdq"]["name"], own["svdq"]["photo"]) == ("Käse 1", "Käse 1.jpg")
+    named = server.create(data, "a.jpg", name="b").json
+    again = server.ask("POST", f"/v1/videos/{named['id']}/remix", {}).json
+    assert again["svdq"]["name"] == "b"
+
+
+def test_jobs_of_other_programs_are_left_alone(server: Server, connection: redis.Redis, svdq: Cli) -> None:
+    job = rq.Queue("mail", connection=connection).enqueue("os.getcwd")
+    path = f"/v1/videos/{job.id}"
+    for method, url in [("GET", path), ("DELETE", path), ("GET", f"{path}/content"), ("POST", f"{path}/remix")]:
+        answer = server.ask(method, url)
+        assert (answer.status, answer.error["code"]) == (404, "not_found"), (method, url)
+    for action in ("cancel", "front", "retry"):
+        answer = server.ask("POST", "/page/actions", {"action": action, "ids": [job.id]})
+        assert "There is no job" in answer.json["problems"][0]
+    assert svdq("cancel", job.id).returncode == 2
+    assert job.get_status() == "queued"
+    job.set_status(JobStatus.FINISHED)
+    assert server.ask("DELETE", path).status == 404
+    assert connection.exists(job.key)
 
 
 def test_a_remix_of_a_photo_that_was_removed(server: Server, data: bytes, settings: Settings) -> None:
