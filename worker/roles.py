@@ -59,8 +59,6 @@ class Experts:
         try:
             folder = find_folder(name)
             family = family_of(folder, name)
-            if pipeline_of(folder, name) not in family.layouts:
-                return None
             experts = cls(folder, name, family, family.read_facts(folder, name))
         except InputError:
             return None

@@ -35,8 +35,7 @@ def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | N
         if is_out_of_memory(error):
             raise InputError(_out_of_memory(what, device, needed() if needed else 0)) from error
         raise InputError(
-            f"{what} cannot be loaded ({said(error)}); "
-            "it must be of a whole StableVideoDiffusionPipeline folder, with weights that belong to its config."
+            f"{what} cannot be loaded ({said(error)}); get the model again, or one whose files belong to its configs."
         ) from error
 
 

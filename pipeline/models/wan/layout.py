@@ -95,6 +95,27 @@ def check_configs(folder: Path, name: str) -> None:
                 f"{expected}{why and f' ({why})'}; give a {LAYOUT.pipeline}."
             )
     _check_scheduler(folder, name)
+    _check_texts_and_photos(folder, name, index)
+
+
+def _check_texts_and_photos(folder: Path, name: str, index: Mapping[str, Any]) -> None:
+    """Check the files without weights that encode prompts and photos.
+
+    transformers makes a tokenizer that reads every prompt as unknown words if its vocabulary is missing.
+
+    Raises:
+        InputError: one is missing or cannot be read.
+    """
+    vocabulary = read_json(folder, "tokenizer/tokenizer.json", name).get("model")
+    if not isinstance(vocabulary, dict) or not vocabulary.get("vocab"):
+        raise InputError(f"The tokenizer/tokenizer.json of the model {name} has no vocabulary; get the model again.")
+    read_json(folder, "tokenizer/tokenizer_config.json", name)
+    if class_in(index, "image_encoder") is not None:
+        if class_in(index, "image_processor") is None:
+            raise InputError(f"The model {name} has an image_encoder and no image_processor; get the model again.")
+        # The name that transformers writes, and the one that composite processors share.
+        processors = [f"image_processor/{kind}_config.json" for kind in ("preprocessor", "processor")]
+        read_json(folder, next((file for file in processors if (folder / file).exists()), processors[0]), name)
 
 
 def _check_count(component: str, setting: str, found: Any, name: str) -> None:

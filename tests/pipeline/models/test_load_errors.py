@@ -44,6 +44,7 @@ def test_whatever_is_raised_becomes_one_sentence(error: Exception, words: str) -
     with pytest.raises(InputError, match=rf"^The model x .*{words}.*\.$") as caught, in_a_sentence("The model x", CPU):
         raise error
     assert "\n" not in str(caught.value)
+    assert "StableVideo" not in str(caught.value)  # models of any family are loaded
 
 
 def test_our_own_errors_are_sentences_already() -> None:

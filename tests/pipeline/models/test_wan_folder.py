@@ -101,6 +101,10 @@ def without(component):
     return change
 
 
+def missing(file):
+    return lambda folder: (folder / file).unlink()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -122,8 +126,12 @@ def without(component):
         (configure("scheduler/scheduler_config.json", use_flow_sigmas=False), "use_flow_sigmas is off"),
         (configure("scheduler/scheduler_config.json", use_karras_sigmas=True), "use_karras_sigmas is on"),
         (configure("model_index.json", vae=["diffusers", "AutoencoderKL"]), "is a AutoencoderKL; svdq works with"),
-        (configure("model_index.json", _class_name="FluxPipeline"), "is a FluxPipeline; svdq needs a"),
+        (configure("model_index.json", _class_name="FluxPipeline"), " or WanImageToVideoPipeline such as Wan-AI/"),
         (lambda folder: (folder / "vae/diffusion_pytorch_model.safetensors").unlink(), "has no weights"),
+        (missing("tokenizer/tokenizer.json"), "has no readable tokenizer/tokenizer.json"),
+        (missing("tokenizer/tokenizer_config.json"), "has no readable tokenizer/tokenizer_config.json"),
+        (lambda folder: (folder / "tokenizer/tokenizer.json").write_text('{"model": '), "has no readable tokenizer/"),
+        (configure("tokenizer/tokenizer.json", model={"vocab": []}), "tokenizer.json of the model"),
         (configure("vae/config.json", base_dim=16), "has weights of another model: encoder.conv_in.weight is [8, 3"),
     ],
 )
@@ -180,3 +188,10 @@ def test_an_image_encoder_that_is_missing_or_not_used(tmp_path):
     configure("transformer/config.json", image_dim=None)(tmp_path / "b")
     with pytest.raises(InputError, match="uses none, and the folder has an image_encoder"):
         open_model(str(tmp_path / "b"), Role(), CPU, torch.float32)
+    write_tiny_wan(tmp_path / "c", "i2v-14b")
+    missing("image_processor/preprocessor_config.json")(tmp_path / "c")
+    with pytest.raises(InputError, match="has no readable image_processor/preprocessor_config"):
+        check_folder(tmp_path / "c", "it", LAYOUT)
+    configure("model_index.json", image_processor=[None, None])(tmp_path / "c")
+    with pytest.raises(InputError, match="has an image_encoder and no image_processor; get the model again"):
+        check_folder(tmp_path / "c", "it", LAYOUT)
