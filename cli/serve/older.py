@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from svdq.producer.job import parse_job
 from svdq.producer.results.results import OUTPUTS, Result, read_results
 from svdq.producer.status.status import JobView
 from svdq.producer.storage.local import Entry
@@ -43,7 +44,7 @@ class Older:
         return [each for each in self._listed().places if place is None or each < place][:limit]
 
     def views(self, job_ids: Sequence[str]) -> list[JobView]:
-        """Return videos as jobs that are finished; those that the storage does not have are left out.
+        """Return videos as jobs that are finished; those without a valid sidecar are left out.
 
         Raises:
             UnavailableError: the storage cannot be reached.
@@ -51,9 +52,13 @@ class Older:
         index = self._listed() if job_ids else self._index
         entries = [index.sidecars[job_id] for job_id in job_ids if job_id in index.sidecars]
         results = read_results(self._storage, entries, lambda _: True, lambda reason: None)
-        return [self._view(result) for result in results]
+        return [view for view in map(self._view, results) if view is not None]
 
-    def _view(self, result: Result) -> JobView:
+    def _view(self, result: Result) -> JobView | None:
+        try:
+            job = parse_job(result.document["job"])
+        except ValueError:
+            return None  # anyone with access to the storage may have written it
         model = result.document.get("model")
         return JobView(
             id=result.job_id,
@@ -61,7 +66,7 @@ class Older:
             outputs=tuple(map(self._storage.location, result.outputs)),
             notice=result.notice,
             model=str(model.get("name", "")) if isinstance(model, dict) else "",
-            parameters=result.document["job"],
+            parameters=job.model_dump(mode="json"),
             source=result.source,
             ended_at=result.finished_at,
         )

@@ -14,6 +14,7 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
+from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import ENDED, SvdqQueue, fetch, notes_of, photo_of, read_job, source_of
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
@@ -180,8 +181,7 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
     status = rq_job.get_status(refresh=False).value
     meta = rq_job.meta
     value = result.return_value if result and isinstance(result.return_value, dict) else {}
-    used = value.get("used") or meta.get("used") or {}
-    parameters = (job.model_dump(mode="json") if job else {}) | used
+    parameters = _parameters(job, value.get("used") or meta.get("used"))
     steps = int(parameters.get("steps") or 0)
     error = None
     if status == JobStatus.FAILED.value:
@@ -213,6 +213,20 @@ def _view(rq_job: rq.job.Job, result: Result | None, wait: Mapping[str, Any]) ->
         worker=rq_job.worker_name,
         **wait,
     )
+
+
+def _parameters(job: Job | None, used: object) -> dict[str, Any]:
+    """Return a job's parameters: as used if a worker has recorded them, else as submitted.
+
+    What is recorded as used counts only if it makes a valid job: anyone with access to Redis may have written it.
+    """
+    submitted = job.model_dump(mode="json") if job else {}
+    if not isinstance(used, dict) or not used:
+        return submitted
+    try:
+        return parse_job(submitted | used).model_dump(mode="json")
+    except ValueError:
+        return submitted
 
 
 def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, Result | UnreadableJobError | None]:

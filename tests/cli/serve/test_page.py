@@ -9,13 +9,16 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 import redis
 from PIL import Image
+from rq.results import Result
 
 from svdq.producer.job import SvdJob
+from svdq.producer.queue import fetch
 from svdq.producer.results import verdicts
 from svdq.producer.settings import Settings
 from svdq.producer.status.status import view
@@ -205,6 +208,43 @@ def test_results_by_verdict(server: Server, connection: redis.Redis, storage: St
     assert (failure["error"], failure["is_there"]) == ("photo 9 is broken.", False)
     text = server.get("/page/results").body.decode()
     assert str(storage.folder) not in text
+
+
+#: What no worker has recorded as the parameters of a video.
+BAD_PARAMETERS: list[dict[str, Any]] = [
+    {"width": "x", "height": [1]},
+    {"image": 5, "folder": ["a"], "name": {"a": 1}},
+    {"folder": "../..", "image": "../../etc/passwd"},
+    {"frames": "many", "fps": 0},
+    {"frames": 10**400},
+    {"formats": 5},
+    {"family": ["x"]},
+]
+
+
+@pytest.mark.parametrize("place", ["record", "storage"])
+def test_bad_parameters_of_one_video_harm_no_other(
+    server: Server, connection: redis.Redis, storage: Storage, place: str
+) -> None:
+    good = finish(connection, storage, 0, at=time.time())
+    job_ids = [finish(connection, storage, number + 1, at=time.time()) for number in range(len(BAD_PARAMETERS))]
+    for job_id, bad in zip(job_ids, BAD_PARAMETERS, strict=True):
+        if place == "storage":
+            connection.delete(f"rq:job:{job_id}")
+            key = f"outputs/photo-{job_id}.json"
+            document = json.loads(storage.read(key))
+            storage.write_text(key, json.dumps(document | {"job": document["job"] | bad}))
+        else:
+            value = {"outputs": [f"outputs/photo-{job_id}.gif"], "used": bad}
+            Result.create(fetch(connection, job_id), Result.Type.SUCCESSFUL, ttl=-1, return_value=value)
+    for job_id, bad in zip(job_ids, BAD_PARAMETERS, strict=True):
+        for path in ("/page/picture/", "/page/content/", "/page/zip?ids=", "/v1/videos/"):
+            assert server.get(f"{path}{job_id}").status in (200, 404), (path, bad)
+    for path in ("/page/results", "/page/results?before=older:9999999999999:"):
+        answer = server.get(path)
+        assert answer.status == 200
+    assert good in [video["id"] for video in server.get("/page/results").json["results"]]
+    assert good in [video["id"] for video in server.get("/v1/videos?limit=100").json["data"]]
 
 
 def test_a_video_that_is_kept_survives_prune(
