@@ -25,6 +25,7 @@ Examples:
   svdq bench model --part step --compile off --compile blocks
   svdq bench model --part decode --decode-chunk-size 1 --decode-chunk-size 8 --decode-chunk-size 25
   svdq bench model --model tiny/ --size 128x64 --frames 4
+  svdq bench model --model Wan-AI/Wan2.2-I2V-A14B-Diffusers --size 832x480 --frames 81
 """
 
 
@@ -32,24 +33,12 @@ def _read_sizes(_context: click.Context, option: click.Parameter, values: tuple[
     """Parse video sizes such as 1024x576.
 
     Raises:
-        InputError: a size is not allowed.
+        InputError: a value is not a size.
     """
-    from svdq.pipeline.errors import InputError
-    from svdq.pipeline.models.svd.parameters import SIZE_MULTIPLE
-    from svdq.pipeline.parameters import MAX_SIDE
-    from svdq.producer.submitting.options import nearest_side, read_field
+    from svdq.producer.submitting.options import read_field
 
-    sizes = []
-    for value in values:
-        size = read_field("size", value, option.opts[0])
-        width, height = (nearest_side(size[side], SIZE_MULTIPLE) for side in ("width", "height"))
-        if size != {"width": width, "height": height}:
-            raise InputError(
-                f"{option.opts[0]} {value} is not allowed: both sides must be multiples of {SIZE_MULTIPLE} from "
-                f"{SIZE_MULTIPLE} to {MAX_SIDE}; the nearest such size is {width}x{height}."
-            )
-        sizes.append((width, height))
-    return list(dict.fromkeys(sizes))
+    found = [read_field("size", value, option.opts[0]) for value in values]
+    return list(dict.fromkeys((size["width"], size["height"]) for size in found))
 
 
 def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -84,7 +73,7 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     type=click.Choice(list(DTYPES)),
     multiple=True,
     callback=_once,
-    help="Repeatable [default: fp16 on a GPU, fp32 on a CPU].",
+    help="Repeatable [default: fp16 on a GPU (Wan: bf16), fp32 on a CPU].",
 )
 @click.option(
     "--compile",
@@ -132,9 +121,10 @@ def bench_model(
 ) -> None:
     """Measure a step, an encode and a decode of a model on one device: time, memory and numerical difference.
 
-    An encode is CLIP, the VAE encoder (in float32 where the model requires it) and drawing the noise; a decode ends
-    with frames on the host. GiB is the size of the weights and, on a GPU, the peak of all other tensors. Results are
-    compared with the first row of the same part and size: largest and mean difference, relative to the largest value.
+    An encode is that of photo and prompt (the VAE in float32 where the model requires it) and drawing the noise; a
+    decode ends with frames on the host. Of two experts, the first is measured. GiB is the size of the weights and, on a
+    GPU, the peak of all other tensors. Results are compared with the first row of the same part and size: largest and
+    mean difference, relative to the largest value.
     """
     from svdq.pipeline.installed import require_torch
 
@@ -143,16 +133,19 @@ def bench_model(
     from svdq.pipeline.bench import model as bench
     from svdq.pipeline.bench.files import is_plain, write_json
     from svdq.pipeline.errors import SvdqError
+    from svdq.pipeline.models.registry import DEFAULT_FAMILY, family_named, family_of_model
 
     if resume and json_path is None:
         raise click.UsageError("--resume needs --json with the file to continue.")
     _check_name(model)
+    family = family_named(family_of_model(model or "") or DEFAULT_FAMILY)
+    _check_sizes(sizes, family.parameters.side_multiple)
     torch_device, where = _computing_on(device)
     cases = bench.cases_of(
         parts or tuple(bench.PARTS),
         sizes,
         frames,
-        dtypes=dtypes or ("fp16" if torch_device.type == "cuda" else "fp32",),
+        dtypes=dtypes or (family.half if torch_device.type == "cuda" else "fp32",),
         compiled=compiled,
         approximate=approximate,
         chunk_sizes=chunk_sizes or (8, frames),
@@ -186,9 +179,24 @@ def _check_name(model: str | None) -> None:
 
     if model is not None and not has_weights(model):
         raise InputError(
-            f"The model {model} has no UNet and no VAE to measure; give a StableVideoDiffusionPipeline folder or hub "
-            "id, or leave --model out for the published sizes."
+            f"The model {model} has no weights to measure; give the folder or hub id of a model, or leave --model out "
+            "for the published sizes of SVD-XT."
         )
+
+
+def _check_sizes(sizes: list[tuple[int, int]], multiple: int) -> None:
+    """Refuse sizes that the family of the model does not make."""
+    from svdq.pipeline.errors import InputError
+    from svdq.pipeline.parameters import MAX_SIDE
+    from svdq.producer.submitting.options import nearest_side
+
+    for size in sizes:
+        width, height = (nearest_side(side, multiple) for side in size)
+        if size != (width, height):
+            raise InputError(
+                f"--size {size[0]}x{size[1]} is not allowed: both sides must be multiples of {multiple} from "
+                f"{multiple} to {MAX_SIDE}; the nearest such size is {width}x{height}."
+            )
 
 
 def _computing_on(device: str) -> "tuple[torch.device, str]":

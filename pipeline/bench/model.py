@@ -16,24 +16,25 @@ from typing import Any
 
 import torch
 from PIL import Image
+from pydantic import ValidationError
 from torch import Tensor
 
-from svdq.pipeline.models.base import Role
+from svdq.pipeline.bench.model_states import keep_predictions, random_state
+from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.base import Role, VideoModel
+from svdq.pipeline.models.components import acceptable
 from svdq.pipeline.models.device_memory import is_out_of_memory
+from svdq.pipeline.models.family import Segment
+from svdq.pipeline.models.folder_check import check_folder
+from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.options import DTYPES, ComputeOptions, stored_bytes
-from svdq.pipeline.models.svd.folder import SvdFolder
+from svdq.pipeline.models.registry import family_of, layout_of
 from svdq.pipeline.models.svd.full_size import COMPONENTS, write_full_size_model
-from svdq.pipeline.models.svd.layout import UNET_DEFAULTS
-from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG
+from svdq.pipeline.parameters import VideoParameters
 
-#: The parts to measure, and the components of a model that each loads.
-PARTS = {
-    "step": Role(),
-    "encode": Role(encode=True, components=frozenset()),
-    "decode": Role(decode=True, components=frozenset()),
-}
+#: The parts to measure.
+PARTS = ("step", "encode", "decode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Case:
     frames: int
     #: One of DTYPES.
     dtype: str
-    #: The part of the UNet that is compiled, and approximate options: see ComputeOptions. Steps only.
+    #: The part of the UNet or transformer that is compiled, and approximate options: see ComputeOptions. Steps only.
     compiled: str = "off"
     approximate: tuple[str, ...] = ()
     #: Frames decoded at a time. Decodes only.
@@ -120,10 +121,13 @@ def measure(
         earlier: cases that an earlier run measured; there are no results of them to compare with.
 
     Raises:
-        InputError: the model does not exist.
+        InputError: the model does not exist, or makes no video of such a shape.
     """
     if cases:
-        SvdFolder.find(name, _torch_dtype(cases[0]))
+        folder = find_folder(name)
+        check_folder(folder, name, layout_of(folder, name), half=acceptable(_torch_dtype(cases[0])))
+    for case in cases:
+        video_of(name, case, 1)
     #: Results of the first rows of a part, by size.
     references: dict[tuple[str, int, int], Tensor] = {}
     gone = {(case.part, case.width, case.height) for case in earlier}
@@ -165,6 +169,35 @@ def model_folder(model: str | None, parts: Collection[str]) -> Iterator[str]:
         yield folder
 
 
+def video_of(name: str, case: Case, steps: int) -> VideoParameters:
+    """Return the parameters of a case's video, with the model's defaults.
+
+    Raises:
+        InputError: the model makes no video of such a shape.
+    """
+    folder = find_folder(name)
+    family = family_of(folder, name)
+    shape = {"width": case.width, "height": case.height, "frames": case.frames}
+    try:
+        video = family.parameters.model_validate(shape | {"steps": steps, "seed": 0})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        allowed = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        field = str(problem["loc"][0])
+        verb, pronoun = ("are", "they") if field == "frames" else ("is", "it")
+        raise InputError(
+            f"The {field} {problem['input']} {verb} not allowed for the model {name}: {pronoun} must be {allowed}."
+        ) from error
+    return family.complete(video, family.read_facts(folder, name))
+
+
+def _segment(name: str, case: Case, steps: int) -> Segment:
+    """Return the first of the segments of a case's video; its component is measured."""
+    folder = find_folder(name)
+    family = family_of(folder, name)
+    return family.segments(video_of(name, case, steps), family.read_facts(folder, name))[0]
+
+
 def _torch_dtype(case: Case) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, DTYPES[case.dtype])
     return dtype
@@ -178,7 +211,7 @@ class _Bench:
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._repeats = repeats
-        self._model: SvdModel | None = None
+        self._model: VideoModel | None = None
         self._result: Tensor | None = None
 
     def measure(self, case: Case) -> tuple[dict[str, Any], Tensor | None]:
@@ -199,8 +232,15 @@ class _Bench:
         if self._model is None:
             torch.compiler.reset()
             options = ComputeOptions(dtype=case.dtype, compiled=case.compiled, approximate=case.approximate)
-            self._model = SvdModel(self._name, PARTS[case.part], self._device, _torch_dtype(case), options)
-        loaded = [item for item in self._model.pipeline.components.values() if isinstance(item, torch.nn.Module)]
+            component = _segment(self._name, case, self._num_steps()).component
+            role = Role(
+                encode=case.part == "encode",
+                decode=case.part == "decode",
+                components=frozenset({component} if case.part == "step" else ()),
+            )
+            self._model = open_model(self._name, role, self._device, _torch_dtype(case), options)
+        pipeline: Any = getattr(self._model, "pipeline")  # noqa: B009 - models with weights have one
+        loaded = [item for item in pipeline.components.values() if isinstance(item, torch.nn.Module)]
         weight_bytes = sum(stored_bytes(weight) for module in loaded for weight in module.parameters())
         run = self._work(self._model, case)
         if self._on_gpu:
@@ -230,50 +270,41 @@ class _Bench:
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - started
 
-    def _work(self, model: SvdModel, case: Case) -> Callable[[int], None]:
+    def _num_steps(self) -> int:
+        return max(25, self._repeats + 1)
+
+    def _work(self, model: VideoModel, case: Case) -> Callable[[int], None]:
         """Return a function that does the work of a case for the n-th time and keeps the first result."""
-        video = SvdParameters(
-            width=case.width, height=case.height, frames=case.frames, steps=max(25, self._repeats + 1), seed=0
-        )
+        video = video_of(self._name, case, self._num_steps())
         if case.part == "encode":
             photo = Image.effect_mandelbrot((case.width, case.height), (-2, -1, 1, 1), 90).convert("RGB")
-            return lambda number: self._keep(number, model.encode(photo, video)["image_latents"])
-        tensors = self._tensors(case)
+
+            def encode(number: int) -> None:
+                # Models keep the embeddings of prompts, so each run has another one.
+                prompt = {"prompt": f"Wave {number} breaks."} if hasattr(video, "prompt") else {}
+                state = model.encode(photo, video.model_copy(update=prompt))
+                drawn = [state[name].float().flatten() for name in sorted(state) if name != "latents"]
+                self._keep(number, torch.cat(drawn))
+
+            return encode
+        state = random_state(model, video, _torch_dtype(case), self._device)
         if case.part == "decode":
             chunk_size = case.decode_chunk_size or case.frames
-            return lambda number: self._keep(number, model.decode(tensors, video, chunk_size))
-        # The first steps of a video. The result of a step is mostly its input noise, so the prediction of the UNet is
-        # kept instead.
-        denoiser = model.denoiser(tensors, video)
-        tensors["latents"] *= (SCHEDULER_CONFIG["sigma_max"] ** 2 + 1) ** 0.5
-        unet = denoiser.unet
-
-        def predict(*arguments: Any, **named: Any) -> Any:
-            predicted = unet(*arguments, **named)
-            self._keep(0, predicted[0])
-            return predicted
+            return lambda number: self._keep(number, model.decode(state, video, chunk_size))
+        # The first steps of a video. The result of a step is mostly its input noise, so the prediction is kept instead.
+        segment = _segment(self._name, case, self._num_steps())
+        denoiser = model.denoiser(state, video)
 
         def step(number: int) -> None:
-            denoiser.unet = predict if number == 0 else unet
-            tensors.update(denoiser.step(tensors, number))
+            index = number % segment.stop
+            if number:
+                state.update(denoiser.step(state, index))
+            else:
+                with keep_predictions(denoiser, segment.component, lambda predicted: self._keep(0, predicted)):
+                    state.update(denoiser.step(state, index))
 
         return step
 
     def _keep(self, number: int, result: Tensor) -> None:
         if number == 0:
             self._result = result.float().cpu()
-
-    def _tensors(self, case: Case) -> dict[str, Tensor]:
-        """Draw the tensors of a sample: (1, 1, E), (1, 4, H/8, W/8) and (1, F, 4, H/8, W/8), equal in all dtypes."""
-        config = UNET_DEFAULTS | SvdFolder.find(self._name, _torch_dtype(case)).config("unet")
-        generator = torch.Generator().manual_seed(1)
-        picture = (case.height // 8, case.width // 8)
-        shapes: dict[str, tuple[int, ...]] = {
-            "image_embedding": (1, 1, config["cross_attention_dim"]),
-            "image_latents": (1, 4, *picture),
-            "latents": (1, case.frames, 4, *picture),
-        }
-        return {
-            name: torch.randn(shape, generator=generator).to(self._device, _torch_dtype(case))
-            for name, shape in shapes.items()
-        }

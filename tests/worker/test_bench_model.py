@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from svdq.cli.main import run
-from svdq.pipeline.bench import model as bench
 from svdq.pipeline.bench.files import write_json
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.svd import model as svd
 from svdq.pipeline.models.svd.model import SvdModel
 
 # diffusers makes an array of a tensor of its scheduler in a way that numpy 2 deprecates.
@@ -105,7 +105,7 @@ def test_a_step_with_int8_weights_is_smaller_and_near(tiny_model: Path, tmp_path
 def test_what_does_not_fit_is_said_and_the_next_is_tried(
     tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "SvdModel", SmallMemory)
+    monkeypatch.setattr(svd, "SvdModel", SmallMemory)
     path = tmp_path / "model.json"
     chunks = ("--decode-chunk-size", "1", "--decode-chunk-size", "2")
     assert measure(tiny_model, path, "--part", "decode", "--dtype", "fp16", "--dtype", "fp32", *chunks) == 0
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_said_and_the_next_is_tried(
 def test_results_that_are_not_finite_are_said_and_never_compared(
     tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "SvdModel", Overflowing)
+    monkeypatch.setattr(svd, "SvdModel", Overflowing)
     path = tmp_path / "model.json"
     assert measure(tiny_model, path, "--part", "encode") == 0
     [row] = rows_in(path)
@@ -150,7 +150,7 @@ def test_rows_are_in_the_file_as_soon_as_they_are_measured_and_are_resumed_from(
 ) -> None:
     path = tmp_path / "model.json"
     with monkeypatch.context() as patched:
-        patched.setattr(bench, "SvdModel", KilledAfterTwo)
+        patched.setattr(svd, "SvdModel", KilledAfterTwo)
         assert measure(tiny_model, path, "--decode-chunk-size", "1") == 130
     before = rows_in(path)
     assert [one["part"] for one in before] == ["step", "encode"]
@@ -200,7 +200,7 @@ def test_a_file_is_whole_at_any_moment_and_links_stay_links(tmp_path: Path) -> N
         (["--size", "100x100"], "multiples of 64"),
         (["--size", "0x0"], "--size 0x0 is not allowed"),
         (["--size", "64x64", "--size", "large"], "--size large"),
-        (["--model", "preview"], "no UNet"),
+        (["--model", "preview"], "no weights to measure"),
         (["--decode-chunk-size", "0"], "0"),
         (["--dtype", "fp8"], "fp8"),
         (["--model", "/nowhere"], "/nowhere"),
@@ -212,3 +212,21 @@ def test_wrong_input_is_one_sentence(capsys: pytest.CaptureFixture[str], options
     printed = capsys.readouterr()
     assert printed.out == ""
     assert words in printed.err.splitlines()[-1]
+
+
+def test_a_model_of_wan_is_measured_with_one_of_its_experts(tiny_wan: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "model.json"
+    frames = ("--frames", "5", "--decode-chunk-size", "5")
+    assert measure(tiny_wan, path, *frames, "--dtype", "fp32", "--dtype", "bf16", sizes=("80x48",)) == 0
+    rows = rows_in(path)
+    assert [(row["part"], row["dtype"]) for row in rows] == [
+        (part, dtype) for part in ("step", "encode", "decode") for dtype in ("fp32", "bf16")
+    ]
+    assert all(row["seconds"] > 0 and row["finite"] and not row["failure"] for row in rows)
+    assert [row["difference"] for row in rows[::2]] == [0, 0, 0]
+    assert all(0 < row["difference"] < 0.2 for row in rows[1:4:2])
+    assert rows[0]["weight_bytes"] == pytest.approx(size_of(tiny_wan / "transformer"), rel=0.2)
+    capsys.readouterr()
+    assert measure(tiny_wan, path, "--frames", "6") == 2
+    said = f"The frames 6 are not allowed for the model {tiny_wan}: they must be 1 more than a multiple of 4"
+    assert said in capsys.readouterr().err
