@@ -55,12 +55,13 @@ UNREADABLE = {
     "a deep result": spoil_result,
     "a large result": lambda connection: connection.xadd(f"rq:results:{BAD}", {"type": "2", "x": bytes(2 << 20)}),
     "deep dependencies": spoil_hash(dependency_ids=DEEP),
-    "used of wrong types": spoil_hash(meta=json.dumps({"used": ["a"]})),
     "a step that is none": spoil_hash(meta=json.dumps({"step": "x"})),
     "boundaries that are none": spoil_hash(meta=json.dumps({"boundaries": ["x"]})),
 }
 READABLE = {
     "year 1": spoil_hash(created_at="0001-01-01T00:00:00.000000Z"),
+    "used of wrong types": spoil_hash(meta=json.dumps({"used": ["a"]})),
+    "used with a wrong type": spoil_hash(meta=json.dumps({"used": {"frames": "many"}})),
     "meta is a list": spoil_hash(meta=b"[1, 2]"),
     "meta is deep": spoil_hash(meta=DEEP),
     "meta is not UTF-8": spoil_hash(meta=b"\xff"),
