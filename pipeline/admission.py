@@ -186,7 +186,9 @@ class Admission:
 
     def _warn_of_useless_ranks(self, shape: Shape, steps: int) -> None:
         """Warn once if rank 0 encodes so long that it cannot supply all ranks, as with few, cheap steps."""
-        if (shape, steps) in self._judged or self._model.info.notice:
+        notice = self._model.info.notice
+        # Only int8 weights leave a model with a notice one whose pace matters.
+        if (shape, steps) in self._judged or (notice and not notice.startswith("approximate")):
             return
         self._judged.add((shape, steps))
         costs = self._costs.estimate(shape)

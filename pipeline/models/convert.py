@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.files import is_half, names_in, read_json, weight_files
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.memory import size_text
@@ -119,6 +120,7 @@ def _weights(folder: Path, keeps_float32: Sequence[str], dtype: torch.dtype) -> 
 
 def _keeps_float32(library: str, class_name: str, dtype: torch.dtype) -> list[str]:
     """Return the modules whose weights a library keeps in float32 if it loads a class in a dtype."""
+    be_quiet()
     import diffusers
     import transformers
 

@@ -294,9 +294,16 @@ class SlowEncodeModel(CountingModel):
         return super().encode(photo, parameters)
 
 
-def test_ranks_for_which_rank_0_encodes_too_slowly_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+class SlowEncodeInt8Model(SlowEncodeModel):
+    info = replace(SlowEncodeModel.info, notice="approximate (int8)")
+
+
+@pytest.mark.parametrize("model", [SlowEncodeModel, SlowEncodeInt8Model])
+def test_ranks_for_which_rank_0_encodes_too_slowly_are_named_once(
+    caplog: pytest.LogCaptureFixture, model: type[SlowEncodeModel]
+) -> None:
     """As with few steps without guidance."""
-    for models in ([SlowEncodeModel() for _ in range(3)], [SlowEncodeModel()]):
+    for models in ([model() for _ in range(3)], [model()]):
         with caplog.at_level(logging.WARNING):
             Chain(models, [request(seed) for seed in (1, 2)], [whole(0, len(models))] * 2).run()
     assert len(caplog.records) == 1

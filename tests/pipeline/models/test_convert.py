@@ -81,6 +81,7 @@ def test_the_command(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert f"SVDQ_MODEL={target}" in out
     assert "unet/diffusion_pytorch_model.safetensors" in err
+    assert all(".safetensors  " in line for line in err.splitlines()), "libraries' advice is not shown"
     index = json.loads((target / "model_index.json").read_text(encoding="utf-8"))
     assert index["_class_name"] == "StableVideoDiffusionPipeline"
     assert run(["model", "convert", str(tmp_path / "absent"), str(tmp_path / "copy")]) == 2
