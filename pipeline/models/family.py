@@ -64,6 +64,8 @@ class Family:
     model: str
     #: Module and function that writes its untrained model into a folder; imported on demand.
     tiny: str
+    #: Tensors of a state that are what the encoders compute, to compare dtypes by; the others are drawn.
+    encoded: tuple[str, ...]
     #: Half precision that its weights suit, which is the default on GPUs: fp16 or bf16.
     half: str
     #: Reads the facts of a checked folder; the name is for messages.

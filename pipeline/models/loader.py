@@ -3,7 +3,7 @@
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import Role, VideoModel
+from svdq.pipeline.models.base import FolderModel, Role, VideoModel
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
@@ -49,8 +49,15 @@ def open_model(
         from svdq.pipeline.models.simulated import SimulatedModel
 
         return SimulatedModel.from_name(name, role, device)
+    return open_folder(name, role, device, dtype, options)
+
+
+def open_folder(
+    name: str, role: Role, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
+) -> FolderModel:
+    """Open a diffusers folder or hub id; see `open_model`."""
     from svdq.pipeline.models.load_errors import in_a_sentence
 
     with in_a_sentence(f"The model {name}", device):
-        model: VideoModel = imported(family_of(find_folder(name), name).model)(name, role, device, dtype, options)
+        model: FolderModel = imported(family_of(find_folder(name), name).model)(name, role, device, dtype, options)
         return model

@@ -1,6 +1,7 @@
-"""`svdq bench model` on the untrained model: rows, the file that grows with them, and what cannot be measured."""
+"""`svdq bench model` on the untrained models: rows, the file that grows with them, and what cannot be measured."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,14 @@ import pytest
 import torch
 
 from svdq.cli.main import run
+from svdq.pipeline.bench import model as bench
+from svdq.pipeline.bench.cases import Row
 from svdq.pipeline.bench.files import write_json
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.svd import model as svd
 from svdq.pipeline.models.svd.model import SvdModel
+from svdq.pipeline.models.wan import model as wan
+from svdq.pipeline.models.wan.model import WanModel
 
 # diffusers makes an array of a tensor of its scheduler in a way that numpy 2 deprecates.
 pytestmark = [
@@ -100,6 +105,95 @@ def test_a_step_with_int8_weights_is_smaller_and_near(tiny_model: Path, tmp_path
     assert int8["weight_bytes"] < 0.7 * exact["weight_bytes"]
     assert 0 < int8["difference"] < 0.1
     assert "int8" in capsys.readouterr().out
+
+
+def test_both_experts_of_wan_are_measured_alone(tiny_wan: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "wan.json"
+    command = ["bench", "model", "--model", str(tiny_wan), "--size", "80x48", "--frames", "5", "--repeats", "1"]
+    dtypes = ("--dtype", "fp32", "--dtype", "bf16")
+    assert run([*command, "--device", "cpu", "--json", str(path), *dtypes]) == 0, capsys.readouterr().err
+    printed = capsys.readouterr()
+    rows = rows_in(path)
+    assert [(one["part"], one["component"], one["dtype"], one["decode_chunk_size"]) for one in rows] == [
+        ("step", "transformer", "fp32", None),
+        ("step", "transformer", "bf16", None),
+        ("step", "transformer_2", "fp32", None),
+        ("step", "transformer_2", "bf16", None),
+        ("encode", None, "fp32", None),
+        ("encode", None, "bf16", None),
+        # Tiles, and all frames.
+        ("decode", None, "fp32", 1),
+        ("decode", None, "fp32", 5),
+        ("decode", None, "bf16", 1),
+        ("decode", None, "bf16", 5),
+    ]
+    assert "step transformer_2 at 80x48 (bf16): " in printed.err
+    names = [line.split("  ")[0] for line in printed.out.splitlines()]
+    assert names[1:5:2] == ["step transformer", "step transformer_2"]
+    for one in rows:
+        assert (one["failure"], one["finite"], one["peak_bytes"], len(one["all_s"])) == ("", True, None, 1)
+        assert one["seconds"] > 0
+        # Each row is compared with the first of its part and expert. The VAE computes in float32 whatever the dtype,
+        # and this size is a single tile.
+        rounds = one["dtype"] == "bf16" and one["part"] != "decode"
+        assert 0 < one["difference"] < 0.3 if rounds else one["difference"] == 0
+    # Each part has only its own weights.
+    parts = ("transformer", "transformer_2", "text_encoder", "vae")
+    experts = size_of(tiny_wan / parts[0]), size_of(tiny_wan / parts[1])
+    text_encoder, vae = size_of(tiny_wan / parts[2]), size_of(tiny_wan / parts[3])
+    assert (rows[0]["weight_bytes"], rows[2]["weight_bytes"]) == pytest.approx(experts, rel=0.1)
+    assert rows[4]["weight_bytes"] - text_encoder + rows[6]["weight_bytes"] == pytest.approx(vae, rel=0.1)
+
+
+def test_the_prompt_is_encoded_in_each_run(
+    tiny_wan: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+
+    class Reading(WanModel):
+        """Records the prompts."""
+
+        def encode(self, photo: Any, parameters: Any) -> Any:
+            texts.append(parameters.prompt)
+            return super().encode(photo, parameters)
+
+    monkeypatch.setattr(wan, "WanModel", Reading)
+    options = ("--part", "encode", "--frames", "5", "--repeats", "1", "--device", "cpu")
+    assert run(["bench", "model", "--model", str(tiny_wan), *options, "--size", "64x64", "--size", "80x64"]) == 0
+    # Embeddings are cached by text.
+    assert len(texts) == len(set(texts)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--size", "100x100"], "multiples of 16"),
+        (["--frames", "6"], "the nearest being 5 and 9"),
+        (["--size", "auto"], "--size auto needs a photo"),
+        (["--size", "64x64", "--size", "8192x64"], "from 16 to 4096"),
+    ],
+)
+def test_the_family_says_which_videos_it_makes(
+    tiny_wan: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert run(["bench", "model", "--device", "cpu", "--model", str(tiny_wan), *options]) == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("family", "shape"), [("svd", (1024, 576, 14)), ("wan", (832, 480, 81))])
+def test_shapes_are_the_models_own_by_default(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: Any, family: str, shape: tuple[int, ...]
+) -> None:
+    folder = request.getfixturevalue({"svd": "tiny_model", "wan": "tiny_wan"}[family])
+    seen: list[tuple[int, ...]] = []
+
+    def record(_name: str, cases: Any, **_options: Any) -> Any:
+        seen.extend((case.width, case.height, case.frames) for case in cases)
+        return iter([Row(**asdict(case), failure="not measured") for case in cases])
+
+    monkeypatch.setattr(bench, "measure", record)
+    assert run(["bench", "model", "--device", "cpu", "--part", "step", "--model", str(folder)]) == 1
+    assert set(seen) == {shape}
 
 
 def test_what_does_not_fit_is_said_and_the_next_is_tried(
@@ -212,21 +306,3 @@ def test_wrong_input_is_one_sentence(capsys: pytest.CaptureFixture[str], options
     printed = capsys.readouterr()
     assert printed.out == ""
     assert words in printed.err.splitlines()[-1]
-
-
-def test_a_model_of_wan_is_measured_with_one_of_its_experts(tiny_wan: Path, tmp_path: Path, capsys: Any) -> None:
-    path = tmp_path / "model.json"
-    frames = ("--frames", "5", "--decode-chunk-size", "5")
-    assert measure(tiny_wan, path, *frames, "--dtype", "fp32", "--dtype", "bf16", sizes=("80x48",)) == 0
-    rows = rows_in(path)
-    assert [(row["part"], row["dtype"]) for row in rows] == [
-        (part, dtype) for part in ("step", "encode", "decode") for dtype in ("fp32", "bf16")
-    ]
-    assert all(row["seconds"] > 0 and row["finite"] and not row["failure"] for row in rows)
-    assert [row["difference"] for row in rows[::2]] == [0, 0, 0]
-    assert all(0 < row["difference"] < 0.2 for row in rows[1:4:2])
-    assert rows[0]["weight_bytes"] == pytest.approx(size_of(tiny_wan / "transformer"), rel=0.2)
-    capsys.readouterr()
-    assert measure(tiny_wan, path, "--frames", "6") == 2
-    said = f"The frames 6 are not allowed for the model {tiny_wan}: they must be 1 more than a multiple of 4"
-    assert said in capsys.readouterr().err

@@ -50,6 +50,7 @@ FAMILY = Family(
     layouts={LAYOUT.pipeline: LAYOUT},
     model="svdq.pipeline.models.svd.model:SvdModel",
     tiny="svdq.pipeline.models.svd.tiny:write_tiny_model",
+    encoded=("image_latents",),
     half="fp16",
     read_facts=read_facts,
     complete=complete,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Role, State, check_tensor, nan_advice
+from svdq.pipeline.models.base import ModelInfo, Role, State, check_tensor, nan_advice, random_like
 from svdq.pipeline.models.components import first_not_finite
 from svdq.pipeline.models.device_memory import MemoryMeter
 from svdq.pipeline.models.family import Segment
@@ -127,19 +127,30 @@ class SvdModel:
         on_cpu = self._device.type == "cpu"
         if on_cpu and self._options.compiled == "off":
             return
-        shape = (1, parameters.num_frames, 4, parameters.height // 8, parameters.width // 8)
-        tensors: dict[str, Tensor] = {
-            "image_embedding": torch.zeros((1, 1, self._unet_config["cross_attention_dim"])),
-            "image_latents": torch.zeros(shape[:1] + shape[2:]),
-            "latents": torch.zeros(shape),
-        }
-        tensors = {name: tensor.to(self._device, self._dtype) for name, tensor in tensors.items()}
+        tensors = self._zeros(parameters)
         if self._role.encode and not on_cpu:
             self.encode(PIL.Image.new("RGB", (parameters.width, parameters.height), "gray"), parameters)
         if self._role.has("unet"):
             self.denoiser(tensors, parameters).step(tensors, 0)
         if self._role.decode and not on_cpu:
             self.decode(tensors, parameters, parameters.decode_chunk_size or parameters.num_frames)
+
+    def _zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Return a state of zeros."""
+        picture = (parameters.height // 8, parameters.width // 8)
+        shapes: dict[str, tuple[int, ...]] = {
+            "image_embedding": (1, 1, self._unet_config["cross_attention_dim"]),
+            "image_latents": (1, 4, *picture),
+            "latents": (1, parameters.num_frames, 4, *picture),
+        }
+        return {name: torch.zeros(shape).to(self._device, self._dtype) for name, shape in shapes.items()}
+
+    def random_state(self, parameters: VideoParameters, index: int) -> dict[str, Tensor]:
+        """Draw a state before step `index`, as noisy as it is there; see `FolderModel`."""
+        state = random_like(self._zeros(parameters), parameters.seed)
+        sigma = float(self._scheduler(parameters.steps).sigmas[index])
+        state["latents"] *= (sigma**2 + 1) ** 0.5
+        return state
 
     @torch.inference_mode()
     def encode(self, photo: PIL.Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:

@@ -143,6 +143,7 @@ FAMILY = Family(
     layouts={layout.pipeline: layout for layout in (LAYOUT, TEXT_AND_IMAGE_LAYOUT)},
     model="svdq.pipeline.models.wan.model:WanModel",
     tiny="svdq.pipeline.models.wan.tiny:write_tiny_wan",
+    encoded=("prompt_embeds", "condition"),
     half="bf16",
     read_facts=read_facts,
     complete=complete,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Role, State, nan_advice
+from svdq.pipeline.models.base import ModelInfo, Role, State, nan_advice, random_like
 from svdq.pipeline.models.components import first_not_finite
 from svdq.pipeline.models.device_memory import MemoryMeter
 from svdq.pipeline.models.family import Segment
@@ -139,12 +139,20 @@ class WanModel:
             return
         if self._role.encode and not on_cpu:
             self.encode(PIL.Image.new("RGB", (parameters.width, parameters.height), "gray"), parameters)
-        state = zeros(parameters, self._facts, self._dtype, history_names(self._pipeline.scheduler), self._device)
+        state = self._zeros(parameters)
         for segment in self.segments(parameters):
             if segment.component in self._transformers:
                 self.denoiser(state, parameters).step(state, segment.start)
         if self._role.decode and not on_cpu:
             self.decode(state, parameters, parameters.decode_chunk_size or parameters.num_frames)
+
+    def _zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Return a state of zeros, with all that the scheduler may keep."""
+        return zeros(parameters, self._facts, self._dtype, history_names(self._pipeline.scheduler), self._device)
+
+    def random_state(self, parameters: VideoParameters, index: int) -> dict[str, Tensor]:
+        """Draw a state, which has the same size of numbers before every step; see `FolderModel`."""
+        return random_like(self._zeros(parameters), parameters.seed)
 
     @torch.inference_mode()
     def encode(self, photo: PIL.Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:

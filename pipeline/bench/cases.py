@@ -1,0 +1,112 @@
+"""What `svdq bench model` measures: the cases, and the row of each in the table and the JSON. Does not import torch."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from svdq.pipeline.models.family import Facts
+from svdq.pipeline.models.registry import family_for
+from svdq.pipeline.parameters import VideoParameters
+
+#: The parts to measure.
+PARTS = ("step", "encode", "decode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What one row measures; names of fields are those of the JSON."""
+
+    #: One of PARTS.
+    part: str
+    #: The component that does the step; None: the model has only one.
+    component: str | None = None
+    #: The video's shape; sides in pixels.
+    width: int
+    height: int
+    frames: int
+    #: One of DTYPES.
+    dtype: str
+    #: The part of the UNet or transformer that is compiled, and approximate options: see ComputeOptions. Steps only.
+    compiled: str = "off"
+    approximate: tuple[str, ...] = ()
+    #: Frames decoded at a time. Decodes only.
+    decode_chunk_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Case):
+    """The measurements of a case."""
+
+    #: Why it could not be measured, as a clause; "" otherwise.
+    failure: str = ""
+    #: Seconds: the median, and all of them.
+    seconds: float = 0.0
+    all_s: tuple[float, ...] = ()
+    #: Seconds of the first run, which is not counted: compiling, choosing kernels, reserving memory.
+    first_s: float = 0.0
+    #: Bytes of the loaded weights.
+    weight_bytes: int = 0
+    #: Peak bytes of tensors on the GPU besides the weights, and bytes that PyTorch's allocator reserved for them; None
+    #: on a CPU.
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    #: Largest and mean difference from the result of the first row of the same part, component and size, relative to
+    #: the largest value there; None if there is no such row or a result is not finite.
+    difference: float | None = None
+    mean_difference: float | None = None
+    #: Whether the result is finite: a worker fails the video otherwise.
+    finite: bool = True
+
+
+def cases_of(
+    parts: Collection[str],
+    videos: Sequence[VideoParameters],
+    components: Sequence[str | None],
+    *,
+    dtypes: Sequence[str],
+    compiled: Sequence[str],
+    approximate: Sequence[str],
+    chunk_sizes: Sequence[int],
+) -> list[Case]:
+    """List the cases, ordered so that those with the same loaded model are adjacent.
+
+    Args:
+        parts: those of PARTS to measure.
+        videos: the shapes to measure, with the defaults of the model.
+        components: those that do steps; see `denoising_components`.
+        dtypes: of DTYPES.
+        compiled: what to compile for a step, each alone.
+        approximate: the approximate options of a step, each alone.
+        chunk_sizes: frames decoded at a time.
+    """
+    ways: list[dict[str, Any]] = [{"compiled": what} for what in compiled]
+    ways += [{"approximate": (what,)} for what in approximate]
+
+    def chunks(frames: int) -> list[dict[str, Any]]:
+        return [{"decode_chunk_size": size} for size in sorted({min(size, frames) for size in chunk_sizes})]
+
+    return [
+        Case(
+            part=part,
+            component=component,
+            dtype=dtype,
+            width=video.width,
+            height=video.height,
+            frames=video.num_frames,
+            **way,
+            **chunk,
+        )
+        for part in PARTS
+        if part in parts
+        for component in (components if part == "step" else [None])
+        for dtype in dtypes
+        for way in (ways if part == "step" else [{}])
+        for video in videos
+        for chunk in (chunks(video.num_frames) if part == "decode" else [{}])
+    ]
+
+
+def denoising_components(videos: Sequence[VideoParameters], facts: Facts) -> list[str | None]:
+    """Return the components of a model that do steps of videos; a model that has only one gives None."""
+    found = [segment.component for video in videos for segment in family_for(video).segments(video, facts)]
+    return list(dict.fromkeys(found)) if len(set(found)) > 1 else [None]
