@@ -61,7 +61,7 @@ def serve(
 
     from svdq.cli.main import EXIT_INTERRUPTED
     from svdq.cli.serve.app import make_app
-    from svdq.cli.serve.options import ServeOptions
+    from svdq.cli.serve.options import ServeOptions, is_host
     from svdq.cli.serve.server import exit_soon, listen, run
     from svdq.cli.serve.token import find_token, token_file
     from svdq.cli.serve.worker_beside import WorkerBeside
@@ -69,6 +69,11 @@ def serve(
     from svdq.producer.settings import Settings
 
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    for name in allowed_hosts:
+        if not is_host(name):
+            raise InputError(
+                f"--allow-host {name!r} is not a name; give it without http:// and port: videos.example.com"
+            )
     settings = Settings.load(redis_url=redis_url, storage=storage)
     token, is_new = find_token(settings)
     options = ServeOptions(host=host, token=token, allowed_hosts=tuple(name.lower() for name in allowed_hosts))

@@ -106,7 +106,7 @@ def _folders(home: Path, storage: str) -> list[str]:
     return sorted(folders - {"/"}, key=len, reverse=True)
 
 
-#: What a view may raise; all else is logged with its traceback.
+#: What a view may raise; all else is logged.
 ANSWERED: tuple[type[Exception], ...] = (ApiError, SvdqError, HTTPException, ClientDisconnect, OSError, Exception)
 
 
@@ -122,7 +122,7 @@ def answer_error(request: Request, error: Exception) -> Response:
         logger.warning("%s", error)
         error = storage_away()
     elif not isinstance(error, ApiError):
-        logger.error("%s %s failed.", request.method, request.url.path, exc_info=error)
+        logger.error("%s %s failed:", request.method, request.url.path)  # uvicorn logs the traceback
         error = ApiError(500, "The server has failed; the log of `svdq serve` has the reason.", code="internal_error")
     return error.response()
 

@@ -1,11 +1,13 @@
 """What a server is started with."""
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
 
 #: Names of this machine that a browser on it may use.
 LOOPBACK_NAMES = ("localhost",)
+_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,11 @@ class ServeOptions:
             return True
         # No DNS name leads to an address that is written in digits, so such requests are not rebound.
         return not self.is_local and (is_address(name) or name == socket.gethostname().lower())
+
+
+def is_host(text: str) -> bool:
+    """Return whether a text is the name of a host or its IP address, without a port."""
+    return _NAME.fullmatch(text) is not None or is_address(text)
 
 
 def is_address(host: str) -> bool:

@@ -1,5 +1,6 @@
 """Runs the application with uvicorn until a signal."""
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from svdq.cli.serve.options import ServeOptions
 from svdq.cli.serve.protocol import Protocol
@@ -54,7 +56,7 @@ def run(
         SvdqError: the application has not started.
     """
     config = uvicorn.Config(
-        app,
+        _cut_off_quietly(app),
         http=type("_Protocol", (Protocol,), {"header_timeout_s": options.header_timeout_s}),
         ws="none",
         lifespan="on",
@@ -72,6 +74,16 @@ def run(
         if not server.started and not stop.number:
             raise SvdqError("The server has not started; the lines above say why.")
         return stop.number
+
+
+def _cut_off_quietly(app: Starlette) -> ASGIApp:
+    """Let downloads that outlast the grace end without a traceback in the log."""
+
+    async def run_app(scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # only uvicorn cancels, at its end
+            await app(scope, receive, send)
+
+    return run_app
 
 
 def _allow_many_connections() -> None:

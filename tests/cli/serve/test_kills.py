@@ -19,6 +19,7 @@ from svdq.cli.serve.server import GRACE_S, THREADS_S
 from svdq.producer.embedded_redis.server import ensure_server
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from tests.cli.serve.ended import finish
 from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import Answer, Serve, Server, wait_until
 
@@ -163,6 +164,27 @@ def test_sigterm_with_open_streams_and_uploads(serve: Serve, photo_bytes: bytes)
     assert time.monotonic() - begun_at < 3 + PATIENCE_S
     for connection in (*pages, upload):
         connection.close()
+
+
+def test_sigterm_with_open_downloads(serve: Serve, connection: redis.Redis, settings: Settings) -> None:
+    server, storage = serve(), Storage(settings.storage)
+    video_id = finish(connection, storage, 1)
+    storage.write_bytes(f"outputs/photo-{video_id}.gif", bytes(32 << 20))  # more than the kernel holds for a client
+    clients = []
+    for path in (f"/page/zip?ids={video_id}", f"/v1/videos/{video_id}/content"):
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        client.request("GET", path, headers=server.bearer)
+        response = client.getresponse()
+        assert (response.status, len(response.read(10))) == (200, 10)
+        clients.append((client, response))
+    begun_at = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - begun_at < 3 + PATIENCE_S
+    assert server.process.stdout is not None
+    assert "Traceback" not in server.process.stdout.read()
+    for client, response in clients:
+        response.close()
+        client.close()
 
 
 def test_an_upload_that_has_begun_is_finished_at_sigterm(serve: Serve, photo_bytes: bytes) -> None:

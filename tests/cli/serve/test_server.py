@@ -48,6 +48,12 @@ def test_a_weak_token_is_refused(svdq: Cli, token: str, home: Path) -> None:
     assert token not in refused.stderr
 
 
+@pytest.mark.parametrize("name", ["https://videos.example", "videos.example:443", "*", ""])
+def test_what_is_no_name_of_a_host_is_refused(svdq: Cli, name: str) -> None:
+    refused = svdq("serve", "--port", "0", "--allow-host", name)
+    assert (refused.returncode, f"--allow-host {name!r} is not a name" in refused.stderr) == (2, True)
+
+
 def test_a_taken_port_is_one_sentence(serve: Serve, svdq: Cli) -> None:
     first = serve()
     refused = svdq("serve", "--port", first.port)
