@@ -26,7 +26,7 @@ def _one_more_than_a_multiple(frames: int | None) -> int | None:
 
 
 def _printable(prompt: str | None) -> str | None:
-    """Refuse control characters: a prompt is shown on terminals and stands in JSON beside the video."""
+    """Refuse control characters: a prompt is shown on terminals and written to the JSON beside the video."""
     for character in prompt or "":
         if unicodedata.category(character) == "Cc" and character not in _SPACES:
             raise ValueError(f"text without control characters; it has {character!r}")
