@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.settings import Settings
 from svdq.worker.launcher import run_dir
 from svdq.worker.launcher.gpus import num_gpus, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks
 from svdq.worker.launcher.preflight import check_model
+from svdq.worker.launcher.torchrun import environment_of
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere"])
@@ -174,3 +176,11 @@ def test_what_only_loading_shows_is_said_once(house, tmp_path: Path) -> None:
     assert all("Loaded" in line for line in before), done.stderr
     assert message.startswith(f"Error: The image_encoder of the model {folder} cannot be loaded")
     assert "expected int, got str" in message
+
+
+@pytest.mark.parametrize("notify", [(), ("json://one", "json://two")])
+def test_a_child_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, home: Path, notify: tuple[str, ...]) -> None:
+    settings = Settings.load(model="preview", notify=notify or None)
+    for name, value in environment_of(settings).items():
+        monkeypatch.setenv(name, value)
+    assert Settings.load() == settings

@@ -169,8 +169,9 @@ def environment_of(settings: Settings) -> dict[str, str]:
     """Return the environment of a child with these settings, flags included, and one thread."""
     environment = dict(os.environ)
     for name, value in settings:
-        # An empty variable counts as not set.
-        environment[f"{ENV_PREFIX}{name.upper()}"] = "" if value is None else str(value)
+        # An empty variable counts as not set; the words of a list are separated by spaces.
+        text = " ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+        environment[f"{ENV_PREFIX}{name.upper()}"] = text
     # Without it `python -m` looks for modules in the current folder first, and runs a redis.py there.
     environment["PYTHONSAFEPATH"] = "1"
     # torchrun sets it with a warning; the ranks set their threads themselves.
