@@ -28,7 +28,7 @@ class _Entry(Generic[Value]):
 
 
 class Shared(Generic[Key, Value]):
-    """Reads values by key; whoever asks within a second of a read gets its value, also while it is under way."""
+    """Reads values by key; requests within a second of a read share its value, even while it is running."""
 
     def __init__(self, read: Callable[[Key], Awaitable[Value]]) -> None:
         self._read = read

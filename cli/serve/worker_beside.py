@@ -1,4 +1,4 @@
-"""A worker that is started and stopped with the server: `svdq worker` as a process of its own."""
+"""Runs `svdq worker` in a separate process that starts and stops with the server."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ class WorkerBeside:
         if self._settings.redis_url:
             settings["REDIS_URL"] = self._settings.redis_url
         environment = {name: value for name, value in os.environ.items() if name != "SVDQ_SERVE_TOKEN"}
-        # In a session of its own: the worker gets no Ctrl-C of the terminal, which would let it finish all videos.
+        # A separate session: Ctrl-C in the terminal would reach the worker, too, and make it finish all videos.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "svdq.cli", "worker"],
             env=environment | {f"SVDQ_{name}": value for name, value in settings.items()},
