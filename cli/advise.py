@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.formatting import echo, table
-from svdq.cli.main import redis_options
+from svdq.cli.main import connect, redis_options
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.advice import Remedy
@@ -66,11 +66,9 @@ def _table(ranks: "tuple[RankTime, ...]") -> list[str]:
 def _live(redis_url: str | None) -> "list[Profile]":
     """Build the profiles of all groups that have finished a video."""
     from svdq.pipeline.errors import InputError
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
     from svdq.producer.status.ranks import read_groups
 
-    with session(Settings.load(redis_url=redis_url)) as connection:
+    with connect(redis_url=redis_url) as connection:
         groups = read_groups(connection)
     profiles = [profile for group in groups if (profile := _profile(group)) is not None]
     if not profiles:

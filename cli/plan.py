@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from svdq.cli.formatting import clock, echo, table
-from svdq.cli.main import redis_options
+from svdq.cli.main import connect, redis_options
 from svdq.cli.option_types import MILLISECONDS, Number, parse_experts
 from svdq.producer.timeparse import duration
 
 if TYPE_CHECKING:
-    from svdq.pipeline.planning.capacity import Plan, Row, VideoCosts
+    from svdq.pipeline.planning.capacity import Plan, VideoCosts
     from svdq.producer.status.ranks import ShapeCosts
 
 EXAMPLES = """\b
@@ -23,8 +23,8 @@ Examples:
   svdq plan --videos 500 --deadline 8h --from bench.json
   svdq plan --videos 500 --deadline 07:00 --from live
   svdq plan --videos 500 --steps 25 --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpus 7
-  svdq plan --videos 500 --deadline 8h --from bench.json --gpu-hour-price 2.5 --watts 700
-  svdq plan --videos 50 --step-ms 5000 --decode-ms 5000 --segments 15+25 --swap-s 30 --gpus 7
+  svdq plan --videos 500 --deadline 8h --from bench.json --gpu-hour-price 2.5
+  svdq plan --videos 50 --step-ms 5000 --decode-ms 5000 --segments 15+25 --gpus 7
 """
 
 
@@ -33,7 +33,6 @@ Examples:
 @click.option("--deadline", metavar="TIME", help="Time available, such as 8h, or the time of day, such as 07:00.")
 @click.option("--gpus", type=click.IntRange(1, 512), help="GPUs [default: as measured, else what the deadline needs].")
 @click.option("--from", "source", metavar="FILE|live", help="A file of svdq bench or --trace, or a live group.")
-@click.option("--shape", metavar="WxHxF", help="With --from live: shape of the videos [default: the latest].")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: as recorded, else 25].")
 @click.option("--step-ms", type=Number(0, 1e9, min_open=True), help="Milliseconds of a step; replaces --from.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of an encode.")
@@ -44,9 +43,7 @@ Examples:
     metavar="STEPS+STEPS",
     help="Each GPU of a pipeline holds one of two experts, which do these shares of the steps: 15+25.",
 )
-@click.option("--swap-s", type=Number(0, 1e9), help="Seconds in which a replica replaces one expert by the other.")
 @click.option("--gpu-hour-price", type=Number(0), metavar="PRICE", help="Price of a GPU per hour.")
-@click.option("--watts", type=Number(0), help="Power of a busy GPU, with its share of the machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @redis_options
 def plan(
@@ -54,15 +51,12 @@ def plan(
     deadline: str | None,
     gpus: int | None,
     source: str | None,
-    shape: str | None,
     steps: int | None,
     step_ms: float | None,
     encode_ms: float,
     decode_ms: float,
     segments: tuple[int, int] | None,
-    swap_s: float | None,
     gpu_hour_price: float | None,
-    watts: float | None,
     as_json: bool,
     redis_url: str | None,
 ) -> None:
@@ -71,8 +65,7 @@ def plan(
     The costs of a video come from a recording, from a running group (--from live), or from --step-ms, --encode-ms and
     --decode-ms. The plan compares one GPU, one pipeline over all GPUs, and a replica on each GPU.
 
-    With --segments, a pipeline needs the memory for one expert on each GPU, and one GPU and replicas for both; with
-    --swap-s they hold one at a time, and load the second one after the first steps of all videos.
+    With --segments, a pipeline needs the memory for one expert on each GPU; one GPU and replicas need it for both.
     """
     from svdq.pipeline.errors import InputError
     from svdq.pipeline.models.names import split_steps
@@ -82,30 +75,25 @@ def plan(
     if (source is None) == (step_ms is None):
         raise InputError("Give the costs of a video in one way: --from FILE, --from live, or --step-ms.")
     if source is not None:
-        video, origin = live_costs(redis_url, shape, steps) if source == "live" else _recorded(source, steps)
+        video, origin = _live(redis_url, steps) if source == "live" else _recorded(source, steps)
     else:
         assert step_ms is not None
         steps = steps or (sum(segments) if segments is not None else 25)
         video, origin = _video(steps, (step_ms / 1000,), encode_ms / 1000, decode_ms / 1000), "As given"
     if segments is not None:
         video = replace(video, segments=split_steps(video.steps, segments))
-    if swap_s is not None:
-        if video.segments is None:
-            raise InputError("--swap-s is the time to replace one expert by the other; give --segments 15+25 with it.")
-        video = replace(video, swap_s=swap_s)
     question = Question(
         videos=videos,
         deadline_s=_deadline_s(deadline, now) if deadline is not None else None,
         gpus=gpus,
         gpu_hour_price=gpu_hour_price,
-        watts=watts,
     )
     found = make_plan(video, question)
     origin = f"{origin}: {_describe(video)}."
     if as_json:
         echo(json.dumps({"source": origin, **asdict(found)}))
     else:
-        lines = (origin, *table(_rows(found)), "", *table(_runs(found)), "", *_sentences(found, now.timestamp()))
+        lines = (origin, *table(_rows(found)), "", *_sentences(found, now.timestamp()))
         for line in lines:
             echo(line)
 
@@ -127,28 +115,24 @@ def _recorded(source: str, steps: int | None) -> "tuple[VideoCosts, str]":
     return replace(video, steps=steps, segments=segments), f"From {source}"
 
 
-def live_costs(redis_url: str | None, shape: str | None, steps: int | None) -> "tuple[VideoCosts, str]":
-    """Return the costs that a live group has measured for a shape, and name the group.
+def _live(redis_url: str | None, steps: int | None) -> "tuple[VideoCosts, str]":
+    """Return the costs that a live group has measured for its latest shape, and name the group.
 
     Raises:
-        InputError: no live group has measured the shape.
+        InputError: no live group has measured a video.
     """
     from svdq.pipeline.errors import InputError
-    from svdq.producer.queue import session
-    from svdq.producer.settings import Settings
     from svdq.producer.status.ranks import read_groups
 
-    with session(Settings.load(redis_url=redis_url)) as connection:
-        groups = read_groups(connection)
-    known = [(group, costs) for group in groups for costs in (group.intake.costs if group.intake else ())]
-    wanted = [one for one in known if shape in (None, shape_name(one[1]))]
-    if not wanted:
-        have = ", ".join(sorted({shape_name(costs) for _, costs in known}))
+    with connect(redis_url=redis_url) as connection:
+        measured = [group for group in read_groups(connection) if group.intake and group.intake.costs]
+    if not measured:
         raise InputError(
-            f"No live group has measured {'any video' if shape is None else shape}; "
-            + (f"there is {have}." if have else "render a few videos with svdq worker first, or use svdq bench --json.")
+            "No live group has measured any video; render one with svdq worker first, or use svdq bench --json."
         )
-    group, costs = wanted[-1]
+    group = measured[-1]
+    assert group.intake is not None
+    costs = group.intake.costs[-1]
     return costs_of(costs, steps or 25), f"From group {group.name}, {shape_name(costs)}"
 
 
@@ -170,8 +154,6 @@ def _describe(video: "VideoCosts") -> str:
             words += f", {name} {seconds(value)}"
     if video.segments is not None:
         words += f", experts {video.segments[0]} + {video.segments[1]}"
-    if video.swap_s:
-        words += f", swap {seconds(video.swap_s)}"
     return words
 
 
@@ -186,30 +168,17 @@ def _deadline_s(text: str, now: datetime) -> float:
 
 def _rows(found: "Plan") -> list[list[str]]:
     question = found.question
-    head = ["layout", "GPUs", "a video", "videos/h", f"{question.videos:,} videos"]
-    head += ["in time"] * (question.deadline_s is not None)
-    head += ["cost", "cost a video"] * (question.gpu_hour_price is not None)
-    head += ["kWh a video"] * (question.watts is not None)
-    return [head, *(_row(row) for row in found.rows)]
-
-
-def _row(row: "Row") -> list[str]:
-    cells = [row.layout, str(row.gpus), seconds(row.pace_s), rate(row.videos_an_hour), seconds(row.time_s)]
-    if row.in_time is not None:
-        cells.append("yes" if row.in_time else "no")
-    if row.cost is not None:
-        cells += [f"{row.cost:,.2f}", f"{row.cost_a_video:.4f}"]
-    if row.kwh_a_video is not None:
-        cells.append(f"{row.kwh_a_video:.4f}")
-    return cells
-
-
-def _runs(found: "Plan") -> list[list[str]]:
-    head = ["videos", "one GPU", f"pipeline of {found.gpus}", f"{found.gpus} replicas", "times as fast"]
-    rows = [
-        [f"{size:,}", *(seconds(value) for value in times), f"{times[0] / times[1]:.2f}"] for size, *times in found.runs
-    ]
-    return [head, *rows] if found.gpus > 1 else [head[:2], *(row[:2] for row in rows)]
+    rows = [["layout", "GPUs", "a video", "videos/h", f"{question.videos:,} videos"]]
+    rows[0] += ["in time"] * (question.deadline_s is not None)
+    rows[0] += ["cost", "cost a video"] * (question.gpu_hour_price is not None)
+    for row in found.rows:
+        cells = [row.layout, str(row.gpus), seconds(row.pace_s), rate(row.videos_an_hour), seconds(row.time_s)]
+        if row.in_time is not None:
+            cells.append("yes" if row.in_time else "no")
+        if row.cost is not None:
+            cells += [f"{row.cost:,.2f}", f"{row.cost_a_video:.4f}"]
+        rows.append(cells)
+    return rows
 
 
 def rate(value: float) -> str:

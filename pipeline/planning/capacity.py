@@ -13,8 +13,6 @@ from svdq.pipeline.costs import Costs
 
 #: Largest number of GPUs that a plan considers.
 MOST_GPUS = 512
-#: Numbers of videos in the table of small and large runs.
-RUN_SIZES = (1, 2, 5, 10, 50)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +26,6 @@ class VideoCosts:
     costs: Costs
     #: T1 and T2, if each rank of a pipeline holds one of two experts; None if every rank holds all of the model.
     segments: tuple[int, int] | None = None
-    #: Seconds in which a replica replaces the first expert by the second one, after the T1 steps of all its videos.
-    swap_s: float = 0.0
 
     def step_s(self, ranks: int) -> float:
         """Return the time of a step on `ranks` GPUs that share the steps by their speeds: the harmonic mean."""
@@ -84,7 +80,7 @@ class VideoCosts:
 
     def replicas_time_s(self, ranks: int, num_videos: int) -> float:
         """Return the seconds until `ranks` replicas, of whole videos each, have made `num_videos`."""
-        return math.ceil(num_videos / ranks) * self.video_s(ranks) + self.swap_s
+        return math.ceil(num_videos / ranks) * self.video_s(ranks)
 
     @property
     def largest_useful(self) -> int:
@@ -115,8 +111,6 @@ class Question:
     gpus: int | None = None
     #: Price of a GPU hour in any currency.
     gpu_hour_price: float | None = None
-    #: Power of a busy GPU, with its share of the machine.
-    watts: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +126,9 @@ class Row:
     videos_an_hour: float
     #: Whether it is done in time; None without a deadline.
     in_time: bool | None
-    #: Total cost, cost per video and kWh per video; None without a price or power.
+    #: Total cost and cost per video; None without a price.
     cost: float | None
     cost_a_video: float | None
-    kwh_a_video: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +152,6 @@ class Plan:
     gpus: int
     #: One GPU, the pipeline, replicas, and what the deadline needs, without duplicates.
     rows: tuple[Row, ...]
-    #: (N, seconds on one GPU, of the pipeline, of replicas) for runs of different sizes.
-    runs: tuple[tuple[int, float, float, float], ...]
     #: Fewest GPUs of a pipeline that meets the deadline; None without a deadline, or if no number does.
     fewest: int | None
     #: Number of ranks beyond which rank 0 only encodes.
@@ -170,12 +161,7 @@ class Plan:
 
 
 def make_plan(video: VideoCosts, question: Question) -> Plan:
-    """Answer a planning question.
-
-    Args:
-        video: the costs of a video.
-        question: the work to be done.
-    """
+    """Answer a planning question."""
     num_videos = question.videos
     fewest = _fewest(video, question)
     measured = len(video.costs.step_s) if len(video.costs.step_s) > 1 else None
@@ -192,10 +178,6 @@ def make_plan(video: VideoCosts, question: Question) -> Plan:
         question=question,
         gpus=gpus,
         rows=tuple(_row(name, *layout, question) for name, layout in layouts.items()),
-        runs=tuple(
-            (size, video.time_s(1, size), video.time_s(gpus, size), video.replicas_time_s(gpus, size))
-            for size in sorted({*RUN_SIZES, num_videos})
-        ),
         fewest=fewest,
         largest_useful=video.largest_useful,
         changes=changes(video, gpus, num_videos),
@@ -227,8 +209,8 @@ def _pipeline_of(video: VideoCosts, gpus: int) -> str:
 
 
 def _row(layout: str, gpus: int, pace_s: float, time_s: float, question: Question) -> Row:
-    gpu_hours = gpus * time_s / 3600
-    price, watts = question.gpu_hour_price, question.watts
+    price = question.gpu_hour_price
+    cost = None if price is None else gpus * time_s / 3600 * price
     return Row(
         layout=layout,
         gpus=gpus,
@@ -236,9 +218,8 @@ def _row(layout: str, gpus: int, pace_s: float, time_s: float, question: Questio
         time_s=time_s,
         videos_an_hour=3600 / pace_s,
         in_time=None if question.deadline_s is None else time_s <= question.deadline_s,
-        cost=None if price is None else gpu_hours * price,
-        cost_a_video=None if price is None else gpu_hours * price / question.videos,
-        kwh_a_video=None if watts is None else gpu_hours * watts / 1000 / question.videos,
+        cost=cost,
+        cost_a_video=None if cost is None else cost / question.videos,
     )
 
 

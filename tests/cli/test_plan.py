@@ -35,25 +35,12 @@ def bench_json(path: Path, **changes: object) -> Path:
 
 
 def test_a_deadline_and_a_price() -> None:
-    arguments = [
-        "--videos",
-        "5000",
-        "--deadline",
-        "8h",
-        "--step-ms",
-        "764",
-        "--encode-ms",
-        "140",
-        "--decode-ms",
-        "3383",
-    ]
-    arguments += ["--encode-ms", "140", "--decode-ms", "3383", "--gpu-hour-price", "2.5", "--watts", "700"]
-    result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
+    arguments = "plan --videos 5000 --deadline 8h --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpu-hour-price 2.5"
+    result = CliRunner().invoke(cli, arguments.split(), catch_exceptions=False)
     assert "As given: 25 steps of 764 ms, encode 140 ms, decode 3.383 s." in result.stdout
     assert "4 GPUs are enough for 5,000 videos in 8 h" in result.stdout
     rows = [re.split(r"\s{2,}", line) for line in result.stdout.splitlines()]
-    assert ["pipeline of 4", "4", "5.656 s", "637", "7 h 51 min", "yes", "78.55", "0.0157", "0.0044"] in rows
-    assert ["10", "226.2 s", "56.56 s", "67.87 s", "4.00"] in rows
+    assert ["pipeline of 4", "4", "5.656 s", "637", "7 h 51 min", "yes", "78.55", "0.0157"] in rows
 
 
 def test_a_deadline_that_nothing_meets() -> None:
@@ -62,15 +49,13 @@ def test_a_deadline_that_nothing_meets() -> None:
     assert "No number of GPUs renders 2 videos in 60 s." in result.stdout
 
 
-def test_two_experts_against_replicas_that_swap_them() -> None:
-    arguments = (
-        "plan --videos 50 --step-ms 5000 --encode-ms 1000 --decode-ms 5000 --gpus 7 --segments 15+25 --swap-s 30"
-    )
+def test_two_experts() -> None:
+    arguments = "plan --videos 50 --step-ms 5000 --encode-ms 1000 --decode-ms 5000 --gpus 7 --segments 15+25"
     result = CliRunner().invoke(cli, arguments.split(), catch_exceptions=False)
-    assert "As given: 40 steps of 5 s, encode 1 s, decode 5 s, experts 15 + 25, swap 30 s." in result.stdout
+    assert "As given: 40 steps of 5 s, encode 1 s, decode 5 s, experts 15 + 25." in result.stdout
     rows = [re.split(r"\s{2,}", line) for line in result.stdout.splitlines()]
     assert ["pipeline of 3 + 4", "7", "32.5 s", "111", "28 min"] in rows
-    assert ["7 replicas", "7", "29.43 s", "122", "28 min"] in rows
+    assert ["7 replicas", "7", "29.43 s", "122", "27 min"] in rows
     # Four steps, as of a distilled model, are divided in proportion.
     assert "experts 2 + 2" in CliRunner().invoke(cli, [*arguments.split(), "--steps", "4"]).stdout
 
@@ -95,10 +80,6 @@ def test_costs_from_a_live_group(connection: redis.Redis) -> None:
     assert "64x64x2" in latest["source"]
     assert latest["rows"][0]["pace_s"] == pytest.approx(0.1 + 8 * 0.25 + 2.0)
     assert latest["gpus"] == 2
-    large = planned("--videos", 10, "--from", "live", "--steps", 8, "--shape", "1024x576x25")
-    assert large["rows"][0]["pace_s"] == pytest.approx(8.0)
-    with pytest.raises(Exception, match="there is 1024x576x25, 64x64x2"):
-        planned("--videos", 10, "--from", "live", "--shape", "512x512x14")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +95,6 @@ def test_costs_from_a_live_group(connection: redis.Redis) -> None:
         ("--videos 5 --step-ms 0", "0.0 is not in the range"),
         ("--videos 5 --step-ms 50 --segments 15", "written like 15+25"),
         ("--videos 5 --step-ms 50 --segments 0+40", "written like 15+25"),
-        ("--videos 5 --step-ms 50 --swap-s 30", "give --segments 15+25 with it"),
         ("--videos 5 --step-ms nan", "'nan' is not a finite number"),
         ("--videos 5 --from live", "No live group has measured any video"),
     ],

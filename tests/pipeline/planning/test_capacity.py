@@ -16,7 +16,7 @@ H100 = VideoCosts(steps=25, costs=Costs(step_s=(0.764,), encode_s=0.140, decode_
 
 
 #: Two experts of 15 and 25 steps of 5 s: W = 206 s.
-EXPERTS = VideoCosts(steps=40, costs=Costs(step_s=(5.0,), encode_s=1.0, decode_s=5.0), segments=(15, 25), swap_s=30.0)
+EXPERTS = VideoCosts(steps=40, costs=Costs(step_s=(5.0,), encode_s=1.0, decode_s=5.0), segments=(15, 25))
 
 
 def video(steps: int = 25, *step_s: float, encode_s: float = 0.0, decode_s: float = 0.0) -> VideoCosts:
@@ -55,8 +55,7 @@ def test_ranks_of_one_expert_wait_for_those_of_the_slower_one() -> None:
     # The second experts wait for the first video; the last one is there when they have made the others.
     assert EXPERTS.time_s(7, 50) == pytest.approx(76 + 50 * 130 / 4)
     assert EXPERTS.time_s(7, 1) == pytest.approx(206)
-    assert EXPERTS.replicas_time_s(7, 50) == pytest.approx(8 * 206 + 30)
-    assert EXPERTS.time_s(1, 2) == pytest.approx(2 * 206 + 30)
+    assert EXPERTS.time_s(1, 2) == pytest.approx(2 * 206)
 
 
 @given(st.integers(2, 12), st.integers(1, 40), st.integers(1, 40), st.floats(0, 5), st.floats(0, 9))
@@ -104,11 +103,10 @@ def test_a_plan_has_each_layout_once() -> None:
     assert layouts(None, 3600) == ["one GPU", "pipeline of 4", "4 replicas"]
 
 
-def test_costs_in_money_and_energy() -> None:
-    row = make_plan(H100, Question(videos=500, gpus=7, gpu_hour_price=2.0, watts=700)).rows[1]
+def test_costs_in_money() -> None:
+    row = make_plan(H100, Question(videos=500, gpus=7, gpu_hour_price=2.0)).rows[1]
     assert row.cost == pytest.approx(500 * 22.623 / 3600 * 2)
     assert row.cost_a_video == pytest.approx(22.623 / 3600 * 2)
-    assert row.kwh_a_video == pytest.approx(22.623 / 3600 * 0.7)
 
 
 def test_what_else_would_help() -> None:

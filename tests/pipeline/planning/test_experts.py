@@ -13,7 +13,6 @@ LAW = VideoCosts(
     steps=experts.STEPS,
     costs=Costs(step_s=(experts.STEP_S,), encode_s=experts.ENCODE_S, decode_s=experts.DECODE_S),
     segments=(15, 25),
-    swap_s=30.0,
 )
 
 
@@ -28,4 +27,3 @@ def test_the_law_says_what_the_plan_takes(ranks: int, num_videos: int, within: f
     planned_s = experts.pipeline_s(ranks, num_videos)
     law_s = LAW.time_s(ranks, num_videos)
     assert law_s - 1e-6 <= planned_s <= (1 + within) * law_s
-    assert LAW.replicas_time_s(ranks, num_videos) == experts.replicas_s(ranks, num_videos, 30.0)
