@@ -1,14 +1,13 @@
 """`svdq advise`: show where the time of a run goes, and what would help most."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import echo, table
-from svdq.cli.main import connect, redis_options
+from svdq.cli.formatting import echo, echo_json, table
+from svdq.cli.main import connect, json_option, redis_options
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.advice import Remedy
@@ -25,7 +24,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("recording", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each group.")
+@json_option("group")
 @redis_options
 def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None:
     """Show where the time goes, which resource limits the run, and the one change that would help most.
@@ -41,11 +40,10 @@ def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None
         advice = advise_on(profile)
         if as_json:
             ranks = [asdict(rank) for rank in profile.ranks]
-            echo(json.dumps({"source": profile.source, "ranks": ranks, **asdict(advice)}))
+            echo_json({"source": profile.source, "ranks": ranks, **asdict(advice)})
             continue
         echo(f"{profile.source}:")
-        for line in (*_table(profile.ranks), advice.time):
-            echo(line)
+        echo(*_table(profile.ranks), advice.time)
         echo(f"This would help most: {_remedy(advice.best)}")
         for other in advice.others:
             echo(f"After that: {_remedy(other)}")

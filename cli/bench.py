@@ -112,8 +112,7 @@ def bench(
     if plot_path is not None:
         headless_pyplot()  # so that a missing matplotlib is reported before the run
     report = run_bench(BenchOptions(model=model, ranks=ranks, **options))
-    for line in _burst_table(report.bursts) if report.bursts else _table(report.runs):
-        echo(line)
+    echo(*(_burst_table(report.bursts) if report.bursts else _table(report.runs)))
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
 
 

@@ -158,8 +158,7 @@ def bench_model(
     if json_path is not None:
         write_json(json_path, document | {"rows": [asdict(one) for one in rows]})
     shown = [done[case] for case in cases if not done[case].failure]
-    for line in table(rows_table(shown)):
-        echo(line)
+    echo(*table(rows_table(shown)))
     if not shown:
         raise SvdqError("No row could be measured; see the reasons above.")
 

@@ -7,10 +7,13 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED, Command, connect, redis_options, storage_option
+from svdq.cli.option_types import since_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.keys import PRIORITIES
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import redis
 
     from svdq.producer.control import Action
@@ -21,7 +24,7 @@ def selection_options(*flags: str) -> Callable[[Command], Command]:
     help_texts = {"all": "All jobs that allow it.", "queued": "All queued jobs.", "failed": "All failed jobs."}
 
     def add(command: Command) -> Command:
-        command = click.option("--since", metavar="TIME", help="Jobs submitted since 22:00, 2027-01-31, 12h.")(command)
+        command = since_option("Jobs submitted")(command)
         command = click.option("--name", metavar="PATTERN", help="Jobs with this name, such as 'cup*'.")(command)
         for flag in reversed(flags):
             command = click.option(f"--{flag}", f"take_{flag}", is_flag=True, help=help_texts[flag])(command)
@@ -36,23 +39,19 @@ def _selected(
     job_ids: tuple[str, ...],
     *,
     name: str | None,
-    since: str | None,
+    since: "datetime | None",
     **flags: bool,
 ) -> list[str]:
     """Find the selected jobs; jobs selected by ID are all checked before the first one changes."""
-    from datetime import datetime
-
     from svdq.producer import control
     from svdq.producer.selection import Selection, select
-    from svdq.producer.timeparse import parse_past
 
     chosen = [flag.removeprefix("take_") for flag, is_set in flags.items() if is_set]
     if bool(job_ids) == bool(chosen or name or since):
         raise InputError("Give either IDs of jobs or options that select jobs, such as --all; see --help.")
     statuses = tuple(flag for flag in chosen if flag != "all")
-    moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
     selection = Selection(
-        job_ids=job_ids, statuses=statuses or control.STATUSES_FOR[action], name=name or "", since=moment
+        job_ids=job_ids, statuses=statuses or control.STATUSES_FOR[action], name=name or "", since=since
     )
     ids = select(connection, selection)
     if job_ids:

@@ -92,15 +92,13 @@ def systemd(
     )
     if only_print:
         for path, text in contents.items():
-            for line in (f"# {path}", *text.splitlines(), ""):
-                echo(line)
+            echo(f"# {path}", *text.splitlines(), "")
         return
     _install(contents, force=force)
     units = [name for name, is_wanted in optional.items() if is_wanted]
     steps = [f"# write {', '.join(secrets)} into {config / 'svdq' / 'environment'}, with mode 600"] if secrets else []
     steps += _system_steps(run_as, paths) if is_system else ["loginctl enable-linger   # keeps services after logout"]
-    for step in ("", "Next:", *(f"  {step}" for step in (*steps, *_start_steps(is_system, units)))):
-        echo(step)
+    echo("", "Next:", *(f"  {step}" for step in (*steps, *_start_steps(is_system, units))))
 
 
 def _environment(is_system: bool, own_redis: bool) -> tuple[dict[str, str], list[str]]:

@@ -1,5 +1,6 @@
 """Formats jobs, times and tables, and prints lines that cannot control the terminal."""
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -16,9 +17,15 @@ if TYPE_CHECKING:
     from svdq.producer.status.workers import WorkerState
 
 
-def echo(line: object = "", *, err: bool = False) -> None:
-    """Print one line, escaped so that foreign text cannot start another line or control the terminal."""
-    click.echo(printable(str(line)), err=err)  # noqa: TID251 - escaped here
+def echo(*lines: object, err: bool = False) -> None:
+    """Print lines, escaped so that foreign text cannot start another line or control the terminal."""
+    for line in lines:
+        click.echo(printable(str(line)), err=err)  # noqa: TID251 - escaped here
+
+
+def echo_json(value: object) -> None:
+    """Print a value as a line of JSON."""
+    echo(json.dumps(value))
 
 
 def with_notice(text: str, view: "JobView") -> str:

@@ -1,6 +1,5 @@
 """`svdq status`, `list`, `logs` and `report`: show jobs, queues and ranks, and summarize a run."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import describe, echo
-from svdq.cli.main import connect, redis_options, storage_option
+from svdq.cli.formatting import describe, echo, echo_json
+from svdq.cli.main import connect, json_option, redis_options, storage_option
+from svdq.cli.option_types import PastTime
 from svdq.pipeline.errors import InputError
 from svdq.producer.keys import STATUSES
 
@@ -35,7 +35,7 @@ Examples:
 
 @click.command(epilog=STATUS_EXAMPLES)
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, or one for each ID, one a line.")
+@json_option("ID")
 @redis_options
 def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     """Show jobs: status, step, estimated end, files and, as JSON, all parameters.
@@ -53,14 +53,16 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
             from svdq.cli.view import lines_of
 
             snapshot = take(connection)
-            for line in [json.dumps(snapshot.as_json())] if as_json else lines_of(snapshot):
-                echo(line)
+            echo_json(snapshot.as_json()) if as_json else echo(*lines_of(snapshot))
             return
         jobs = [view(connection, job_id) for job_id in complete_ids(connection, job_ids)]
         estimates = estimate(connection, jobs)
     for job in jobs:
         expected = estimates.get(job.id, Estimate())
-        echo(json.dumps(job.as_json() | expected.as_json()) if as_json else describe(job, expected, whole_prompt=True))
+        if as_json:
+            echo_json(job.as_json() | expected.as_json())
+        else:
+            echo(describe(job, expected, whole_prompt=True))
 
 
 LIST_EXAMPLES = """\b
@@ -76,7 +78,7 @@ Examples:
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Largest number of jobs.")
 @click.option("--offset", type=click.IntRange(min=0), default=0, help="Leave out this many newer jobs: the next page.")
 @click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only this status; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
+@json_option("job")
 @redis_options
 def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     """List the newest jobs of all queues, newest first."""
@@ -85,7 +87,7 @@ def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool,
     with connect(redis_url=redis_url) as connection:
         jobs = newest_jobs(connection, limit, statuses, offset=offset)
     for job in jobs:
-        echo(json.dumps(job.as_json()) if as_json else describe(job))
+        echo_json(job.as_json()) if as_json else echo(describe(job))
     if not jobs and not as_json:
         some = "such " if statuses else "more " if offset else ""
         echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
@@ -102,7 +104,7 @@ Examples:
 @click.command(epilog=LOGS_EXAMPLES)
 @click.argument("job_id", metavar="ID")
 @click.option("--follow", "-f", is_flag=True, help="Print new entries until the job has ended.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each entry, one a line.")
+@json_option("entry")
 @redis_options
 def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> None:
     """Show what workers logged about a job, oldest first.
@@ -118,10 +120,9 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
         for entry in _entries(connection, job_id, follow):
             is_empty = False
             if as_json:
-                echo(json.dumps(entry.model_dump(mode="json") | {"at": rfc3339(entry.at)}))
+                echo_json(entry.model_dump(mode="json") | {"at": rfc3339(entry.at)})
             else:
-                for line in _lines(entry):
-                    echo(line)
+                echo(*_lines(entry))
             sys.stdout.flush()
     if is_empty and not as_json:
         echo(f"No worker has logged anything about job {job_id} yet.", err=True)
@@ -161,12 +162,19 @@ Examples:
 
 
 @click.command(epilog=REPORT_EXAMPLES)
-@click.option("--since", metavar="TIME", default="24h", show_default=True, help="Start: 22:00, 2027-01-31, 12h.")
-@click.option("--until", metavar="TIME", help="End, in the same formats [default: now].")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    type=PastTime(),
+    default="24h",
+    show_default=True,
+    help="Start: 22:00, 2027-01-31, 12h.",
+)
+@click.option("--until", metavar="TIME", type=PastTime(), help="End, in the same formats [default: now].")
+@json_option()
 @storage_option
 @redis_options
-def report(since: str, until: str | None, as_json: bool, storage: str | None, redis_url: str | None) -> None:
+def report(since: datetime, until: datetime | None, as_json: bool, storage: str | None, redis_url: str | None) -> None:
     """Summarize a period: finished videos, pace, failures with their reasons, and what is left.
 
     The figures come from Redis and from the JSON beside the videos, which outlives the jobs in Redis.
@@ -176,24 +184,19 @@ def report(since: str, until: str | None, as_json: bool, storage: str | None, re
     from svdq.producer.results.run_report import summarize
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.timeparse import parse_past
 
-    now = datetime.now().astimezone()
-    first = parse_past(since, "--since", now)
-    last = parse_past(until, "--until", now) if until else now
-    if last <= first:
-        raise InputError(f"--until {until!r} is not after --since {since!r}; give a later time.")
+    until = until or datetime.now().astimezone()
+    if until <= since:
+        raise InputError(
+            f"--until {until:%Y-%m-%d %H:%M} is not after --since {since:%Y-%m-%d %H:%M}; give a later time."
+        )
     settings = Settings.load(redis_url=redis_url, storage=storage)
     warn = partial(echo, err=True)
     with session(settings) as connection:
         records = [
-            *records_from_redis(connection, first, last, warn),
-            *records_from_storage(Storage(settings.storage), first, warn),
+            *records_from_redis(connection, since, until, warn),
+            *records_from_storage(Storage(settings.storage), since, warn),
         ]
         left = jobs_left(connection)
-    found = summarize(records, left, since=first, until=last)
-    if as_json:
-        echo(json.dumps(found.as_json()))
-    else:
-        for line in found.lines():
-            echo(line)
+    found = summarize(records, left, since=since, until=until)
+    echo_json(found.as_json()) if as_json else echo(*found.lines())

@@ -1,7 +1,6 @@
 """`svdq model`, `redis`, `doctor`, `config` and `completion`: set up and check this machine."""
 
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from svdq.cli.formatting import echo, table
-from svdq.cli.main import EXIT_FAILED, redis_options, storage_option
+from svdq.cli.formatting import echo, echo_json, table
+from svdq.cli.main import EXIT_FAILED, json_option, redis_options, storage_option
 
 if TYPE_CHECKING:
     from svdq.producer.doctor import Finding
@@ -208,7 +207,7 @@ Examples:
 @click.command(epilog=DOCTOR_EXAMPLES)
 @click.option("--model", metavar="MODEL", help="Model to check: a folder, a hub id, preview [default: SVDQ_MODEL].")
 @click.option("--quick", is_flag=True, help="Check only Redis and the storage, for a health check.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each finding, one a line.")
+@json_option("finding")
 @storage_option
 @redis_options
 def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, redis_url: str | None) -> int:
@@ -223,7 +222,7 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
     for finding in _findings(settings, quick=quick):
         failed = failed or finding.level == "fail"
         if as_json:
-            echo(json.dumps(asdict(finding)))
+            echo_json(asdict(finding))
         else:
             advice = f"; {finding.advice}" if finding.advice else ""
             echo(f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}")
@@ -251,7 +250,7 @@ Examples:
 
 @click.command(epilog=CONFIG_EXAMPLES)
 @click.option("--model", metavar="MODEL", help="Show the settings as with this option of `svdq worker`.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: a value and a source for each setting.")
+@json_option()
 @storage_option
 @redis_options
 def config(as_json: bool, **flags: str | None) -> None:
@@ -271,14 +270,12 @@ def config(as_json: bool, **flags: str | None) -> None:
     values["serve_token"] = masked
     sources = origins(**flags)
     if as_json:
-        echo(json.dumps({name: {"value": value, "source": sources[name]} for name, value in values.items()}))
+        echo_json({name: {"value": value, "source": sources[name]} for name, value in values.items()})
         return
     if values["redis_url"] is None:
         values["redis_url"] = "the embedded server"
-    for line in table(
-        [("setting", "value", "from")] + [(name, _words(values[name]), sources[name]) for name in values]
-    ):
-        echo(line)
+    rows = [(name, _words(value), sources[name]) for name, value in values.items()]
+    echo(*table([("setting", "value", "from"), *rows]))
 
 
 def _words(value: object) -> str:

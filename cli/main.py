@@ -112,6 +112,12 @@ def cli() -> None:
     """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
 
 
+def json_option(thing: str = "") -> Callable[[Command], Command]:
+    """Return the decorator that adds `--json`: one JSON object, or one for each thing."""
+    each = f" for each {thing}, one a line" if thing else ""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object{each}.")
+
+
 def redis_options(command: Command) -> Command:
     """Add the option of all commands that use Redis."""
     return click.option("--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL].")(

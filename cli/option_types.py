@@ -1,11 +1,15 @@
-"""Option types that click lacks: finite numbers, steps of experts, and files to be written."""
+"""Option types that click lacks: finite numbers, past times, steps of experts, and files to be written."""
 
 import math
 import os
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
+
+from svdq.cli.main import Command
 
 
 class Number(click.FloatRange):
@@ -25,6 +29,27 @@ class Number(click.FloatRange):
 
 #: Milliseconds, at most eleven days.
 MILLISECONDS = Number(0, 1e9)
+
+
+class PastTime(click.ParamType[datetime]):
+    """A time that has passed: 22:00, 2027-01-31, or 12h ago."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Parse the time.
+
+        Raises:
+            InputError: the value is something else.
+        """
+        from svdq.producer.timeparse import parse_past
+
+        return parse_past(value, param.opts[0] if param else "the time", datetime.now().astimezone())
+
+
+def since_option(what: str) -> Callable[[Command], Command]:
+    """Return the decorator that adds `--since`."""
+    return click.option("--since", metavar="TIME", type=PastTime(), help=f"{what} since then: 22:00, 2027-01-31, 12h.")
 
 
 def parse_experts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:

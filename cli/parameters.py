@@ -1,18 +1,17 @@
 """Options that several commands share: the parameters of videos, derived from the jobs, and the submission options."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import annotated_types
 import click
 
+from svdq.cli.main import Command, json_option
 from svdq.pipeline.models.registry import PARAMETERS
 from svdq.pipeline.parameters import Format
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.keys import PRIORITIES
 from svdq.producer.submitting.options import FIELD_OF, SubmitOptions, as_flag, read_field
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class VideoCommand(click.Command):
@@ -131,7 +130,7 @@ _SUBMISSION_OPTIONS = (
     click.option("--force", is_flag=True, help="Render again although the same job exists."),
     click.option("--skip-bad", is_flag=True, help="Leave out bad photos, with the reason; the exit code is then 1."),
     click.option("--wait", "do_wait", is_flag=True, help="Wait until the videos are finished."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line."),
+    json_option("job"),
 )
 
 priority_option = click.option(

@@ -1,6 +1,5 @@
 """`svdq plan`: estimate the number of GPUs, the time and the cost of a number of videos."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import clock, echo, table
-from svdq.cli.main import connect, redis_options
+from svdq.cli.formatting import clock, echo, echo_json, table
+from svdq.cli.main import connect, json_option, redis_options
 from svdq.cli.option_types import MILLISECONDS, Number, parse_experts
 from svdq.producer.timeparse import duration
 
@@ -44,7 +43,7 @@ Examples:
     help="Each GPU of a pipeline holds one of two experts, which do these shares of the steps: 15+25.",
 )
 @click.option("--gpu-hour-price", type=Number(0), metavar="PRICE", help="Price of a GPU per hour.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option()
 @redis_options
 def plan(
     videos: int,
@@ -91,11 +90,9 @@ def plan(
     found = make_plan(video, question)
     origin = f"{origin}: {_describe(video)}."
     if as_json:
-        echo(json.dumps({"source": origin, **asdict(found)}))
+        echo_json({"source": origin, **asdict(found)})
     else:
-        lines = (origin, *table(_rows(found)), "", *_sentences(found, now.timestamp()))
-        for line in lines:
-            echo(line)
+        echo(origin, *table(_rows(found)), "", *_sentences(found, now.timestamp()))
 
 
 def _video(steps: int, step_s: tuple[float, ...], encode_s: float, decode_s: float) -> "VideoCosts":

@@ -1,6 +1,5 @@
 """`svdq gallery`, `fetch`, `inspect` and `prune`: show, copy and remove finished videos."""
 
-import json
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.formatting import echo, table
-from svdq.cli.main import redis_options, storage_option
+from svdq.cli.formatting import echo, echo_json, table
+from svdq.cli.main import json_option, redis_options, storage_option
+from svdq.cli.option_types import since_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.text import count
 
@@ -37,7 +37,7 @@ MAX_FAILURES = 1000
 @click.option(
     "--output", "-o", "page", type=click.Path(path_type=Path), default="gallery.html", show_default=True, help="Page."
 )
-@click.option("--since", metavar="TIME", help="Only jobs that ended since then: 22:00, 2027-01-31, 12h.")
+@since_option("Only jobs that ended")
 @click.option("--limit", type=click.IntRange(min=1), help="Largest number of videos; the newest are kept.")
 @click.option("--embed", is_flag=True, help="Embed the videos in the page, to send it as one file.")
 @storage_option
@@ -45,7 +45,7 @@ MAX_FAILURES = 1000
 def gallery(
     folder: Path | None,
     page: Path,
-    since: str | None,
+    since: datetime | None,
     limit: int | None,
     embed: bool,
     storage: str | None,
@@ -63,9 +63,7 @@ def gallery(
     from svdq.producer.status.status import list_jobs
     from svdq.producer.storage.storage import Storage
     from svdq.producer.storage.temporary import check_target
-    from svdq.producer.timeparse import parse_past
 
-    moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
     check_target(page)
     failures = []
     if folder is not None:
@@ -78,12 +76,9 @@ def gallery(
         place, under = Storage(settings.storage), OUTPUTS
         with session(settings) as connection:
             failures = list_jobs(connection, MAX_FAILURES, ("failed",))
-        failures = [view for view in failures if moment is None or view.created_at >= moment]
-    results = sorted(
-        find_results(place, since=moment, folder=under, on_bad=warn),
-        key=lambda result: result.finished_at,
-        reverse=True,
-    )[:limit]
+        failures = [view for view in failures if since is None or view.created_at >= since]
+    found = find_results(place, since=since, folder=under, on_bad=warn)
+    results = sorted(found, key=lambda result: result.finished_at, reverse=True)[:limit]
     write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}", embed=embed)
     echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")
 
@@ -102,8 +97,8 @@ Examples:
 @click.option("--output", "-o", "folder", required=True, type=click.Path(path_type=Path), help="Folder to copy to.")
 @click.option("--all", "fetch_all_videos", is_flag=True, help="All finished videos.")
 @click.option("--name", metavar="PATTERN", help="Videos of jobs with this name, such as 'cup*'.")
-@click.option("--since", metavar="TIME", help="Videos finished since then: 22:00, 2027-01-31, 12h.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each video, one a line.")
+@since_option("Videos finished")
+@json_option("video")
 @storage_option
 @redis_options
 def fetch(
@@ -111,7 +106,7 @@ def fetch(
     folder: Path,
     fetch_all_videos: bool,
     name: str | None,
-    since: str | None,
+    since: datetime | None,
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
@@ -125,22 +120,20 @@ def fetch(
     from svdq.producer.results.results import find_results
     from svdq.producer.settings import Settings
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.timeparse import parse_past
 
     if bool(job_ids) == bool(fetch_all_videos or name or since):
         raise InputError("Give either IDs of jobs or options that select videos: --all, --name, --since.")
-    moment = parse_past(since, "--since", datetime.now().astimezone()) if since else None
     settings = Settings.load(redis_url=redis_url, storage=storage)
     place = Storage(settings.storage)
     if job_ids:
         results = results_of(settings, place, job_ids, warn)
     else:
-        found = find_results(place, since=moment, on_bad=warn)
+        found = find_results(place, since=since, on_bad=warn)
         results = [result for result in found if not name or fnmatchcase(result.name, name)]
     for fetched in fetch_all(place, results, folder):
         paths = [str(path) for path in fetched.paths]
         if as_json:
-            echo(json.dumps({"id": fetched.job_id, "paths": paths, "copied": fetched.copied}))
+            echo_json({"id": fetched.job_id, "paths": paths, "copied": fetched.copied})
         else:
             note = "" if fetched.copied else "  (exists already)"
             echo(f"{fetched.job_id}  {'  '.join(paths)}{note}")
@@ -221,18 +214,16 @@ Examples:
 
 @click.command(epilog=INSPECT_EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON.")
+@json_option()
 def inspect(file: Path, as_json: bool) -> None:
     """Show how a video was made: an mp4, gif, webp or png, a folder of png frames, or the .json beside them."""
     from svdq.producer.results.provenance import notice_of, read_provenance
 
     record = read_provenance(file)
     if as_json:
-        echo(json.dumps(record))
+        echo_json(record)
         return
-    for line in table(_rows(record, notice_of(record))):
-        echo(line)
-    echo()
+    echo(*table(_rows(record, notice_of(record))), "")
     echo(f"svdq submit --like {file} PHOTO   makes another video with the same parameters and seed")
 
 

@@ -1,12 +1,11 @@
 """Prints submissions on a terminal: progress bars, then a line or JSON object for each job."""
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from svdq.cli.formatting import echo
+from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
 from svdq.producer.submitting.submit import (
     BadPhotosError,
@@ -112,7 +111,7 @@ def submit_and_print(
                     if do_wait:
                         submitted[submission.id] = submission
                     if as_json and not do_wait:
-                        echo(json.dumps(_object(submission)))
+                        echo_json(_object(submission))
                     elif not as_json and not is_terminal:
                         echo(_line(submission, do_wait=do_wait))
                     elif not as_json and num_jobs <= MAX_LINES:
@@ -172,7 +171,7 @@ def _wait(settings: "Settings", submitted: dict[str, Submission], as_json: bool)
         if as_json:
             names = ("status", "outputs", "error", "notice", "started_at", "ended_at", "duration_s")
             ended = view.as_json()
-            echo(json.dumps(_object(submitted[view.id]) | {name: ended[name] for name in names}))
+            echo_json(_object(submitted[view.id]) | {name: ended[name] for name in names})
 
     return wait_for(settings, list(submitted), quiet=as_json, on_end=print_end)[1]
 

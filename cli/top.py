@@ -1,7 +1,6 @@
 """`svdq top`: show queues, ranks and videos in flight, live on a terminal, else once or as JSON."""
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import clock, echo
-from svdq.cli.main import connect, redis_options
+from svdq.cli.formatting import clock, echo, echo_json
+from svdq.cli.main import connect, json_option, redis_options
 from svdq.cli.option_types import Number
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ INTERVAL_S = 1.0
     type=Number(0.1, 3600),
     help=f"Seconds between two refreshes [default: {INTERVAL_S:g}]; repeats also without a terminal.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each refresh, one a line.")
+@json_option("refresh")
 @redis_options
 def top(interval_s: float | None, as_json: bool, redis_url: str | None) -> None:
     """Watch the queues, every rank, and the videos in flight as they move through the ranks.
@@ -79,12 +78,11 @@ def _print(connection: "redis.Redis", interval_s: float | None, as_json: bool) -
         if outage and not was_out:
             echo(outage, err=True)
         elif not outage and as_json:
-            echo(json.dumps(snapshot.as_json()))
+            echo_json(snapshot.as_json())
         elif not outage:
             from svdq.cli.view import lines_of
 
-            for line in lines_of(snapshot):
-                echo(line)
+            echo(*lines_of(snapshot))
         was_out = bool(outage)
         sys.stdout.flush()
         if interval_s is None:

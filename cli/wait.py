@@ -1,6 +1,5 @@
 """`svdq wait`, and `--wait` of other commands: bars on a terminal, else a line for each job that ends."""
 
-import json
 import math
 import sys
 import time
@@ -9,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.formatting import condition_sentence, describe, echo, expected, sentence_of_workers, with_notice
-from svdq.cli.main import EXIT_FAILED, redis_options
+from svdq.cli.formatting import (
+    condition_sentence,
+    describe,
+    echo,
+    echo_json,
+    expected,
+    sentence_of_workers,
+    with_notice,
+)
+from svdq.cli.main import EXIT_FAILED, json_option, redis_options
 from svdq.producer.text import printable
 
 if TYPE_CHECKING:
@@ -43,7 +50,7 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--timeout", metavar="TIME", help="Give up after this time: 90s, 30m, 2h.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, one a line.")
+@json_option("job")
 @redis_options
 def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url: str | None) -> int:
     """Wait for jobs and print the paths of their videos.
@@ -62,7 +69,7 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
     views, exit_code = wait_for(settings, ids, quiet=as_json, timeout_s=timeout_s)
     if as_json:
         for view in views:
-            echo(json.dumps(view.as_json()))
+            echo_json(view.as_json())
     num_left = sum(not view.ended for view in views)
     if num_left:
         echo(f"Error: {num_left:,} of {len(views):,} jobs had not ended after {timeout}.", err=True)

@@ -1,7 +1,6 @@
 """`svdq watch`: submit photos that are dropped into a folder."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from svdq.cli.formatting import echo
-from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, redis_options, storage_option
+from svdq.cli.formatting import echo, echo_json
+from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, json_option, redis_options, storage_option
 from svdq.cli.parameters import VideoCommand, parameter_options, priority_option, read_options
 from svdq.pipeline.errors import InputError
 
@@ -64,7 +63,7 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
 @click.option("--once", is_flag=True, help="Submit the photos in the folder, then exit; for cron. Implies --existing.")
 @parameter_options
 @priority_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event, one a line.")
+@json_option("event")
 @storage_option
 @redis_options
 def watch(
@@ -131,7 +130,7 @@ def watch(
 def _print(event: "Event", *, as_json: bool) -> None:
     """Print an event. Its text contains file names, which anybody may have chosen."""
     if as_json:
-        echo(json.dumps(event.as_json()))
+        echo_json(event.as_json())
     else:
         echo(event.text, err=event.kind in ("problem", "resolved"))
 

@@ -173,8 +173,8 @@ def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) ->
                 if is_shown:
                     raise
                 return ending.code  # a notification fails no run
-            for line in found.lines() if is_shown else ():
-                echo(line)
+            if is_shown:
+                echo(*found.lines())
             if report is not None:
                 write_file(report, [json.dumps(found.as_json(), indent=2) + "\n"])
             notifications.send_summary(found)
