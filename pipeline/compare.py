@@ -39,51 +39,31 @@ from svdq.pipeline.models.registry import (
     parse_parameters,
 )
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.protocols import Report, Request
+from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Links, Topology, build_stage
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.message import sample_body
 
 
-class QuietMonitor:
-    """A monitor that does nothing."""
-
-    def step(self, sample: Sample, index: int) -> None:
-        """Do nothing."""
-
-    def warm_up(self, sample: Sample) -> None:
-        """Do nothing."""
-
-    def idle(self) -> None:
-        """Do nothing."""
-
-    def canceled(self, job_id: str) -> bool:
-        """Nothing is canceled."""
-        return False
-
-
-class _ListSource:
+class ListSource(Source):
     """A source with a fixed list of requests; raises the failure of a sample."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = list(requests)
 
     def take(self) -> Request | None:
+        """Return the next request."""
         return self._requests.pop(0) if self._requests else None
 
-    def take_if_ready(self) -> Request | None:
-        return self.take()
-
-    def prefetch_next(self) -> None:
-        """Everything is ready."""
+    take_if_ready = take
 
     def ended(self, report: Report) -> None:
+        """Raise the failure of a sample."""
         if report.failure is not None:
             raise InputError(f"{report.job_id} failed: {report.failure}")
 
 
-class _FolderSink:
+class _FolderSink(Sink):
     """A sink that stores frames as <job id>.npy."""
 
     def __init__(self, folder: Path) -> None:
@@ -91,13 +71,7 @@ class _FolderSink:
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         np.save(self._folder / f"{sample.job_id}.npy", frames)
-        report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
-
-    def release(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        report(Report.of(sample))
 
 
 def render(
@@ -156,9 +130,9 @@ def _rank_main(
         topology=topology,
         links=links,
         model=model,
-        monitor=QuietMonitor(),
+        monitor=Monitor(),
         tracer=Tracer(topology.rank, on=False),
-        source=_ListSource(requests) if topology.first else None,
+        source=ListSource(requests) if topology.first else None,
         sink=_FolderSink(Path(folder)) if topology.last else None,
         device=device,
         components=components,

@@ -1,18 +1,19 @@
-"""Protocols that connect a stage to its surroundings, and the types that pass through them.
+"""The interfaces between a stage and its surroundings, and the types that pass through them.
 
 Rank 0 has a source of videos, the last rank a sink of frames, every rank a monitor of its progress, which
-also knows what is canceled, and a checkpointer.
+also knows what is canceled, and a checkpointer. A class that implements one inherits what it does not need.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from PIL.Image import Image
 
 from svdq.pipeline.models.base import Frames
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Sample
+from svdq.pipeline.transport.message import sample_body
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,16 @@ class Report:
     #: The sample's parameters, stages and seconds, as `message.sample_body` writes them.
     body: Mapping[str, Any]
     #: What the sink made of it, for the job's result; empty when it failed or was canceled.
-    result: Mapping[str, Any]
+    result: Mapping[str, Any] = field(default_factory=dict)
     #: Why it failed, as a sentence.
     failure: str | None = None
     #: Whether it was canceled.
     canceled: bool = False
+
+    @classmethod
+    def of(cls, sample: Sample) -> Self:
+        """Report the end of a sample, without a result."""
+        return cls(job_id=sample.job_id, body=sample_body(sample), failure=sample.failure, canceled=sample.canceled)
 
 
 class Source(Protocol):
@@ -66,7 +72,7 @@ class Source(Protocol):
 
     def prefetch_next(self) -> None:
         """Prepare the next request: a rank can begin it within about a step."""
-        ...
+        return
 
     def ended(self, report: Report) -> None:
         """Handle the end of a sample. Called from another thread, in the order of the ends."""
@@ -85,34 +91,31 @@ class Sink(Protocol):
 
     def release(self) -> None:
         """Unblock `deliver` and start no more writes; for a rank that stops."""
-        ...
+        return
 
     def close(self) -> None:
         """Wait until everything delivered is written and reported."""
-        ...
+        return
 
 
-class Monitor(Protocol):
-    """Who is told of progress and knows what is canceled; both must be cheap, they stand in the step loop."""
+class Monitor:
+    """Receives progress and knows what is canceled; both must be cheap, since the step loop calls them."""
 
     def step(self, sample: Sample, index: int) -> None:
         """Handle the start of step `index` of a sample; index == steps means its decode."""
-        ...
 
     def warm_up(self, sample: Sample) -> None:
         """Handle the start of a warm-up for a sample that will come; it has no tensors yet."""
-        ...
 
     def idle(self) -> None:
         """Handle an idle stage: it waits for work, or for room to pass it on."""
-        ...
 
     def canceled(self, job_id: str) -> bool:
-        """Whether the user has canceled a job."""
-        ...
+        """Return whether the user has canceled a job."""
+        return False
 
 
-class Checkpointer(Protocol):
+class Checkpointer:
     """Keeps unfinished samples, so that a job that is taken again need not start anew.
 
     A sample is saved with its final latents as well, and kept until its job has ended, so that frames that are lost on
@@ -124,11 +127,3 @@ class Checkpointer(Protocol):
 
         Never blocks, and may drop a sample: a newer one will come.
         """
-        ...
-
-
-class NoCheckpointer:
-    """Keeps nothing."""
-
-    def save(self, sample: Sample) -> None:
-        """Let it go."""

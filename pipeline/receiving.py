@@ -6,21 +6,8 @@ from dataclasses import dataclass, replace
 from svdq.pipeline.inbox import Inbox, WarmUp
 from svdq.pipeline.models.registry import parse_parameters
 from svdq.pipeline.protocols import Report, Sink
-from svdq.pipeline.sample import Sample
-from svdq.pipeline.transport.message import Kind, sample_body, sample_from
+from svdq.pipeline.transport.message import Kind, sample_from
 from svdq.pipeline.transport.transport import Arrival, Sender
-
-
-def report_of(sample: Sample) -> Report:
-    """Make the report of a sample that has failed or was canceled."""
-    assert sample.ended
-    return Report(
-        job_id=sample.job_id,
-        body=sample_body(sample),
-        result={},
-        failure=sample.failure,
-        canceled=sample.canceled,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +64,7 @@ class Router:
             arrival.relay(self.outgoing)
         elif sample.ended:
             self.outgoing.note(arrival.message.work)
-            self.report(report_of(sample))
+            self.report(Report.of(sample))
         else:
             raise ValueError(f"no rank decodes the sample {sample.job_id}")
 

@@ -22,8 +22,8 @@ from svdq.pipeline.inbox import Inbox
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.plan import Planner
-from svdq.pipeline.protocols import Checkpointer, Monitor, NoCheckpointer, Report, Request, Sink, Source
-from svdq.pipeline.receiving import Router, report_of
+from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
+from svdq.pipeline.receiving import Router
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Message, Work, on_host, sample_body
@@ -95,7 +95,7 @@ class Stage:
             model=model,
             monitor=monitor,
             tracer=tracer,
-            checkpointer=checkpointer or NoCheckpointer(),
+            checkpointer=checkpointer or Checkpointer(),
             stopping=self._stopping,
             before_step=self._before_step,
             keep_every_s=keep_every_s,
@@ -222,7 +222,7 @@ class Stage:
             sample = sample.taking(self._model.memory(sample.parameters))
             self._downstream.send(Message(kind=Kind.SAMPLE, body=sample_body(sample), tensors=sample.tensors))
         else:
-            self._report(report_of(sample))
+            self._report(Report.of(sample))
 
     def _decode(self, sample: Sample) -> tuple[Sample, Tensor | None]:
         """Decode on this rank; return the frames, or the sample as failed or canceled."""

@@ -21,11 +21,10 @@ from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.protocols import Report, Request
+from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Links, Topology, build_stage
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.message import sample_body
 
 #: Seconds in which a group is idle between two bursts.
 IDLE_S = 0.5
@@ -111,7 +110,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     Path(folder, f"rank{number}.json").write_text(json.dumps(asdict(log)), encoding="utf-8")
 
 
-class _Feed:
+class _Feed(Source):
     """A source that supplies bursts of videos."""
 
     def __init__(self, workload: Workload, bursts: list[list[int]], barrier: Barrier | None) -> None:
@@ -157,9 +156,6 @@ class _Feed:
         time.sleep(IDLE_S)
         self._seeds = self._bursts.pop()[::-1]
 
-    def prefetch_next(self) -> None:
-        pass
-
     def ended(self, report: Report) -> None:
         if report.failure is not None:
             self.failures.append(report.failure)
@@ -168,7 +164,7 @@ class _Feed:
             self._changed.notify()
 
 
-class _Drain:
+class _Drain(Sink):
     """A sink that records the time and drops the frames."""
 
     def __init__(self) -> None:
@@ -176,16 +172,10 @@ class _Drain:
 
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         self.finished_s.append(time.time())
-        report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
-
-    def release(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        report(Report.of(sample))
 
 
-class _UsageMonitor:
+class _UsageMonitor(Monitor):
     """Records resident memory at every hundredth sample, and processor time from the first sample on."""
 
     def __init__(self) -> None:
@@ -211,12 +201,3 @@ class _UsageMonitor:
     def cpu_s(self) -> float:
         """Processor time of this process since the first sample."""
         return 0.0 if self._cpu_before_s is None else time.process_time() - self._cpu_before_s
-
-    def warm_up(self, sample: Sample) -> None:
-        pass
-
-    def idle(self) -> None:
-        pass
-
-    def canceled(self, job_id: str) -> bool:
-        return False

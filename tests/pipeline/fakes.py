@@ -15,7 +15,7 @@ from svdq.pipeline.models.base import Frames, ModelInfo, State, VideoModel
 from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.plan import Assignment, Planner
-from svdq.pipeline.protocols import Report, Request, Sink
+from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer
@@ -101,7 +101,7 @@ class CountingDenoiser:
         return {"latents": latents * float("nan") if self._model.nan.get(seed) == index else latents + 1}
 
 
-class ListSource:
+class ListSource(Source):
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = list(requests)
         #: Ids of jobs.
@@ -126,7 +126,7 @@ class ListSource:
         self.reports[report.job_id] = report
 
 
-class ListSink:
+class ListSink(Sink):
     def __init__(self) -> None:
         self.frames: dict[str, Frames] = {}
         self.closed = self.released = False
@@ -142,7 +142,7 @@ class ListSink:
         self.closed = True
 
 
-class ListMonitor:
+class ListMonitor(Monitor):
     def __init__(self) -> None:
         self.steps: list[tuple[str, int]] = []
         #: job -> step at which it is canceled.
@@ -157,9 +157,6 @@ class ListMonitor:
     def warm_up(self, sample: Sample) -> None:
         self.warmed.append(sample.job_id)
 
-    def idle(self) -> None:
-        pass
-
     def canceled(self, job_id: str) -> bool:
         return job_id in self.cancel_at and self._now.get(job_id, 0) >= self.cancel_at[job_id]
 
@@ -169,7 +166,7 @@ def request(seed: int, *, steps: int = 5, frames: int = 4) -> Request:
     return Request(job_id=f"job-{seed}", parameters=parameters, photo=None, metadata={"name": f"photo-{seed}"})
 
 
-class ListCheckpointer:
+class ListCheckpointer(Checkpointer):
     def __init__(self) -> None:
         self.samples: list[Sample] = []
 

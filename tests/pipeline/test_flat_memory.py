@@ -14,12 +14,11 @@ import torch
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.protocols import Report, Request
+from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Links, Topology, build_stage
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.message import sample_body
 
 RANKS = 3
 CPU = torch.device("cpu")
@@ -28,7 +27,7 @@ SETTLED, ALL = 200, 1000
 MIB = 2**20
 
 
-class Feed:
+class Feed(Source):
     """Supplies all videos, and measures the memory when enough of them have ended and none is in flight."""
 
     def __init__(self) -> None:
@@ -53,9 +52,6 @@ class Feed:
         num_waiting = ALL - self._num_taken
         return Request(job_id=f"job-{self._num_taken}", parameters=parameters, photo=None, num_waiting=num_waiting)
 
-    def prefetch_next(self) -> None:
-        pass
-
     def ended(self, report: Report) -> None:
         if report.failure is not None:
             self.failures.append(report.failure)
@@ -69,31 +65,9 @@ class Feed:
         self.measured.append((tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss))
 
 
-class Drain:
+class Drain(Sink):
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
-        report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
-
-    def release(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Blind:
-    """A monitor that records nothing."""
-
-    def step(self, sample: Sample, index: int) -> None:
-        pass
-
-    def warm_up(self, sample: Sample) -> None:
-        pass
-
-    def idle(self) -> None:
-        pass
-
-    def canceled(self, job_id: str) -> bool:
-        return False
+        report(Report.of(sample))
 
 
 @pytest.mark.long
@@ -114,7 +88,7 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
             ),
             # A decode that is longer than a step, so that every rank decodes and frames are passed on.
             model=open_model("simulated:step_ms=0.5,decode_ms=1", Role.of_rank(rank), CPU, torch.float32),
-            monitor=Blind(),
+            monitor=Monitor(),
             tracer=Tracer(rank, on=False),
             source=feed if is_first else None,
             sink=Drain() if is_last else None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from svdq.pipeline.protocols import Checkpointer
 from svdq.pipeline.sample import Sample
 from svdq.producer.status.ranks import Condition
 from svdq.worker.checkpoint.codec import Codec
@@ -29,7 +30,7 @@ class _Pending:
     ready: torch.cuda.Event | None
 
 
-class CheckpointWriter:
+class CheckpointWriter(Checkpointer):
     """The checkpointer of one rank."""
 
     def __init__(

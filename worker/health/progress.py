@@ -14,6 +14,7 @@ import redis
 from redis.client import Pipeline
 from rq.job import Job
 
+from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
 from svdq.producer import keys
 from svdq.producer.status import job_log
@@ -47,7 +48,7 @@ def meta_of(sample: Sample, index: int, rank: int, notice: str) -> dict[str, obj
     }
 
 
-class ProgressMonitor:
+class ProgressMonitor(Monitor):
     """The monitor of one rank."""
 
     def __init__(

@@ -68,7 +68,7 @@ class _Work:
     num_looks: int = 0
 
 
-class Watchdog:
+class Watchdog(Monitor):
     """A monitor that watches the steps reported to it, and passes them on to another monitor."""
 
     def __init__(

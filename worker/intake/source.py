@@ -13,7 +13,7 @@ import time
 import redis
 
 from svdq.pipeline.models.base import ModelInfo
-from svdq.pipeline.protocols import Report, Request
+from svdq.pipeline.protocols import Report, Request, Source
 from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.producer.storage.storage import Storage
@@ -41,7 +41,7 @@ SWEEP_S = 3600.0
 GIVE_UP_S = 5.0
 
 
-class Intake:
+class Intake(Source):
     """The source of a group of ranks."""
 
     def __init__(

@@ -21,7 +21,7 @@ from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.media import video
 from svdq.pipeline.media.motion import change_motion
 from svdq.pipeline.models.base import Frames, ModelInfo
-from svdq.pipeline.protocols import Report
+from svdq.pipeline.protocols import Report, Sink
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import sample_body
@@ -53,7 +53,7 @@ class _Delivery:
     report: Callable[[Report], None]
 
 
-class ResultWriter:
+class ResultWriter(Sink):
     """The sink of a group."""
 
     def __init__(

@@ -14,17 +14,16 @@ import pytest
 import torch
 from PIL import Image
 
-from svdq.pipeline.compare import QuietMonitor, _ListSource
+from svdq.pipeline.compare import ListSource
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.base import ModelInfo, Role
 from svdq.pipeline.models.svd.full_size import write_full_size_model
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.protocols import Report, Request
+from svdq.pipeline.protocols import Monitor, Report, Request, Sink
 from svdq.pipeline.topology import Links, Topology, build_stage
 from svdq.pipeline.trace import Tracer
-from svdq.pipeline.transport.message import sample_body
 
 #: The smallest picture: its latents are 8x8. Without guidance, which would double the time.
 SMALL = SvdParameters(seed=5, frames=2, steps=2, width=64, height=64, max_guidance_scale=1.0)
@@ -46,7 +45,7 @@ class KeepingModel(SvdModel):
         return frames
 
 
-class StagesSink:
+class StagesSink(Sink):
     """Writes down which rank did how many steps."""
 
     def __init__(self, folder: Path) -> None:
@@ -55,11 +54,7 @@ class StagesSink:
     def deliver(self, sample, frames, report) -> None:
         stages = [(rank, steps) for rank, steps, _ in sample.stages]
         (self._folder / "stages.json").write_text(json.dumps(stages))
-        report(Report(job_id=sample.job_id, body=sample_body(sample), result={}))
-
-    def release(self) -> None: ...
-
-    def close(self) -> None: ...
+        report(Report.of(sample))
 
 
 def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: str) -> None:
@@ -71,9 +66,9 @@ def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: s
         topology=topology,
         links=links,
         model=model,
-        monitor=QuietMonitor(),
+        monitor=Monitor(),
         tracer=Tracer(topology.rank, on=False),
-        source=_ListSource([Request(job_id="video", parameters=SMALL, photo=image)]) if topology.first else None,
+        source=ListSource([Request(job_id="video", parameters=SMALL, photo=image)]) if topology.first else None,
         sink=StagesSink(Path(folder)) if topology.last else None,
         on_lost=exit_when_lost,
     ).run()
