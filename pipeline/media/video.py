@@ -4,25 +4,28 @@ It runs in a thread in parallel with the GPU, so heavy work happens in ffmpeg or
 one thread, which leaves the cores to the other ranks. The same frames give the same bytes.
 """
 
+import struct
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, PngImagePlugin
+from PIL import ExifTags, Image, PngImagePlugin
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.media.animation import finish_gif, join_webp, spread
 from svdq.pipeline.media.pipe import run_ffmpeg
 from svdq.pipeline.parameters import Format
+
+#: Largest rate of a GIF: browsers show frames with less than two hundredths of a second for a tenth of a second.
+GIF_MAX_FPS = 50
 
 
 def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int, comment: str) -> None:  # noqa: A002
     """Write a video to `path`, replacing an existing one; a failure may leave a partial file.
 
     mp4: H.264 in yuv420p, BT.709, the index first (faststart); `comment` in the comment tag.
-    gif: 256 colours chosen for this video, endless; `comment` in a comment block. Delays are whole hundredths of a
-    second whose sum is right.
+    gif: 256 colors chosen for this video, endless; `comment` in a comment block. Delays are whole hundredths of a
+    second. Above 50 frames a second it plays slower than requested.
     webp: lossy, endless; `comment` in EXIF's ImageDescription, as UTF-8.
     png: `path` is a folder of frame_0001.png and so on, lossless; `comment` in an iTXt chunk of that name in each.
 
@@ -72,19 +75,51 @@ def _write_gif(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) ->
         "split[a][b];[a]palettegen=stats_mode=full[p];[b][p]paletteuse=dither=bayer:bayer_scale=4:diff_mode=rectangle"
     )
     arguments = ["-filter_complex", palette, "-fflags", "+bitexact", "-loop", "0", "-f", "gif", "pipe:1"]
-    path.write_bytes(finish_gif(run_ffmpeg(frames, fps, arguments), fps, comment))
+    path.write_bytes(with_gif_comment(run_ffmpeg(frames, min(fps, GIF_MAX_FPS), arguments), comment))
+
+
+def with_gif_comment(data: bytes, comment: str) -> bytes:
+    """Put a comment, as UTF-8, before the first image of a GIF: ffmpeg writes none.
+
+    The names of blocks are those of the GIF89a specification.
+    """
+    text = comment.encode()
+    pieces = [text[start : start + 255] for start in range(0, len(text), 255)]
+    extension = b"\x21\xfe" + b"".join(bytes([len(piece)]) + piece for piece in pieces) + b"\x00"
+    # The header has 13 bytes; the last bits of its flags are the size of the global color table.
+    global_color_table = 3 * 2 ** ((data[10] & 0x07) + 1)
+    first_image = data.index(b"\x21\xf9", 13 + global_color_table)  # its Graphic Control Extension
+    return data[:first_image] + extension + data[first_image:]
 
 
 def _write_webp(frames: NDArray[np.uint8], path: Path, fps: int, comment: str) -> None:
+    """Assemble an animation of opaque images, each of one VP8 or VP8L chunk.
+
+    Pillow's own animations merge equal frames and hold all frames in memory. The names of chunks and fields are those
+    of the WebP container specification.
+    """
     _, height, width, _ = frames.shape
-    images = (_encode_webp(frame) for frame in frames)
-    path.write_bytes(join_webp(images, width, height, spread(len(frames), fps, 1000), comment))
+    size = _uint24(width - 1) + _uint24(height - 1)
+    exif = Image.Exif()
+    exif[ExifTags.Base.ImageDescription] = comment.encode()
+    animation, has_exif, do_not_blend = 0x02, 0x08, 0x02
+    chunks = [_chunk(b"VP8X", bytes([animation | has_exif, 0, 0, 0]) + size), _chunk(b"ANIM", bytes(6))]
+    for number, frame in enumerate(frames):
+        buffer = BytesIO()
+        Image.fromarray(frame).save(buffer, "WEBP", quality=90, method=4)
+        bitstream = buffer.getvalue()[12:]
+        delay_ms = round(1000 * (number + 1) / fps) - round(1000 * number / fps)
+        chunks.append(_chunk(b"ANMF", bytes(6) + size + _uint24(delay_ms) + bytes([do_not_blend]) + bitstream))
+    chunks.append(_chunk(b"EXIF", exif.tobytes().removeprefix(b"Exif\x00\x00")))
+    path.write_bytes(_chunk(b"RIFF", b"WEBP" + b"".join(chunks)))
 
 
-def _encode_webp(frame: NDArray[np.uint8]) -> bytes:
-    buffer = BytesIO()
-    Image.fromarray(frame).save(buffer, "WEBP", quality=90, method=4)
-    return buffer.getvalue()
+def _chunk(name: bytes, content: bytes) -> bytes:
+    return name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
+
+
+def _uint24(value: int) -> bytes:
+    return value.to_bytes(3, "little")
 
 
 def _write_png(frames: NDArray[np.uint8], path: Path, comment: str) -> None:
