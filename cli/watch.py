@@ -23,7 +23,7 @@ Examples:
   svdq watch ~/inbox
   svdq watch ~/inbox --recursive --existing --frames 25
   svdq watch /srv/drop --on-success move:done --glob '*.jpg' --glob '*.png'
-  svdq watch /mnt/nas/photos --poll --stable-for 10s
+  svdq watch /mnt/nas/photos --stable-for 60s
   svdq watch ~/inbox --once --on-success move:done
 """
 
@@ -59,7 +59,6 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
     metavar="keep|move:DIR|delete",
     help="What to do with a submitted photo; a relative DIR is in FOLDER.",
 )
-@click.option("--poll", is_flag=True, help="Scan regularly: for network shares, which send no notifications.")
 @click.option("--once", is_flag=True, help="Submit the photos in the folder, then exit; for cron. Implies --existing.")
 @parameter_options
 @priority_option
@@ -73,7 +72,6 @@ def watch(
     existing: bool,
     stable_for_s: float,
     on_success: str,
-    poll: bool,
     once: bool,
     priority: str,
     as_json: bool,
@@ -116,11 +114,10 @@ def watch(
                 existing=existing,
                 stable_for_s=stable_for_s,
                 on_success=on_success,
-                poll=poll,
                 once=once,
             ),
             report,
-            stop,
+            stop.is_set,
         )
     if stop.number == signal.SIGINT:
         return EXIT_INTERRUPTED

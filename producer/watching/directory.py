@@ -128,7 +128,7 @@ def move_file(
         version: the version to move.
         target: trusted, may be reached through links.
         subfolder: reached without following links; created.
-        note: written to `<name>.txt` beside the file; then all its names are new.
+        note: written beside the file, to `<name>.txt` if there is no such file.
         name: its new name, if it is to have another.
 
     Returns:
@@ -145,7 +145,12 @@ def move_file(
     ):
         if source is None:
             return None
-        placed = _move(old_name, source, there, name) if note is None else _move_with_note(name, source, there, note)
+        placed = _move(old_name, source, there, name)
+        if note is not None:
+            with contextlib.suppress(OSError):  # a file of that name is there, or the disk is full
+                descriptor = os.open(f"{placed}.txt", _NEW_FILE, 0o666, dir_fd=there)
+                with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(f"{note}\n")
         return target / subfolder / folder / placed
 
 
@@ -222,25 +227,6 @@ def _move(name: str, source: int, target: int, new_name: str) -> str:
         placed = _rename(name, copying, target, new_name)
     os.unlink(name, dir_fd=source)
     return placed
-
-
-def _move_with_note(name: str, source: int, target: int, note: str) -> str:
-    """Move a file to a free name whose `<name>.txt` is free, too, and write the note to that."""
-    for free_name in _free_names(name):
-        if _exists(free_name, target):
-            continue
-        try:
-            descriptor = os.open(f"{free_name}.txt", _NEW_FILE, 0o666, dir_fd=target)
-        except FileExistsError:
-            continue
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{note}\n")
-            return _move(name, source, target, free_name)
-        except OSError:
-            os.unlink(f"{free_name}.txt", dir_fd=target)
-            raise
-    raise AssertionError("names do not end")
 
 
 def _exists(name: str, folder: int) -> bool:

@@ -73,8 +73,6 @@ class WatchOptions:
     stable_for_s: float = 2.0
     #: What happens to photos afterwards: `keep`, `move:DIR` or `delete`.
     on_success: str = "keep"
-    #: Scan the folder regularly, instead of using notifications.
-    poll: bool = False
     #: Process what is there, then end; files that still grow or are on hold are left to the next run.
     once: bool = False
 
@@ -141,11 +139,7 @@ class FolderConfig:
     """The parameters of one command, and the files in one watched folder."""
 
     def __init__(self, root: Path, spec: JobSpec) -> None:
-        """Initialize.
-
-        Args:
-            root: the watched folder, resolved.
-            spec: the parameters of the command, with options of one kind.
+        """Initialize with the resolved folder, and the parameters of the command for one video.
 
         Raises:
             InputError: a parameter, or the file in the watched folder itself, is not valid.

@@ -8,7 +8,6 @@ import contextlib
 import math
 import os
 import time
-from pathlib import Path
 
 import redis
 
@@ -18,9 +17,10 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import check_data, read_file, source_path
+from svdq.producer.submitting.prompts import SUFFIX
 from svdq.producer.submitting.sizes import crop_warning
 from svdq.producer.watching.directory import delete_file, move_file, open_file, open_folder, signature
-from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions, is_temporary
+from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.prompts import Prompts
 from svdq.producer.watching.scanner import Debounce, WaitingFile
 from svdq.producer.watching.state import Event, Record, Report, State
@@ -49,18 +49,7 @@ class Processor:
         waiting: Debounce,
         report: Report,
     ) -> None:
-        """Initialize.
-
-        Args:
-            options: how the folder is watched.
-            storage: takes the photos.
-            max_pixels: of a photo.
-            state: what became of files.
-            config: the parameters of each photo.
-            post_submit: the folder, and what happens to photos afterwards.
-            waiting: files that wait; those that were processed are removed.
-            report: called with each event.
-        """
+        """Initialize; files that were processed are removed from `waiting`."""
         self._options = options
         self._storage = storage
         self._max_pixels = max_pixels
@@ -177,20 +166,22 @@ class Processor:
         """Report a file that is neither submitted nor a prompt, once."""
         self._state.put(file.path, Record(file.signature, "ignored"))
         self._waiting.remove(file)
-        reason = self._prompts.why_ignored(file.path)
-        if reason == "":
-            return
-        reason = reason or "its name is not that of a photo. If it is one, convert it to JPEG."
+        reason = "its name is not that of a photo. If it is one, convert it to JPEG."
         if not file.signature.is_regular:
             reason = "it is a symbolic link or a special file. To submit it, put the photo itself here."
-        self._report(Event(kind="ignored", path=file.path, text=f"{file.path} is ignored: {reason}"))
+        elif file.path.endswith(SUFFIX):
+            reason = self._prompts.why_ignored(file.path)
+        if reason:
+            self._report(Event(kind="ignored", path=file.path, text=f"{file.path} is ignored: {reason}"))
 
     def _reject(self, file: WaitingFile, reason: str) -> None:
         """Reject a file that is no photo, unless it may still become one."""
         now_s = time.monotonic()
-        is_young = now_s - file.since_s < BAD_FACTOR * self._options.stable_for_s
-        if is_young or (file.signature.size == 0 and self._has_partial(file.path)):
+        if now_s - file.since_s < BAD_FACTOR * self._options.stable_for_s:
             file.due_s = now_s + self._options.stable_for_s
+            return
+        if file.signature.size == 0:  # some browsers put an empty file in the final place of a download
+            self._hold(file, f"{self._shown(file)} is empty (0 bytes). Waiting for its content.")
             return
         moved_to = None
         if self._post_submit.keep:
@@ -208,16 +199,7 @@ class Processor:
                     return
                 reason += f" It was moved to {str(moved_to)!r}."
         self._waiting.remove(file)
-        moved = str(moved_to) if moved_to else None
-        self._report(Event(kind="rejected", path=file.path, text=reason, moved_to=moved))
-
-    def _has_partial(self, path: str) -> bool:
-        """Return whether a download is beside a file: some browsers put an empty file in its final place."""
-        folder, name = os.path.split(path)
-        stem = Path(name).stem
-        with contextlib.suppress(OSError), open_folder(self._root, folder) as descriptor:
-            return any(is_temporary(other) and other.startswith(stem) for other in os.listdir(descriptor))
-        return False
+        self._report(Event(kind="rejected", path=file.path, text=reason, moved_to=str(moved_to) if moved_to else None))
 
     def _has_changed(self, file: WaitingFile) -> bool:
         """Return whether a file has another version; that one waits until it is stable, or for the next run."""

@@ -12,14 +12,7 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import as_key
 from svdq.producer.submitting.prompts import MAX_BYTES, SUFFIX, parse_prompt
 from svdq.producer.submitting.sources import SUFFIXES
-from svdq.producer.watching.directory import (
-    Signature,
-    delete_file,
-    move_file,
-    open_file,
-    open_folder,
-    signature,
-)
+from svdq.producer.watching.directory import Signature, delete_file, move_file, open_file, open_folder, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit
 from svdq.producer.watching.scanner import WaitingFile
 
@@ -30,13 +23,7 @@ class Prompts:
     """The prompts beside the photos of one watched folder. Paths are text, from the watched folder, with slashes."""
 
     def __init__(self, config: FolderConfig, post_submit: PostSubmit, stable_for_s: float) -> None:
-        """Initialize.
-
-        Args:
-            config: the parameters of each photo.
-            post_submit: the folder, and what happens to photos afterwards; the same happens to their prompts.
-            stable_for_s: seconds without a change after which a prompt has been written to its end.
-        """
+        """Initialize; a prompt has been written to its end when it has not changed for `stable_for_s`."""
         self._config = config
         self._post_submit = post_submit
         self._root = post_submit.root
@@ -65,12 +52,7 @@ class Prompts:
         return spec
 
     def finish(self, file: WaitingFile, moved_to: Path | None) -> None:
-        """Move or delete the prompt of a photo that was moved or deleted, unless another photo has the same prompt.
-
-        Args:
-            file: the photo.
-            moved_to: its new path; None if it was deleted.
-        """
+        """Move or delete the prompt of a photo that was moved or deleted, unless another photo has the same prompt."""
         path, post_submit = _prompt_of(file.path), self._post_submit
         if file.prompt is None or post_submit.keep or self._has_photo(path):
             return
@@ -81,18 +63,14 @@ class Prompts:
                 name = moved_to.with_suffix(SUFFIX).name
                 move_file(self._root, path, file.prompt, post_submit.target, post_submit.subfolder, name=name)
 
-    def why_ignored(self, path: str) -> str | None:
-        """Return why a file is not used as a prompt, as a clause; "" if it is used; None if it is no text file."""
-        if not path.endswith(SUFFIX):
-            return None
-        has_photo = self._has_photo(path)
-        try:
-            takes_prompts = _takes_prompts(self._config.spec_for(path))
-        except InputError:  # reported with the photos
-            return ""
-        if not takes_prompts:
-            return "this family of models takes no prompts." if has_photo else None
-        return "" if has_photo else "there is no photo beside it whose prompt it can be."
+    def why_ignored(self, path: str) -> str:
+        """Return why a text file is not used as a prompt, as a clause; "" if it is used."""
+        if not self._has_photo(path):
+            return "there is no photo beside it whose prompt it can be."
+        with contextlib.suppress(InputError):  # reported with the photos
+            if not _takes_prompts(self._config.spec_for(path)):
+                return "this family of models takes no prompts."
+        return ""
 
     def _read(self, path: str, version: Signature) -> str:
         shown = str(self._root / path)

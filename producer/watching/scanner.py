@@ -32,11 +32,7 @@ class Debounce:
     """Files that wait until they have not changed for a while. Has no clock: times are seconds of any one."""
 
     def __init__(self, stable_for_s: float) -> None:
-        """Initialize, empty.
-
-        Args:
-            stable_for_s: seconds without a change after which a file is due.
-        """
+        """Initialize, empty."""
         self._stable_for_s = stable_for_s
         #: By path.
         self.files: dict[str, WaitingFile] = {}
@@ -62,14 +58,7 @@ class Scanner:
     """Lists the files of a watched folder. Paths are text, from the watched folder, with slashes."""
 
     def __init__(self, root: Path, options: WatchOptions, excluded: Sequence[Path], state: State) -> None:
-        """Initialize; nothing is opened.
-
-        Args:
-            root: the watched folder, resolved.
-            options: how it is watched.
-            excluded: folders that are not entered, by any path.
-            state: what became of files.
-        """
+        """Initialize; nothing is opened. Folders in `excluded` are not entered, by any path."""
         self.root = root
         self._selection = options.selection
         self._existing = options.existing or options.once

@@ -84,12 +84,7 @@ class State:
     """
 
     def __init__(self, home: Path, root: Path) -> None:
-        """Open or create it.
-
-        Args:
-            home: SVDQ_HOME.
-            root: the watched folder, resolved.
-        """
+        """Open or create the memory of `root`, a resolved folder, below SVDQ_HOME."""
         stem = hashlib.sha256(os.fsencode(root)).hexdigest()[:20]
         self._path = home / "watch" / f"{stem}.sqlite"
         with self._plain_errors():

@@ -4,6 +4,8 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
@@ -12,17 +14,14 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
-from svdq.producer.watching.notifier import Notifier, Stop
 from svdq.producer.watching.processor import REJECTED, Processor
 from svdq.producer.watching.scanner import Debounce, Scanner
 from svdq.producer.watching.state import Event, Report, State
 
-#: Seconds between scans: without notifications or shortly after one, and else, in case a notification was lost.
-POLL_S, RESCAN_S = 2.0, 60.0
-#: Seconds for which a notification makes scans frequent: those about a new folder may be late or missing.
-RECENT_S = 5.0
-#: Scanning takes at most this share of the time.
-MAX_SHARE = 0.1
+#: Longest pause between two scans of a small folder, and the largest share of the time that scans of a large one take.
+SCAN_S, MAX_SHARE = 2.0, 0.02
+#: Seconds between two checks for a stop request.
+TICK_S = 0.2
 #: Files that are processed between two scans at most.
 BATCH = 100
 #: Seconds until Redis or the storage is tried again: at first, and at most, doubling.
@@ -30,9 +29,17 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
 
 
 def watch(
-    settings: Settings, folder: Path, spec: JobSpec, options: WatchOptions, report: Report, stop: Stop
+    settings: Settings,
+    folder: Path,
+    spec: JobSpec,
+    options: WatchOptions,
+    report: Report,
+    is_stopped: Callable[[], bool],
 ) -> Counter[str]:
     """Watch a folder until a stop is requested, or once.
+
+    The folder is scanned, without notifications of the operating system: network shares send none, and a scan costs
+    little.
 
     Args:
         settings: of this process.
@@ -40,7 +47,7 @@ def watch(
         spec: the parameters of photos without an svdq.toml.
         options: how to watch.
         report: called with each event.
-        stop: ends it, after the current file.
+        is_stopped: returns whether to end after the current file.
 
     Returns:
         the number of events by kind, and as `waiting` the number of files that are left to the next run.
@@ -66,8 +73,6 @@ def watch(
         post_submit.prepare()
         excluded = [root / REJECTED, settings.home, *filter(None, (post_submit.target_folder, storage.folder))]
         scanner = Scanner(root, options, excluded, state)
-        notifier = Notifier(root, options, stop)
-        notifier.wait()  # from here on changes are noticed
         skipped = [] if options.existing or options.once else list(scanner.old_files())
         state.begin(options.selection, skipped)
         num_photos = sum(options.selection.matches(path) for path, _ in skipped)
@@ -77,7 +82,15 @@ def watch(
         processor = Processor(
             options, storage, settings.max_pixels, state, config, post_submit, waiting, count_and_report
         )
-        watcher = Watcher(settings, scanner, processor, notifier, waiting, report, stop)
+        watcher = _Watcher(
+            settings=settings,
+            scanner=scanner,
+            processor=processor,
+            waiting=waiting,
+            pause_s=min(SCAN_S, options.stable_for_s),
+            report=report,
+            is_stopped=is_stopped,
+        )
         if options.once:
             watcher.run_once()
         else:
@@ -87,49 +100,37 @@ def watch(
         return counts
 
 
-class Watcher:
-    """The loop: scan, process what is due, wait for a notification."""
+@dataclass(kw_only=True)
+class _Watcher:
+    """The loop: scan, process what is due, pause."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        scanner: Scanner,
-        processor: Processor,
-        notifier: Notifier,
-        waiting: Debounce,
-        report: Report,
-        stop: Stop,
-    ) -> None:
-        """Initialize with the parts of a watcher."""
-        self._settings = settings
-        self._scanner = scanner
-        self._processor = processor
-        self._notifier = notifier
-        self._waiting = waiting
-        self._report = report
-        self._stop = stop
-        #: Names of the conditions that are reported as problems and not resolved yet.
-        self._problems: set[str] = set()
-        self._scan_at_s = self._earliest_scan_s = 0.0
-        self._notified_s = -math.inf
-        self._root_id: tuple[int, int] | None = None
-        self._retry_at_s, self._delay_s = 0.0, FIRST_DELAY_S
+    settings: Settings
+    scanner: Scanner
+    processor: Processor
+    waiting: Debounce
+    #: Seconds between two scans of a small folder.
+    pause_s: float
+    report: Report
+    is_stopped: Callable[[], bool]
+    #: Names of the conditions that are reported as problems and not resolved yet.
+    problems: set[str] = field(default_factory=set)
+    scan_at_s: float = 0.0
+    retry_at_s: float = 0.0
+    delay_s: float = FIRST_DELAY_S
 
     def run(self, unavailable: UnavailableError | None) -> None:
         """Watch until a stop is requested; `unavailable` says why Redis cannot be used at the start."""
         if unavailable is not None:
             self._back_off(unavailable)
-        while not self._stop.is_set():
-            if time.monotonic() >= self._retry_at_s:
+        while not self.is_stopped():
+            if time.monotonic() >= self.retry_at_s:
                 try:
-                    if time.monotonic() >= self._scan_at_s:
+                    if time.monotonic() >= self.scan_at_s:
                         self._scan()
                     self._process_due()
                 except UnavailableError as error:
                     self._back_off(error)
-            if self._notifier.wait():
-                self._notified_s = time.monotonic()
-                self._scan_at_s = min(self._scan_at_s, self._earliest_scan_s)
+            time.sleep(min(TICK_S, self.pause_s))
 
     def run_once(self) -> None:
         """Process what is there.
@@ -138,61 +139,46 @@ class Watcher:
             UnavailableError: Redis, the storage or the state cannot be used.
         """
         self._scan()
-        while any(file.due_s < math.inf for file in self._waiting.files.values()) and not self._stop.is_set():
+        while any(file.due_s < math.inf for file in self.waiting.files.values()) and not self.is_stopped():
             self._process_due()
-            self._notifier.wait()
+            time.sleep(min(TICK_S, self.pause_s))
 
     def _process_due(self) -> None:
-        due = self._waiting.due(time.monotonic())[:BATCH]
+        due = self.waiting.due(time.monotonic())[:BATCH]
         if due:
-            with session(self._settings) as connection:
+            with session(self.settings) as connection:
                 for file in due:
-                    if self._stop.is_set():
+                    if self.is_stopped():
                         return
-                    if self._processor.process(file, connection):
-                        self._delay_s = FIRST_DELAY_S
+                    if self.processor.process(file, connection):
+                        self.delay_s = FIRST_DELAY_S
                         self._set("unavailable", None, "Redis and the storage can be used again.")
 
     def _scan(self) -> None:
         started_s = time.monotonic()
-        root = self._scanner.root
-        readable = f"The folder {str(root)!r} can be read again."
+        problem = None
         try:
-            status = root.stat()
-            self._scanner.scan(self._waiting)
+            self.scanner.scan(self.waiting)
         except OSError as error:
-            self._set("folder", f"The folder {str(root)!r} cannot be read ({error.strerror}).", readable)
-            self._scan_at_s = started_s + POLL_S
-            return
-        self._set("folder", None, readable)
-        if self._root_id is not None and self._root_id != (status.st_dev, status.st_ino):
-            self._notifier.restart()  # it was mounted or created again
-        self._root_id = (status.st_dev, status.st_ino)
-        problem = self._notifier.problem
-        self._set(
-            "notifications",
-            f"There are no notifications of changes ({problem}); the folder is polled." if problem else None,
-            "There are notifications of changes again.",
-        )
+            problem = f"The folder {str(self.scanner.root)!r} cannot be read ({error.strerror})."
+        self._set("folder", problem, f"The folder {str(self.scanner.root)!r} can be read again.")
         ended_s = time.monotonic()
-        is_frequent = self._notifier.is_polling or ended_s - self._notified_s < RECENT_S
-        self._earliest_scan_s = ended_s + (ended_s - started_s) / MAX_SHARE
-        self._scan_at_s = max(ended_s + (POLL_S if is_frequent else RESCAN_S), self._earliest_scan_s)
+        self.scan_at_s = ended_s + max(self.pause_s, (ended_s - started_s) / MAX_SHARE)
 
     def _back_off(self, error: UnavailableError) -> None:
         """Pause, for longer each time, because Redis, the storage or the state cannot be used."""
         self._set("unavailable", f"{error} Photos wait until it can be used again.", "")
-        self._retry_at_s = time.monotonic() + self._delay_s
-        self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
+        self.retry_at_s = time.monotonic() + self.delay_s
+        self.delay_s = min(2 * self.delay_s, LONGEST_DELAY_S)
 
     def _set(self, condition: str, problem: str | None, resolved: str) -> None:
         """Report a condition when it becomes a problem, with that sentence, and when it is resolved."""
-        if problem is not None and condition not in self._problems:
-            self._problems.add(condition)
-            self._report(Event(kind="problem", text=problem))
-        elif problem is None and condition in self._problems:
-            self._problems.remove(condition)
-            self._report(Event(kind="resolved", text=resolved))
+        if problem is not None and condition not in self.problems:
+            self.problems.add(condition)
+            self.report(Event(kind="problem", text=problem))
+        elif problem is None and condition in self.problems:
+            self.problems.remove(condition)
+            self.report(Event(kind="resolved", text=resolved))
 
 
 def _root(folder: Path, storage: Path | None) -> Path:

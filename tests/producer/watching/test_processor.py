@@ -191,11 +191,11 @@ def test_a_bad_file_is_reported_and_never_deleted(bench: Bench, connection: redi
         assert "not a photo" in (bench.root / "rejected" / "day" / "bad.jpg.txt").read_text()
 
 
-def test_an_empty_file_beside_its_download_is_waited_for(bench: Bench) -> None:
+def test_an_empty_file_is_waited_for(bench: Bench) -> None:
     (bench.root / "new.jpg").touch()
-    (bench.root / "new.x81.jpg.part").touch()
-    assert bench.process("new.jpg") is None
-    assert bench.events == []
+    assert bench.process("new.jpg", times=2) is None
+    assert bench.kinds == ["problem"]
+    assert "0 bytes" in bench.events[0].text
 
 
 def test_a_file_that_cannot_be_moved_is_reported_once_and_submitted_once(bench: Bench, connection: redis.Redis) -> None:
