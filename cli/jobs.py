@@ -82,7 +82,7 @@ Examples:
 @redis_options
 def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
     """List the newest jobs of all queues, newest first."""
-    from svdq.producer.status.status import list_jobs as newest_jobs
+    from svdq.producer.status.paging import list_jobs as newest_jobs
 
     with connect(redis_url=redis_url) as connection:
         jobs = newest_jobs(connection, limit, statuses, offset=offset)

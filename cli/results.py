@@ -60,7 +60,7 @@ def gallery(
     from svdq.producer.results.gallery import write_gallery
     from svdq.producer.results.results import OUTPUTS, find_results
     from svdq.producer.settings import Settings
-    from svdq.producer.status.status import list_jobs
+    from svdq.producer.status.paging import list_jobs
     from svdq.producer.storage.storage import Storage
     from svdq.producer.storage.temporary import check_target
 

@@ -4,11 +4,12 @@ Sources in order of precedence: command-line flags, `SVDQ_*` environment variabl
 defaults.
 """
 
+import errno
 import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, BinaryIO, Self
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -141,15 +142,17 @@ def origins(**flags: Any) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Read one svdq.toml; relative folders in it are relative to the file."""
+    """Read one svdq.toml, if it exists; relative folders in it are relative to the file."""
     try:
-        values = tomllib.loads(_read_bytes(path).decode())
+        # Opening a FIFO blocks without O_NONBLOCK.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            values = read_toml(file, path)
     except FileNotFoundError:
         return {}
-    except RecursionError as error:
-        raise InputError(f"The settings file {str(path)!r} is nested too deeply; correct or remove it.") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"The settings file {str(path)!r} cannot be read: {error}; correct or remove it.") from error
+    except OSError as error:
+        raise cannot_be_read(path, error.strerror) from error
     values = {name: value for name, value in values.items() if name.replace("-", "_") not in PHOTO_KEYS}
     folder = path.absolute().parent
     for name in ("home", "storage"):
@@ -160,20 +163,27 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_bytes(path: Path) -> bytes:
-    """Read a small regular file; never block, as opening a FIFO does.
+def read_toml(file: BinaryIO, path: Path) -> dict[str, Any]:
+    """Read an open svdq.toml.
 
     Raises:
+        InputError: it is too large or not valid; `path` is for the message.
         OSError: it cannot be read.
-        ValueError: it is a FIFO, a device or too large.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is not a regular file")
-        data = file.read(MAX_FILE_BYTES + 1)
+    data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"it is larger than {MAX_FILE_BYTES:,} bytes")
-    return data
+        raise cannot_be_read(path, f"it is larger than {MAX_FILE_BYTES:,} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except RecursionError as error:
+        raise cannot_be_read(path, "it is nested too deeply") from error
+    except ValueError as error:
+        raise cannot_be_read(path, error) from error
+
+
+def cannot_be_read(path: Path, reason: object) -> InputError:
+    """Create the error for an svdq.toml that cannot be used."""
+    return InputError(f"The file {str(path)!r} cannot be read ({reason}); correct or remove it.")
 
 
 def _sentence(error: ValidationError) -> str:

@@ -24,7 +24,7 @@ from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.embedded_redis.binary import find_binaries
-from svdq.producer.embedded_redis.socket_path import choose_socket, private_folder, socket_path
+from svdq.producer.embedded_redis.socket_path import private_folder, socket_path
 from svdq.producer.storage.local import reserve_bytes
 
 #: Timeouts in seconds for loading the data, and for writing it and exiting.
@@ -109,7 +109,8 @@ def _start(folder: Path) -> Path:
     _end_unreachable(folder)
     if shutil.disk_usage(folder).free < reserve_bytes(folder) // 2:
         (folder / RESERVE).unlink(missing_ok=True)
-    socket = choose_socket(folder)
+    socket = socket_path(folder)
+    private_folder(socket.parent)
     reason = ""
     for binary in find_binaries():
         reason = _try_to_start(binary, folder, socket)

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from svdq.pipeline.errors import UnavailableError
@@ -13,34 +12,16 @@ from svdq.pipeline.errors import UnavailableError
 MAX_SOCKET_PATH = 103
 
 SOCKET = "redis.sock"
-#: Records where the socket is when it cannot be in the folder itself.
-SOCKET_RECORD = "socket-folder"
+#: Where the socket is if the path of its folder is too long. Not TMPDIR, which may differ between processes.
+_SHORT_FOLDER = Path("/tmp")  # noqa: S108 - the folder in it is private
 
 
 def socket_path(folder: Path) -> Path:
-    """Return the path of a started server's socket: in the folder, or the recorded one."""
-    with contextlib.suppress(FileNotFoundError):
-        recorded = Path((folder / SOCKET_RECORD).read_text().strip())
-        if recorded.name == _short_name(folder):  # otherwise the home is a copy
-            return recorded / SOCKET
-    return folder / SOCKET
-
-
-def choose_socket(folder: Path) -> Path:
-    """Return a short enough path for the socket, and record it if it is not in the folder."""
-    record = folder / SOCKET_RECORD
+    """Return a path for the socket of the server with a data folder: in that folder, or a short one."""
     if len(os.fsencode(folder / SOCKET)) <= MAX_SOCKET_PATH:
-        record.unlink(missing_ok=True)
         return folder / SOCKET
-    short = private_folder(Path(tempfile.gettempdir()) / _short_name(folder))
-    if len(os.fsencode(short / SOCKET)) > MAX_SOCKET_PATH:
-        raise UnavailableError(f"The path {str(short)!r} is too long for a socket; set TMPDIR or SVDQ_HOME shorter.")
-    record.write_text(str(short))
-    return short / SOCKET
-
-
-def _short_name(folder: Path) -> str:
-    return f"svdq-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    name = f"svdq-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    return _SHORT_FOLDER / name / SOCKET
 
 
 def private_folder(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Pages of jobs by the time of their submission, from a job onwards."""
+"""Lists jobs by the time of their submission: the newest ones, or pages from a job onwards."""
 
 from collections.abc import Sequence
 
@@ -13,6 +13,21 @@ Place = tuple[bytes, str]
 
 #: Ids read at first, per queue and status; more if a page needs them.
 WINDOW = 1000
+
+
+def list_jobs(
+    connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = (), *, offset: int = 0
+) -> list[JobView]:
+    """Return the newest jobs of all queues, newest first.
+
+    Args:
+        connection: to Redis.
+        limit: number of jobs at most.
+        statuses: only jobs of these statuses; all when there are none.
+        offset: number of newer jobs to leave out: the pages before this one.
+    """
+    places = sorted(_places(connection, newest_ids(connection, offset + limit, statuses)), reverse=True)
+    return view_many(connection, [job_id for _, job_id in places[offset : offset + limit]])
 
 
 def place_of(connection: redis.Redis, job_id: str) -> Place | None:

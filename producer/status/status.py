@@ -16,9 +16,8 @@ from rq.results import Result
 
 from svdq.producer.job import Job, parse_job
 from svdq.producer.queue import ENDED, SvdqQueue, fetch, notes_of, photo_of, read_job, source_of
-from svdq.producer.status.registries import newest_ids
 from svdq.producer.timeparse import MAX_SECONDS, as_utc, rfc3339
-from svdq.producer.untrusted_job import UnreadableJobError, key_of, read_many, read_results
+from svdq.producer.untrusted_job import UnreadableJobError, read_many, read_results
 
 #: The exception class before the sentence on a traceback's last line, such as `svdq.pipeline.errors.SampleError: `.
 _EXCEPTION_CLASS = re.compile(r"^(?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)): ")
@@ -139,33 +138,6 @@ def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
                 record = UnreadableJobError(record.id, record.get_status(refresh=False), error)
         views.append(JobView(id=record.job_id, status=record.status, error=str(record), is_readable=False))
     return views
-
-
-def list_jobs(
-    connection: redis.Redis, limit: int = 50, statuses: Sequence[str] = (), *, offset: int = 0
-) -> list[JobView]:
-    """Return the newest jobs of all queues, newest first.
-
-    Args:
-        connection: to Redis.
-        limit: number of jobs at most.
-        statuses: only jobs of these statuses; all when there are none.
-        offset: number of newer jobs to leave out: the pages before this one.
-    """
-    job_ids = newest_ids(connection, offset + limit, statuses)
-    with connection.pipeline(transaction=False) as pipeline:
-        for job_id in job_ids:
-            pipeline.exists(key_of(job_id))
-            pipeline.hget(key_of(job_id), "created_at")
-        answers = pipeline.execute(raise_on_error=False)
-    # RQ writes times so that they sort as text; a record without a time comes last.
-    found = [
-        (moment if isinstance(moment, bytes) else b"", job_id)
-        for is_there, moment, job_id in zip(answers[::2], answers[1::2], job_ids, strict=True)
-        if is_there
-    ]
-    page = sorted(found, reverse=True)[offset : offset + limit]
-    return view_many(connection, [job_id for _, job_id in page])
 
 
 def last_sentence(exc_string: str | None) -> str:

@@ -8,20 +8,19 @@ import contextlib
 import errno
 import os
 import shutil
-import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from svdq.producer.storage.temporary import temporary_name
+from svdq.producer.threads import ordered_map
 
 #: Folder for files being written, below the root so that a rename stays on one file system.
 TEMPORARY = "tmp"
-#: Number of files from which the whole file system is flushed instead of each file.
-FLUSHED_TOGETHER = 8
-
-
+#: Number of files that are written and flushed at a time.
+FLUSHED_TOGETHER = 16
 #: Bytes that videos, photos and checkpoints leave free on a disk; less on small disks.
 RESERVE_BYTES = 32 * 2**20
 #: Share of a small disk that stays free.
@@ -99,26 +98,8 @@ class LocalFiles:
             temporary.unlink(missing_ok=True)  # leave no partial file on a full disk
 
     def write_many(self, files: Mapping[str, bytes]) -> None:
-        """Write many files and flush them together, which takes as long as a few single files."""
-        if len(files) < FLUSHED_TOGETHER:
-            for key, data in files.items():
-                self.write(key, data)
-            return
-        staging = self.temporary_path()
-        staging.mkdir()
-        try:
-            with _flushing(staging):
-                for number, data in enumerate(files.values()):
-                    (staging / str(number)).write_bytes(data)
-            folders = {(self.folder / key).parent for key in files}
-            for folder in folders:
-                folder.mkdir(parents=True, exist_ok=True)
-            for number, key in enumerate(files):
-                (staging / str(number)).replace(self.folder / key)
-            for folder in folders:
-                _flush(folder)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+        """Write many files in threads: file systems flush those together that are flushed at the same time."""
+        deque(ordered_map(lambda item: self.write(*item), files.items(), num_threads=FLUSHED_TOGETHER), maxlen=0)
 
     def publish(self, path: Path, key: str) -> None:
         """Move a file or folder to a key, replacing what exists; by a rename if it is on the same file system."""
@@ -196,29 +177,6 @@ def _publish(source: Path, target: Path, temporary: Path) -> None:
     else:
         source.replace(target)
     _flush(target.parent)
-
-
-@contextlib.contextmanager
-def _flushing(folder: Path) -> Iterator[None]:
-    """Flush the files that are created in a folder within a block."""
-    descriptor = os.open(folder, os.O_RDONLY)  # opened before any write, so that it receives write errors
-    try:
-        yield
-        if not _flush_file_system(descriptor):
-            for path in folder.iterdir():
-                _flush(path)
-    finally:
-        os.close(descriptor)
-
-
-def _flush_file_system(descriptor: int) -> bool:
-    """Flush a whole file system; return False where that is not supported."""
-    if sys.platform != "linux":
-        return False
-    import ctypes
-
-    syncfs = getattr(ctypes.CDLL(None), "syncfs", None)
-    return syncfs is not None and syncfs(descriptor) == 0
 
 
 def _flush(path: Path) -> None:

@@ -31,15 +31,15 @@ INPUT_AGE = timedelta(days=1)
 
 _SEGMENT = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f\x7f\ud800-\udfff]+")
 _CHECKPOINT = re.compile(r"\d+\.safetensors|\.\d+-[0-9a-f]{8}")
-_OLD_CHECKPOINTS = re.compile(r"[0-9a-f]{20}")
+_JOB_ID = re.compile(r"[0-9a-f]{20}")
 
 
 def is_checkpoint_folder(name: str, files: Collection[str]) -> bool:
     """Return whether svdq created a folder below `checkpoints`, so that it may be removed.
 
-    Earlier versions wrote no marker; their folders are named after a job and contain only checkpoints.
+    One that is half removed has no marker: it is named after a job and contains only checkpoints.
     """
-    return MARKER in files or bool(_OLD_CHECKPOINTS.fullmatch(name) and all(map(_CHECKPOINT.fullmatch, files)))
+    return MARKER in files or bool(_JOB_ID.fullmatch(name) and all(map(_CHECKPOINT.fullmatch, files)))
 
 
 def is_input(key: str, data: bytes) -> bool:

@@ -17,8 +17,6 @@ ABANDONED_S = 24 * 60 * 60
 
 #: `<scope>@<process id>.<start of the process>-<random>`.
 _NAME = re.compile(r"(?P<scope>[0-9a-f]{12}|x[0-9a-f]+)@(?P<pid>\d{1,10})\.(?P<start>\d{0,20})-[0-9a-f]{16}(?:\.old)?")
-#: Names by earlier versions: `<host>@<process id>-<random>`.
-_OLD_NAME = re.compile(r"[^@/]+@\d{1,10}-[0-9a-f]{16}(?:\.old)?")
 
 
 def temporary_name(prefix: str = "") -> str:
@@ -36,11 +34,11 @@ def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONE
         abandoned_s: age in seconds from which files are removed whose process cannot be checked from here.
     """
     for path in paths:
-        name = path.name.removeprefix(prefix)
-        if not path.name.startswith(prefix) or not (_NAME.fullmatch(name) or _OLD_NAME.fullmatch(name)):
+        found = _NAME.fullmatch(path.name.removeprefix(prefix))
+        if not path.name.startswith(prefix) or found is None:
             continue
         with contextlib.suppress(OSError):  # its owner has just removed it
-            is_alive = _is_alive(name)
+            is_alive = is_running(int(found["pid"]), found["start"], found["scope"])
             if is_alive is None:
                 is_alive = time.time() - path.stat().st_mtime <= abandoned_s
             if not is_alive:
@@ -85,9 +83,3 @@ def write_file(path: Path, parts: Iterable[str]) -> None:
         raise InputError(f"The file {str(path)!r} cannot be written ({error.strerror}); give another place.") from error
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _is_alive(name: str) -> bool | None:
-    """Return whether the process in a name is running; None if that cannot be checked here."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else is_running(int(found["pid"]), found["start"], found["scope"])

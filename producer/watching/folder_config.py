@@ -8,14 +8,13 @@ import errno
 import fnmatch
 import os
 import re
-import tomllib
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import FILE_NAME, MAX_FILE_BYTES, PHOTO_KEYS, Settings
+from svdq.producer.settings import FILE_NAME, PHOTO_KEYS, Settings, cannot_be_read, read_toml
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import as_key, read_field
 from svdq.producer.submitting.photos import safe_name
@@ -171,17 +170,12 @@ class FolderConfig:
         file_path = self._root / folder / FILE_NAME
         try:
             with open_folder(self._root, folder) as descriptor, open_file(FILE_NAME, descriptor) as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-            if len(data) > MAX_FILE_BYTES:
-                raise InputError(f"The file {str(file_path)!r} is larger than {MAX_FILE_BYTES:,} bytes; shorten it.")
-            return self._parse(tomllib.loads(data.decode()), file_path)
+                document = read_toml(file, file_path)
         except FileNotFoundError:
             return None
-        except RecursionError as error:
-            raise InputError(f"The file {str(file_path)!r} is nested too deeply; correct or remove it.") from error
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InputError(f"The file {str(file_path)!r} cannot be read ({reason}); correct or remove it.") from error
+        except OSError as error:
+            raise cannot_be_read(file_path, error.strerror) from error
+        return self._parse(document, file_path)
 
     def _parse(self, document: dict[str, Any], file_path: Path) -> JobSpec:
         spec = self._spec

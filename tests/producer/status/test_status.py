@@ -10,10 +10,11 @@ from rq.results import Result
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.estimates import STORAGE, Estimate
+from svdq.producer.status.paging import list_jobs
 from svdq.producer.status.ranks import Condition, GroupStatus, IntakeStatus
 from svdq.producer.status.registries import counts
 from svdq.producer.status.snapshot import estimate
-from svdq.producer.status.status import last_sentence, list_jobs, view, view_many
+from svdq.producer.status.status import last_sentence, view, view_many
 from svdq.producer.status.workers import view_workers
 from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue

@@ -35,7 +35,7 @@ def test_a_folder_that_is_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "inputs" / "0").touch()
     with pytest.raises(UnavailableError, match="inputs/0"):
         storage.write_many(some(10))
-    assert there(tmp_path) == {"inputs/0": b""}
+    assert there(tmp_path).items() <= {"inputs/0": b"", **some(10)}.items()
 
 
 def test_an_object_store() -> None:

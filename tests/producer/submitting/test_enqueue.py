@@ -13,7 +13,8 @@ from svdq.producer import control
 from svdq.producer.job import SvdJob
 from svdq.producer.keys import QUEUE_NAMES
 from svdq.producer.queue import RENDER, SvdqQueue, fetch, read_job
-from svdq.producer.status.status import list_jobs, view
+from svdq.producer.status.paging import list_jobs
+from svdq.producer.status.status import view
 from svdq.producer.submitting.enqueue import Entry, enqueue_after, enqueue_many
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
