@@ -2,8 +2,8 @@
 
 Runs svdq's own commands, section by section, and writes their output to a Markdown file as it arrives, with the
 required figure beside the measured one. A section that fails is reported, and the others continue. A section takes at
-most `--section-s`, so that `--only` suits a machine that is available for minutes; the file keeps the other sections.
-Several ranks share a GPU if there are fewer GPUs than ranks.
+most `--section-s`, so that `--only` with `--scratch` suits a machine that is available for minutes. Several ranks
+share a GPU if there are fewer GPUs than ranks.
 """
 
 import argparse
@@ -78,9 +78,7 @@ class Check:
         """Measure the three parts in each dtype, float16 first."""
         chunks = [f"--decode-chunk-size={size}" for size in (1, 8, self._options.frames)]
         dtypes = [f"--dtype={name}" for name in (("fp16", "bf16") if self._on_gpu else ("fp32",))]
-        rows = self._rows("model", *dtypes, *chunks)
-        self._report.figures["rows"] = rows
-        for row in rows:
+        for row in self._rows("model", *dtypes, *chunks):
             if not row["finite"]:
                 what = f"Finite results of the {row['part']} in {row['dtype']}"
                 self._report.judge(what, "no", "yes with trained weights", None)
@@ -139,13 +137,13 @@ class Check:
     def memory_of_ranks(self, gpu_mb: Sequence[float]) -> None:
         """Report the peak GPU memory of each rank, in MiB, and compare a middle rank with a step alone."""
         rows = "\n".join(f"| {rank} | {mib:,.0f} |" for rank, mib in enumerate(gpu_mb))
-        self._report.add(f"| rank | most GPU memory of its tensors, MiB |\n|---|---|\n{rows}")
+        self._report.add(f"| rank | peak GPU memory of its tensors, MiB |\n|---|---|\n{rows}")
         step = self._row("step")
         if step is None or len(gpu_mb) < 3:
             self._report.add("No middle rank, or no step measured alone: its memory is compared with nothing.")
             return
         # It warms up its decoder, too, whether it decodes a video or not.
-        decodes = [row for row in self._report.figures["rows"] if row["part"] == "decode"]
+        decodes = [row for row in self._measured("model") if row["part"] == "decode"]
         weight_bytes = step["weight_bytes"] + max((row["weight_bytes"] for row in decodes), default=0)
         alone_bytes = weight_bytes + max(row["peak_bytes"] for row in (step, *decodes))
         middle, alone = gpu_mb[len(gpu_mb) // 2], alone_bytes / 2**20
@@ -191,8 +189,6 @@ class Check:
                 "Memory of its tensors with the weights, GB", f"{most / 1e9:.2f}", wanted, most <= 1.1 * limit
             )
 
-    # What the sections are made of.
-
     def _rows(self, name: str, *arguments: object) -> list[dict[str, Any]]:
         """Run `svdq bench model` and return the rows that could be measured, also if the time limit ended the run."""
         path = self._folder / f"{name}.json"
@@ -204,15 +200,21 @@ class Check:
             if not path.exists():
                 raise
             self._report.fail(str(error))
-        rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if not row["failure"]]
+        rows = self._measured(name)
         if not rows:
             raise RuntimeError("nothing could be measured")
         return rows
 
+    def _measured(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows that `svdq bench model` has measured for a section, in this run or an earlier one."""
+        path = self._folder / f"{name}.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else ()
+        return [row for row in rows if not row["failure"]]
+
     def _row(self, part: str, chunk_size: int | None = None) -> dict[str, Any] | None:
         """Return the first row of a part from the section `model`."""
-        rows = self._report.figures.get("rows", ())
-        return next((row for row in rows if (row["part"], row["decode_chunk_size"]) == (part, chunk_size)), None)
+        wanted = (part, chunk_size)
+        return next((row for row in self._measured("model") if (row["part"], row["decode_chunk_size"]) == wanted), None)
 
     def _pipeline(self, ranks: int, steps: int, *, samples: int, warmup: int) -> dict[str, Any]:
         path = self._folder / "bench.json"
@@ -273,13 +275,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("Error: torch finds no GPU here; run this on a machine that has one.", file=sys.stderr)  # noqa: T201
         return 2
-    report = Report(
-        options.report,
-        section_s=options.section_s,
-        where=_where(options.device),
-        trial=options.device == "cpu",
-        keep=bool(options.only),
-    )
+    if not options.only:
+        options.report.unlink(missing_ok=True)
+    report = Report(options.report, section_s=options.section_s, where=_where(options.device))
     with contextlib.ExitStack() as stack:
         scratch = options.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="svdq-gpu-check-"))
         folder = Path(scratch).resolve()
@@ -328,7 +326,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--only",
         action="append",
         choices=list(SECTIONS),
-        help="run this section; repeatable. The report keeps its other sections",
+        help="run this section; repeatable. It is added to the report",
     )
     parser.add_argument("--scratch", help="folder for the model and other files, kept for the next run")
     parser.add_argument("--section-s", type=float, default=570, help="seconds that one section may take")
