@@ -170,13 +170,7 @@ def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url:
         return _do(act, reversed(ids) if front else ids)
 
 
-PAUSE_EXAMPLES = """\b
-Examples:
-  svdq pause && svdq resume
-"""
-
-
-@click.command(epilog=PAUSE_EXAMPLES)
+@click.command()
 @redis_options
 def pause(redis_url: str | None) -> None:
     """Stop taking jobs from the queues; jobs in flight are finished."""
@@ -187,13 +181,7 @@ def pause(redis_url: str | None) -> None:
     echo("Paused until `svdq resume`.")
 
 
-RESUME_EXAMPLES = """\b
-Examples:
-  svdq resume
-"""
-
-
-@click.command(epilog=RESUME_EXAMPLES)
+@click.command()
 @redis_options
 def resume(redis_url: str | None) -> None:
     """Resume taking jobs, also in groups that paused because too many jobs failed."""

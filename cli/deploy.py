@@ -6,8 +6,6 @@ import shlex
 import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -40,19 +38,17 @@ def deploy() -> None:
 @deploy.command(epilog=SYSTEMD_EXAMPLES)
 @click.option("--user", "scope", flag_value="user", help="For your own systemd; needs no further privileges.")
 @click.option("--system", "scope", flag_value="system", help="For the machine's systemd, run as a separate user.")
-@click.option("--print/--install", "only_print", default=True, help="Print the files [default], or install them.")
+@click.option("--install", is_flag=True, help="Install the files instead of printing them.")
 @click.option("--watch", "inbox", type=click.Path(path_type=Path), help="Also watch this folder for photos.")
 @click.option("--serve", is_flag=True, help="Also serve the web page and the API, on 127.0.0.1:8765.")
-@click.option("--own-redis", is_flag=True, help="Use your own Redis server [default: where SVDQ_REDIS_URL is set].")
 @click.option("--run-as", metavar="NAME", default="svdq", show_default=True, help="With --system: user to run as.")
 @click.option("--force", is_flag=True, help="Overwrite files that differ.")
 @click.argument("worker_options", nargs=-1, type=click.UNPROCESSED)
 def systemd(
     scope: str | None,
-    only_print: bool,
+    install: bool,
     inbox: Path | None,
     serve: bool,
-    own_redis: bool,
     run_as: str,
     force: bool,
     worker_options: tuple[str, ...],
@@ -70,7 +66,7 @@ def systemd(
     worker.make_context("svdq worker", list(worker_options))  # raises for a wrong option
     is_system = scope == "system"
     inbox = None if inbox is None else inbox.expanduser().absolute()
-    environment, secrets = _environment(is_system, own_redis)
+    environment, secrets = _environment(is_system)
     environment |= {"INBOX": str(inbox)} if inbox is not None else {}
     environment |= {"SERVE_OPTIONS": ""} if serve else {}
     environment["WORKER_OPTIONS"] = shlex.join(worker_options)
@@ -90,7 +86,7 @@ def systemd(
     contents[config / "svdq" / "systemd.env"] = "".join(
         f"{name}={_quoted(value)}\n" for name, value in environment.items()
     )
-    if only_print:
+    if not install:
         for path, text in contents.items():
             echo(f"# {path}", *text.splitlines(), "")
         return
@@ -101,7 +97,7 @@ def systemd(
     echo("", "Next:", *(f"  {step}" for step in (*steps, *_start_steps(is_system, units))))
 
 
-def _environment(is_system: bool, own_redis: bool) -> tuple[dict[str, str], list[str]]:
+def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
     """Collect the variables of the units, and the names of those that are secret and left out.
 
     Raises:
@@ -120,7 +116,7 @@ def _environment(is_system: bool, own_redis: bool) -> tuple[dict[str, str], list
         environment["HOME"] = str(settings.home)  # for the caches of torch, CUDA and the model hub
     own_file = str(settings.home / FILE_NAME)  # the services read it themselves
     secrets = []
-    if not own_redis and settings.redis_url is None:
+    if settings.redis_url is None:
         socket = settings.home / "redis" / "redis.sock"
         if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
             raise InputError(
@@ -152,15 +148,10 @@ def _program() -> Path:
 
 def _units(is_system: bool) -> Iterator[tuple[Path, str]]:
     """Yield the names and texts of the units and their drop-ins."""
-
-    def walk(folder: Traversable, inside: Path) -> Iterator[tuple[Path, str]]:
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-            if entry.is_dir():
-                yield from walk(entry, inside / entry.name)
-            elif is_system or not entry.name.startswith(SYSTEM_PREFIX):
-                yield inside / entry.name, entry.read_text(encoding="utf-8")
-
-    return walk(files("svdq.cli") / "systemd", Path())
+    folder = Path(__file__).parent / "systemd"
+    for path in sorted(folder.rglob("*.*")):
+        if path.is_file() and (is_system or not path.name.startswith(SYSTEM_PREFIX)):
+            yield path.relative_to(folder), path.read_text(encoding="utf-8")
 
 
 def _drop_in(paths: Sequence[Path], user: str | None) -> str:
@@ -199,8 +190,8 @@ def _install(contents: dict[Path, str], *, force: bool) -> None:
     changed = [str(path) for path, text in existing.items() if text != contents[path]]
     if changed and not force:
         raise InputError(
-            f"{', '.join(changed)} would change; compare with --print, and overwrite with --force. To keep your own "
-            "changes, put them in a drop-in with systemctl edit."
+            f"{', '.join(changed)} would change; compare without --install, or overwrite with --force. Put your own "
+            "changes into a drop-in with systemctl edit."
         )
     for path, text in contents.items():
         is_new = existing.get(path) != text

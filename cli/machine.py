@@ -146,13 +146,7 @@ def redis() -> None:
     """
 
 
-START_EXAMPLES = """\b
-Examples:
-  svdq redis start
-"""
-
-
-@redis.command(epilog=START_EXAMPLES)
+@redis.command()
 def start() -> None:
     """Start the server of this home if it is not running, and print its URL."""
     from svdq.producer.embedded_redis.server import ensure_server
@@ -161,13 +155,7 @@ def start() -> None:
     echo(ensure_server(Settings.load().home))
 
 
-STOP_EXAMPLES = """\b
-Examples:
-  svdq redis stop
-"""
-
-
-@redis.command(epilog=STOP_EXAMPLES)
+@redis.command()
 def stop() -> None:
     """Stop the server of this home; it keeps queued jobs."""
     from svdq.producer.embedded_redis.server import stop_server
