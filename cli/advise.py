@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import echo, echo_json, table
+from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import connect, json_option, redis_options
 
 if TYPE_CHECKING:
     from svdq.pipeline.planning.advice import Remedy
-    from svdq.pipeline.planning.recordings import Profile, RankTime
+    from svdq.pipeline.planning.recordings import Profile
     from svdq.producer.status.ranks import GroupStatus
 
 EXAMPLES = """\b
 Examples:
   svdq advise                       the groups that are running now
-  svdq advise night.trace           what svdq worker --trace night.trace wrote
   svdq advise bench.json            what svdq bench --json bench.json wrote
 """
 
@@ -29,8 +28,8 @@ Examples:
 def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None:
     """Show where the time goes, which resource limits the run, and the one change that would help most.
 
-    RECORDING is the trace of a worker or a bench, or the JSON of a bench. Without it, the running groups are analyzed,
-    by their figures of the last ten seconds.
+    RECORDING is a file of svdq bench --json. Without it, the running groups are analyzed, by their figures of the last
+    ten seconds.
     """
     from svdq.pipeline.planning.advice import advise as advise_on
     from svdq.pipeline.planning.recordings import read_profile
@@ -39,26 +38,14 @@ def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None
     for profile in profiles:
         advice = advise_on(profile)
         if as_json:
-            ranks = [asdict(rank) for rank in profile.ranks]
-            echo_json({"source": profile.source, "ranks": ranks, **asdict(advice)})
+            echo_json({"source": profile.source, "busy": profile.busy, **asdict(advice)})
             continue
-        echo(f"{profile.source}:")
-        echo(*_table(profile.ranks), advice.time)
-        echo(f"This would help most: {_remedy(advice.best)}")
-        for other in advice.others:
-            echo(f"After that: {_remedy(other)}")
+        echo(f"{profile.source}:", advice.time, f"This would help most: {_remedy(advice.best)}")
+        echo(*(f"After that: {_remedy(other)}" for other in advice.others))
 
 
 def _remedy(remedy: "Remedy") -> str:
     return f"{remedy.text} Expected: {remedy.factor:.2f} times as many videos."
-
-
-def _table(ranks: "tuple[RankTime, ...]") -> list[str]:
-    rows: list[list[object]] = [["rank", "encode", "steps", "decode", "idle"]]
-    for number, rank in enumerate(ranks):
-        shares = (rank.encode, rank.steps, rank.decode, 1 - rank.busy)
-        rows.append([number, *(f"{share:.1%}" for share in shares)])
-    return table(rows)
 
 
 def _live(redis_url: str | None) -> "list[Profile]":
@@ -79,21 +66,20 @@ def _live(redis_url: str | None) -> "list[Profile]":
 def _profile(group: "GroupStatus") -> "Profile | None":
     """Build the current profile of a group; None before its first video and while a rank is missing."""
     from svdq.cli.plan import costs_of, shape_name
-    from svdq.pipeline.planning.recordings import Profile, RankTime
+    from svdq.pipeline.planning.recordings import Profile
 
     intake = group.intake
     if intake is None or not intake.costs or len(group.ranks) != group.ranks[0].num_ranks:
         return None
     costs = intake.costs[-1]
     steps = next((rank.steps for rank in group.ranks if rank.steps), 25)
-    # What ranks do within their busy time is not reported; steps are most of it.
-    ranks = tuple(RankTime(steps=min(1.0, rank.busy_share)) for rank in group.ranks)
-    idle = 1 - sum(rank.busy for rank in ranks) / len(ranks)
+    busy = tuple(min(1.0, rank.busy_share) for rank in group.ranks)
+    idle = 1 - sum(busy) / len(busy)
     is_writing = any(condition.job_ids for condition in group.conditions)
     return Profile(
         source=f"Group {group.name}, {shape_name(costs)}, {steps} steps, the last ten seconds",
         video=costs_of(costs, steps),
-        ranks=ranks,
-        no_jobs=idle if not is_writing and len(intake.in_flight) < len(ranks) else 0.0,
+        busy=busy,
+        no_jobs=idle if not is_writing and len(intake.in_flight) < len(busy) else 0.0,
         writing=idle if is_writing else 0.0,
     )

@@ -31,7 +31,7 @@ Examples:
 @click.option("--videos", type=click.IntRange(1, 10**9), required=True, metavar="N", help="Number of videos to render.")
 @click.option("--deadline", metavar="TIME", help="Time available, such as 8h, or the time of day, such as 07:00.")
 @click.option("--gpus", type=click.IntRange(1, 512), help="GPUs [default: as measured, else what the deadline needs].")
-@click.option("--from", "source", metavar="FILE|live", help="A file of svdq bench or --trace, or a live group.")
+@click.option("--from", "source", metavar="FILE|live", help="A file of svdq bench --json, or a live group.")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Denoising steps [default: as recorded, else 25].")
 @click.option("--step-ms", type=Number(0, 1e9, min_open=True), help="Milliseconds of a step; replaces --from.")
 @click.option("--encode-ms", type=MILLISECONDS, default=0.0, help="Milliseconds of an encode.")

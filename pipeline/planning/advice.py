@@ -45,7 +45,7 @@ def advise(profile: Profile) -> Advice:
     )
     bought = [
         Remedy(text=f"{change.what}.", factor=change.factor)
-        for change in changes(profile.video, len(profile.ranks), 1)
+        for change in changes(profile.video, len(profile.busy), 1)
         if change.factor >= _ANYTHING
     ]
     best, *others = [*wasted, *bought]
@@ -53,20 +53,20 @@ def advise(profile: Profile) -> Advice:
 
 
 def _where(profile: Profile) -> str:
-    shares = [rank.busy for rank in profile.ranks]
     idle = {
         "for want of jobs": profile.no_jobs,
         "because videos waited to be written": profile.writing,
-        "for other reasons": 1 - profile.busy - profile.no_jobs - profile.writing,
+        "for other reasons": 1 - profile.mean_busy - profile.no_jobs - profile.writing,
     }
-    text = f"The ranks were busy {profile.busy:.0%} of the time ({min(shares):.0%} to {max(shares):.0%})"
+    text = f"The ranks were busy {profile.mean_busy:.0%} of the time"
+    text += f" ({min(profile.busy):.0%} to {max(profile.busy):.0%})"
     reasons = [f"{share:.0%} {why}" for why, share in idle.items() if share >= 0.01]
     return f"{text}, and idle {', '.join(reasons)}." if reasons else f"{text}."
 
 
 def _wastes(profile: Profile) -> Iterator[Remedy]:
     """Yield remedies for what is wasted, each with its gain."""
-    video, num_ranks = profile.video, len(profile.ranks)
+    video, num_ranks = profile.video, len(profile.busy)
     yield Remedy(
         text=f"Keep the queue full: ranks were idle {profile.no_jobs:.0%} of the time because fewer videos were in "
         "flight than there are ranks. No GPU and no faster model helps while there is nothing to do.",

@@ -82,7 +82,7 @@ def test_names_of_files_that_control_the_terminal(svdq: Cli, home: Path, photo: 
     (inbox / f"{name}.jpg").write_bytes(photo.read_bytes())
     (inbox / f"bad{name}.jpg").write_bytes(b"no photo")
     for command in (
-        ["watch", inbox, "--once", "--settle", "1ms"],
+        ["watch", inbox, "--once", "--stable-for", "0.1s"],
         ["submit", str(inbox)],
         ["submit", str(inbox), "--skip-bad"],
         ["inspect", str(inbox / f"bad{name}.jpg")],

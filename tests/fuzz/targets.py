@@ -291,19 +291,7 @@ def recording(folder: Path, stack: ExitStack) -> Target:
     """What `svdq plan` and `svdq advise` read."""
     run = {"through": "loop", "ranks": 2, "per_sample_mean_s": 1.2, "steps": 4}
     run |= {"busy_share": [0.9, 0.9], "step_ms": 500.0, "encode_ms": 50.0, "decode_ms": 100.0}
-    events = []
-    for video in range(3):
-        for rank, (name, start) in enumerate(
-            (("encode", 0.0), ("steps 0-1", 0.1), ("steps 2-3", 1.1), ("decode", 2.1))
-        ):
-            pid, ts = rank // 2, (start + video) * 1e6
-            events.append(
-                {"ph": "X", "pid": pid, "tid": 1, "ts": ts, "dur": 9e5, "name": name, "args": {"job": str(video)}}
-            )
-    seeds = [
-        json.dumps({"runs": [run, run | {"ranks": 1, "busy_share": [0.9]}]}),
-        json.dumps({"traceEvents": events}),
-    ]
+    seeds = [json.dumps({"runs": [run, run | {"ranks": 1, "busy_share": [0.9]}]})]
     path = folder / "recording.json"
 
     def read(data: bytes) -> None:
