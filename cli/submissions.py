@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
+from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.submit import (
     BadPhotosError,
-    BadRequest,
     Observer,
     Request,
     Submission,
@@ -82,7 +82,7 @@ class Bar(Observer):
 
 def submit_and_print(
     settings: "Settings",
-    requests: Sequence[Request | BadRequest],
+    requests: Sequence[Request | InputError],
     *,
     skip_bad: bool = False,
     do_wait: bool,

@@ -16,7 +16,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.family import ConfiguredModel
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
 from svdq.producer.submitting.options import FIELD_OF, FIELDS, SubmitOptions, as_key, read_field
-from svdq.producer.submitting.submit import BadRequest, Request
+from svdq.producer.submitting.submit import Request
 from svdq.producer.timeparse import parse_future
 
 #: Columns that are not parameters of a video.
@@ -29,17 +29,8 @@ Row = tuple[int, Mapping[str, Any] | InputError]
 
 def read_batch(
     path: Path, now: datetime, *, model: ConfiguredModel | None = None, force: bool = False
-) -> list[Request | BadRequest]:
-    """Read a list without opening the photos.
-
-    Args:
-        path: a .csv or .jsonl file.
-        now: current time with a time zone, for times of day.
-        model: the configured model.
-        force: create new jobs although the same ones exist.
-
-    Returns:
-        A request for each row, or the reason why the row is invalid.
+) -> list[Request | InputError]:
+    """Read a list without opening the photos; return a request for each row, or why the row is invalid.
 
     Raises:
         InputError: the file cannot be read or split into rows.
@@ -47,7 +38,7 @@ def read_batch(
     read_rows = READERS.get(path.suffix.lower())
     if read_rows is None:
         raise InputError(f"{str(path)!r} is not a list of photos; give a file that ends in {' or '.join(READERS)}.")
-    requests: list[Request | BadRequest] = []
+    requests: list[Request | InputError] = []
     specs: dict[JobSpec, JobSpec] = {}
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -65,7 +56,7 @@ def read_batch(
             try:
                 photo, spec = _parse(row, now, model, force)
             except InputError as error:
-                requests.append(BadRequest(reason=f"{where}{error}"))
+                requests.append(InputError(f"{where}{error}"))
             else:
                 # Rows that ask for the same share one spec.
                 spec = specs.setdefault(spec, spec)
@@ -159,24 +150,11 @@ def _csv_rows(text: str) -> Iterator[Row]:
         raise _BadFileError(line, f"The line is not valid csv ({error}); close the quotation marks.") from error
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object, and refuse repeated names, of which json would keep only the last."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"The row names {twice!r} twice; write each column once.")
-    return row
-
-
 def _jsonl_rows(text: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                row = json.loads(line, object_pairs_hook=_each_once)
-            except InputError as error:
-                yield number, error
-                continue
+                row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 yield number, InputError(f"The line is not valid JSON ({error}); write one object on each line.")
                 continue

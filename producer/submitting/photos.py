@@ -10,7 +10,7 @@ import stat
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -90,13 +90,7 @@ def check_photo(path: Path, max_pixels: int) -> Photo:
 def check_photos(
     paths: Iterable[Path], max_pixels: int, on_checked: Callable[[], None] = lambda: None
 ) -> list[Photo | InputError]:
-    """Check many photos in parallel; yield each photo, in order, or the error that `check_photo` would raise.
-
-    Args:
-        paths: the photos.
-        max_pixels: limit per photo.
-        on_checked: called after each photo.
-    """
+    """Check many photos in parallel; return each photo, in order, or the error that `check_photo` would raise."""
 
     def check(path: Path) -> Photo | InputError:
         try:
@@ -113,7 +107,7 @@ def check_photos(
 
 
 def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
-    """Decode the first frame of a photo that `read_file` has read.
+    """Decode the first frame of a photo whose bytes have been read; `path` is for its name and messages.
 
     Raises:
         InputError: as `check_photo`.
@@ -122,27 +116,14 @@ def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
         return _decode(data, path, max_pixels)
 
 
-def check_upload(data: bytes, path: Path, max_pixels: int) -> Photo:
-    """Decode the first frame of a photo that is no file, such as an upload; the result holds its bytes.
-
-    Raises:
-        InputError: as `check_photo`.
-    """
-    if not data:
-        raise _empty(path)
-    return replace(check_data(data, path, max_pixels), data=data)
-
-
 def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
     """Read an open file.
 
     Raises:
-        InputError: the file is empty, or larger than any photo of `max_pixels` pixels.
+        InputError: the file is larger than any photo of `max_pixels` pixels.
         OSError: the file cannot be read.
     """
     num_bytes = os.fstat(file.fileno()).st_size
-    if num_bytes == 0:
-        raise _empty(path)
     limit = max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20)
     if num_bytes > limit:
         raise InputError(
@@ -150,10 +131,6 @@ def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
             "give a photo or raise SVDQ_MAX_PIXELS."
         )
     return file.read(num_bytes)
-
-
-def _empty(path: Path) -> InputError:
-    return InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
 
 
 def _check(path: Path, max_pixels: int) -> Photo:
@@ -164,6 +141,8 @@ def _check(path: Path, max_pixels: int) -> Photo:
 
 
 def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
+    if not data:
+        raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
     image = _open(path, data)
     if image.width * image.height > max_pixels:
         raise InputError(

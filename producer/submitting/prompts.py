@@ -56,11 +56,8 @@ class PromptFiles:
     """The prompts in text files beside photos."""
 
     def __init__(self) -> None:
-        """Initialize; nothing is read."""
         #: Number of text files beside photos whose videos take no prompt.
         self.num_ignored = 0
-        #: Photos with the same prompt share one spec: by the id of the spec without it, and the prompt.
-        self._specs: dict[tuple[int, str], JobSpec] = {}
 
     def spec_for(self, spec: JobSpec, photo: Path) -> JobSpec:
         """Return a spec with the prompt beside a photo, unless it has one.
@@ -77,9 +74,6 @@ class PromptFiles:
         prompt = read_prompt(path)
         if prompt is None:
             return spec
-        key = (id(spec), prompt)
-        if key not in self._specs:
-            spec = spec.with_prompt(prompt)
-            spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else as_flag(field))
-            self._specs[key] = spec
-        return self._specs[key]
+        spec = spec.with_prompt(prompt)
+        spec.check(lambda field: f"The prompt in {str(path)!r}:" if field == "prompt" else as_flag(field))
+        return spec

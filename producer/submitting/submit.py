@@ -22,7 +22,7 @@ from svdq.producer.submitting.enqueue import CHUNK, Enqueued, Entry, enqueue_aft
 from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.photos import Photo, check_photos, check_upload, source_path
+from svdq.producer.submitting.photos import Photo, check_data, check_photos, source_path
 from svdq.producer.submitting.prompts import PromptFiles
 from svdq.producer.submitting.sizes import crop_warning
 from svdq.producer.threads import ordered_map
@@ -46,14 +46,6 @@ class Request:
     where: str = ""
     #: The bytes of an upload, whose path is only a name; None: they are in the file.
     data: bytes | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BadRequest:
-    """An invalid request, such as a row of a list."""
-
-    #: Its place and the error, as a sentence.
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +127,7 @@ def submit(
 
 def submit_all(
     settings: Settings,
-    requests: Sequence[Request | BadRequest],
+    requests: Sequence[Request | InputError],
     *,
     skip_bad: bool = False,
     observer: Observer | None = None,
@@ -150,7 +142,7 @@ def submit_all(
 
     Args:
         settings: of this process.
-        requests: the photos, whose specs were not checked yet.
+        requests: the photos, whose specs were not checked yet; an error for each bad row of a list.
         skip_bad: leave out bad requests and bad photos, instead of refusing all.
         observer: receives the progress.
         connection: an open connection, whose errors the caller handles; None connects.
@@ -185,7 +177,7 @@ def submit_all(
 
 
 def _check(
-    settings: Settings, requests: Sequence[Request | BadRequest], skip_bad: bool, observer: Observer
+    settings: Settings, requests: Sequence[Request | InputError], skip_bad: bool, observer: Observer
 ) -> list[tuple[Photo, JobSpec]]:
     paths = [request.path for request in requests if isinstance(request, Request) and request.data is None]
     observer.begin("checking", len(paths))
@@ -193,16 +185,20 @@ def _check(
     prompts = PromptFiles()
     checked, reasons = [], []
     for request in requests:
-        if isinstance(request, BadRequest):
-            reasons.append(request.reason)
-        elif isinstance(result := _check_upload(request, settings) or next(results), Photo):
-            try:
-                spec = request.spec if request.data is not None else prompts.spec_for(request.spec, request.path)
-                checked.append((replace(result, source=_source_of(request)), spec))
-            except InputError as error:
-                reasons.append(f"{request.where}{error}")
-        else:
-            reasons.append(f"{request.where}{result}")
+        if isinstance(request, InputError):
+            reasons.append(str(request))
+            continue
+        try:
+            if request.data is not None:
+                found: Photo | InputError = check_data(request.data, request.path, settings.max_pixels)
+            else:
+                found = next(results)
+            if isinstance(found, InputError):
+                raise found
+            spec = request.spec if request.data is not None else prompts.spec_for(request.spec, request.path)
+            checked.append((replace(found, source=_source_of(request), data=request.data), spec))
+        except InputError as error:
+            reasons.append(f"{request.where}{error}")
     if reasons and (not skip_bad or not checked):
         if len(requests) == 1:
             raise InputError(reasons[0])
@@ -222,16 +218,6 @@ def _source_of(request: Request) -> str:
         return request.source
     folder = "" if request.data is not None else request.path.absolute().parent.name
     return source_path(folder, request.path.name)
-
-
-def _check_upload(request: Request, settings: Settings) -> Photo | InputError | None:
-    """Check the photo of a request that has its bytes."""
-    if request.data is None:
-        return None
-    try:
-        return check_upload(request.data, request.path, settings.max_pixels)
-    except InputError as error:
-        return error
 
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:
