@@ -7,7 +7,7 @@ those jobs, so a storage that several Redis servers share must not be pruned: ea
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
@@ -16,7 +16,7 @@ from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import INPUT_KEY
-from svdq.producer.queue import ENDED, read_job, statuses
+from svdq.producer.queue import ENDED, statuses
 from svdq.producer.results import verdicts
 from svdq.producer.results.provenance import MAX_SIDECAR_BYTES
 from svdq.producer.results.removal import forget
@@ -30,8 +30,6 @@ INPUTS = "inputs"
 CHECKPOINTS = "checkpoints"
 #: Photos are kept at least this long after their last submission, even if `--older-than` is shorter.
 KEEP_INPUTS = 2 * INPUT_AGE
-#: Files without a sidecar are kept this long: they may belong to a video in progress, of this Redis or another.
-KEEP_UNFINISHED = timedelta(days=1)
 
 #: Keys of photos in JSON text, found without parsing it.
 _INPUT_KEY = re.compile(INPUT_KEY.pattern.encode())
@@ -54,18 +52,6 @@ class Removal:
     #: Size in bytes, and number of files.
     size: int
     num_files: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Jobs:
-    """The jobs in Redis whose files are in use."""
-
-    #: Ids of unfinished jobs, and of jobs that cannot be read.
-    unfinished: set[str] = field(default_factory=set)
-    #: Keys of the photos of all jobs, including ended ones, which may be retried.
-    images: set[str] = field(default_factory=set)
-    #: Ids of ended jobs by the stem of their files.
-    ended: dict[str, str] = field(default_factory=dict)
 
 
 def find_removals(
@@ -98,17 +84,16 @@ def find_removals(
         if entry.modified_at < min(cutoff, now - KEEP_INPUTS) and INPUT_KEY.fullmatch(entry.key)
     ]
     # Read after the photos: later submissions have photos that are too young to be in the list.
-    jobs = _read_jobs(connection, on_bad)
+    unfinished, images = _read_jobs(connection, on_bad)
     results = list(read_results(storage, outputs, lambda sidecar: sidecar.modified_at < cutoff, on_bad))
-    in_use = jobs.unfinished | verdicts.kept(connection)
+    in_use = unfinished | verdicts.kept(connection)
     removals = [removal for removal in _videos(storage, outputs, results, cutoff) if removal.job_id not in in_use]
-    removals += _unfinished_videos(storage, outputs, jobs.ended, min(cutoff, now - KEEP_UNFINISHED))
     gone = {key for removal in removals for key in removal.keys}
     if inputs:
-        used = jobs.images | _images_of(storage, [entry for entry in outputs if entry.key not in gone])
+        used = images | _images_of(storage, [entry for entry in outputs if entry.key not in gone])
         removals += [_removal("photo", "", storage, (entry.key,), [entry]) for entry in inputs if entry.key not in used]
     for place in {place.shown: place for place in (home, storage)}.values():
-        removals += [removal for removal in _checkpoints(place, cutoff) if removal.job_id not in jobs.unfinished]
+        removals += [removal for removal in _checkpoints(place, cutoff) if removal.job_id not in unfinished]
     if any(removal.storage is storage for removal in removals) and not storage.is_marked:
         raise InputError(
             f"svdq has never written to {storage.shown!r}: there is no file {MARKER} in it. Check SVDQ_STORAGE; if it "
@@ -128,7 +113,8 @@ def remove_all(connection: redis.Redis, removals: Sequence[Removal]) -> list[Rem
     if photos:
         # Checked again: a video may have been kept because its job was queued again.
         storage = photos[0].storage
-        used = _images_of(storage, list(storage.entries(OUTPUTS))) | _read_jobs(connection, lambda reason: None).images
+        _, images = _read_jobs(connection, lambda reason: None)
+        used = images | _images_of(storage, list(storage.entries(OUTPUTS)))
         removed += [photo for photo in photos if photo.witness.key not in used and _remove(connection, photo)]
     return removed
 
@@ -170,23 +156,6 @@ def _videos(storage: Storage, entries: list[Entry], results: list[Result], cutof
             yield _removal("video", result.job_id, storage, tuple(keys), files)
 
 
-def _unfinished_videos(
-    storage: Storage, entries: list[Entry], ended: dict[str, str], cutoff: datetime
-) -> Iterator[Removal]:
-    """Find old files without a sidecar, of jobs that ended before they wrote one, by the jobs' records."""
-    keys = {entry.key for entry in entries}
-    by_job: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries:
-        stem = entry.key.rpartition(".")[0]
-        if entry.key.endswith(".png"):
-            stem = entry.key.rpartition("/")[0]
-        if stem in ended and f"{stem}.json" not in keys and not entry.key.endswith(".json"):
-            by_job[ended[stem]].append(entry)
-    for job_id, files in by_job.items():
-        if max(entry.modified_at for entry in files) < cutoff:
-            yield _removal("video", job_id, storage, tuple(entry.key for entry in files), files)
-
-
 def _checkpoints(storage: Storage, cutoff: datetime) -> Iterator[Removal]:
     """Find the old checkpoints of each job: checkpoints/<job>/<step>.safetensors."""
     by_job: dict[str, list[Entry]] = defaultdict(list)
@@ -224,17 +193,21 @@ def _images_in(data: bytes) -> set[str]:
     return {image.decode() for image in _INPUT_KEY.findall(data)}
 
 
-def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> _Jobs:
-    """Read all jobs."""
-    jobs = _Jobs()
-    for found in read_many(connection, scan_ids(connection), fields=("status", "ended_at", "data")):
+def _read_jobs(connection: redis.Redis, on_bad: Callable[[str], None]) -> tuple[set[str], set[str]]:
+    """Read all jobs.
+
+    Returns:
+        The ids of unfinished jobs and of jobs that cannot be read, and the keys of the photos of all jobs, including
+        ended ones, which may be retried.
+    """
+    unfinished: set[str] = set()
+    images: set[str] = set()
+    for found in read_many(connection, scan_ids(connection), fields=("status", "data")):
         if isinstance(found, UnreadableJobError):
             on_bad(f"{found} It is left out.")
-            jobs.unfinished.add(found.job_id)
+            unfinished.add(found.job_id)
         elif found is not None:
-            jobs.images.update(_images_in(found.data))
+            images.update(_images_in(found.data))
             if found.get_status(refresh=False).value not in ENDED:
-                jobs.unfinished.add(found.id)
-            elif (job := read_job(found)) is not None:
-                jobs.ended[job.output_stem(found.id)] = found.id
-    return jobs
+                unfinished.add(found.id)
+    return unfinished, images
