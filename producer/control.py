@@ -139,10 +139,7 @@ def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[
 def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = None) -> None:
     """Requeue a failed, stopped or canceled job: same id, same seed, at the end of its queue.
 
-    Args:
-        connection: to Redis.
-        job_id: the job.
-        storage: also requeue a finished job; its files in this storage stay until new ones replace them.
+    With a storage, a finished job is requeued, too; its files in this storage stay until new ones replace them.
 
     Raises:
         InputError: the job does not exist or has another status.

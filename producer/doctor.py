@@ -149,8 +149,7 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
 def check_model(name: str) -> Iterator[Finding]:
     """Check the model with a name as in SVDQ_MODEL; nothing is fetched.
 
-    Args:
-        name: `preview`, `simulated[:…]`, a folder or a hub id.
+    The name is `preview`, `simulated[:…]`, a folder or a hub id.
     """
     if name == "preview":
         yield Finding.ok("model", "preview (no diffusion model); SVDQ_MODEL chooses another")

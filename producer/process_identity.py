@@ -32,9 +32,7 @@ def process_name(pid: int, label: str) -> str:
 def group_name(*, on_one_host: bool) -> str:
     """Return the name of this rank's group: the same for all its ranks, and after every restart of the group.
 
-    Args:
-        on_one_host: whether all ranks are on this host; then the name is that of the torchrun that started them, else
-            its --rdzv-id and the host of rank 0.
+    That of ranks on one host is named after their torchrun, else after its --rdzv-id and the host of rank 0.
     """
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
     if run_id is not None and not on_one_host:

@@ -166,14 +166,8 @@ def new_rq_job(
 ) -> rq.job.Job:
     """Create the RQ job of a job, without writing it.
 
-    Args:
-        queue: its queue.
-        job: the job.
-        job_id: the id of the job.
-        photo: the path of its photo, for display; a worker never opens it.
-        notes: what is recorded beside it, such as a prompt that its model ignores.
-        is_scheduled: whether it is queued at a set time.
-        after: ids of jobs that must finish or fail first.
+    `photo`, the path of the photo, is for display. `notes` are recorded beside the job, such as a prompt that its model
+    ignores. It is queued when the jobs in `after` have finished or failed.
     """
     # A size that is left to the model is not known here.
     size = f" {job.width}x{job.height}" if job.width and job.height else ""

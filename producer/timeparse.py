@@ -22,9 +22,7 @@ _FROM_NOW = re.compile(
 def parse_duration(text: str, option: str) -> timedelta:
     """Parse a duration such as 500ms, 30s, 90m, 1.5h, 30d or 2w.
 
-    Args:
-        text: what the user wrote.
-        option: the flag, for errors.
+    `option` names the value in errors.
 
     Raises:
         InputError: the text is not a duration.
@@ -38,10 +36,7 @@ def parse_duration(text: str, option: str) -> timedelta:
 def parse_past(text: str, option: str, now: datetime) -> datetime:
     """Parse 22:00 (the last such local time), a date, a date and time, or a duration before now such as 12h.
 
-    Args:
-        text: what the user wrote; local time unless it has a time zone.
-        option: the flag, for errors.
-        now: current time with a time zone.
+    Times are local unless they have a time zone. `option` names the value in errors.
 
     Raises:
         InputError: the text is not a time, or is in the future.
@@ -63,10 +58,7 @@ def parse_past(text: str, option: str, now: datetime) -> datetime:
 def parse_future(text: str, option: str, now: datetime) -> datetime:
     """Parse 22:00 (the next such local time), a time from now such as +2h30m, or a date and time.
 
-    Args:
-        text: what the user wrote; local time unless it has a time zone.
-        option: the flag or other name of the value, for errors.
-        now: current time with a time zone.
+    Times are local unless they have a time zone. `option` names the value in errors.
 
     Raises:
         InputError: the text is not a time, or is in the past.

@@ -42,11 +42,7 @@ def results_of(
 ) -> list[Result]:
     """Find the videos of jobs by prefixes of their ids, in the order given.
 
-    Args:
-        settings: to look up jobs without a video in Redis.
-        storage: with the videos.
-        job_ids: the jobs.
-        on_bad: called with a sentence for each of their sidecars that cannot be read.
+    `on_bad` is called with a sentence for each of their sidecars that cannot be read.
 
     Raises:
         InputError: a job has no video in the storage; the message has the job's status.

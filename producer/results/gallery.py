@@ -73,13 +73,7 @@ def write_gallery(
 ) -> None:
     """Write the page: failures first, then videos, newest first.
 
-    Args:
-        page: the file; links to videos are relative to it.
-        storage: where the results are; a local folder unless the videos are embedded.
-        results: finished videos.
-        failures: failed jobs.
-        title: of the page.
-        embed: embed the videos in the page.
+    With `embed`, the page contains the videos; otherwise it has relative links to them.
 
     Raises:
         InputError: the page cannot be written, would be too large, or could not link to its videos.

@@ -38,12 +38,6 @@ def poster_of_video(path: Path) -> bytes:
 def poster_of_photo(data: bytes, size: tuple[int, int], fit: Fit, max_pixels: int) -> bytes:
     """Return a photo as its video shows it, as a JPEG.
 
-    Args:
-        data: the bytes of the photo.
-        size: width and height of the video.
-        fit: how the photo is fitted to it.
-        max_pixels: limit of the photo.
-
     Raises:
         InputError: the photo cannot be decoded.
     """

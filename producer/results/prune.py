@@ -64,13 +64,9 @@ def find_removals(
 ) -> list[Removal]:
     """Find old files that are no longer needed; removes nothing.
 
-    Args:
-        connection: to the Redis whose jobs use the storage.
-        storage: with photos, videos and perhaps checkpoints.
-        home: SVDQ_HOME, where checkpoints are unless they are in the storage.
-        older_than: minimum age of the newest file of a video, or of a photo's last submission.
-        now: current time, with a time zone.
-        on_bad: called with a sentence for each sidecar or job that cannot be read; its files are kept.
+    `older_than` is the minimum age of the newest file of a video, and of a photo's last submission. Checkpoints are in
+    `storage` or in `home`, SVDQ_HOME. `on_bad` is called with a sentence for each sidecar or job that cannot be read;
+    its files are kept.
 
     Raises:
         InputError: svdq has never written to the storage, so it may be the wrong folder.

@@ -22,11 +22,6 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
     Only files that svdq has made are removed. Its photo stays, since other jobs may have the same one; `svdq prune`
     removes it later.
 
-    Args:
-        connection: to Redis.
-        storage: with the videos.
-        job_id: the job.
-
     Returns:
         False if it is in flight: it stops after its current step, and can be removed then.
 
@@ -76,10 +71,7 @@ def _files_of(storage: Storage, job: Job, job_id: str) -> list[str]:
 def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) -> bool:
     """Delete the record of an ended job, so that the same submission renders again.
 
-    Args:
-        connection: to Redis.
-        job_id: the job; nothing is done if there is no record of it.
-        only: statuses; records of jobs that have ended otherwise stay.
+    Nothing is done if there is no record, or if the job ended in a status that is not in `only`.
 
     Returns:
         False if the job has not ended, such as when it has just been queued again.

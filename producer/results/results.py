@@ -102,11 +102,8 @@ def read_results(
 ) -> Iterator[Result]:
     """Read sidecars, and find the files of each.
 
-    Args:
-        storage: with the videos.
-        entries: all files of a folder.
-        is_wanted: returns whether to read a sidecar.
-        on_bad: called with a sentence for each JSON file that is not a sidecar; the file is left out.
+    `entries` are all files of a folder. `on_bad` is called with a sentence for each JSON file that is not a sidecar,
+    which is left out.
     """
     files: dict[str, Entry] = {}
     frames: dict[str, list[Entry]] = {}

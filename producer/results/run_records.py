@@ -42,11 +42,7 @@ def records_from_redis(
 ) -> Iterator[RunRecord]:
     """Find the jobs of all queues that ended in a period.
 
-    Args:
-        connection: to Redis.
-        since: start of the period.
-        until: end of the period.
-        on_bad: called with a sentence for each job that cannot be read; the job is left out.
+    `on_bad` is called with a sentence for each job that cannot be read, which is left out.
     """
     for queue in queues(connection):
         for registry in (queue.finished_job_registry, queue.failed_job_registry, queue.canceled_job_registry):
@@ -58,10 +54,7 @@ def records_from_storage(
 ) -> Iterator[RunRecord]:
     """Find the videos that were finished since a time, with their costs.
 
-    Args:
-        storage: with the videos.
-        since: start of the period.
-        on_bad: called with a sentence for each JSON file that is not a sidecar; the file is left out.
+    `on_bad` is called with a sentence for each JSON file that is not a sidecar, which is left out.
 
     Raises:
         UnavailableError: the storage cannot be reached.

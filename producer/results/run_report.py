@@ -135,14 +135,8 @@ def summarize(
 ) -> RunReport:
     """Summarize what ended in a period.
 
-    Args:
-        records: of ended jobs, in any order; the newest record of a job counts.
-        left: number of unfinished jobs by state.
-        since: start of the period.
-        until: end of the period.
-        ending: why the run ended, as a sentence.
-        num_ranks: number of ranks that ran for the whole period; None counts each group from the start of its
-            first video to the end of its last.
+    The newest record of a job counts. `num_ranks` is the number of ranks that ran for the whole period; None counts
+    each group from the start of its first video to the end of its last.
     """
     jobs = _each_once(record for record in records if since <= record.ended_at <= until)
     finished = [job for job in jobs if job.status == "finished"]

@@ -20,11 +20,7 @@ def list_jobs(
 ) -> list[JobView]:
     """Return the newest jobs of all queues, newest first.
 
-    Args:
-        connection: to Redis.
-        limit: number of jobs at most.
-        statuses: only jobs of these statuses; all when there are none.
-        offset: number of newer jobs to leave out: the pages before this one.
+    The newest `offset` jobs are left out: they are on the pages before.
     """
     places = sorted(_places(connection, newest_ids(connection, offset + limit, statuses)), reverse=True)
     return view_many(connection, [job_id for _, job_id in places[offset : offset + limit]])
@@ -40,11 +36,7 @@ def read_page(
 ) -> tuple[list[JobView], bool]:
     """Read the jobs after a place, and whether there are more.
 
-    Args:
-        connection: to Redis.
-        limit: number of jobs at most.
-        after: where the page before ended; None begins.
-        newest_first: the order; the oldest jobs come first otherwise, for which all ids are read.
+    Pages with the oldest jobs first take longer: all ids are read for them.
     """
     window = WINDOW if newest_first else 1 << 31
     while True:

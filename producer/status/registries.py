@@ -79,11 +79,6 @@ def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[st
     """Return the ids of the newest jobs of every status and queue, up to `limit` of each, unique but in no order.
 
     Registries are sorted by expiry, which for ended jobs follows their end.
-
-    Args:
-        connection: to Redis.
-        limit: number of ids per queue and status.
-        statuses: statuses to include; all if empty.
     """
     wanted = set(statuses or STATUSES)
     entries: list[bytes] = []
@@ -115,13 +110,8 @@ def ended_before(
 ) -> list[tuple[int, str]]:
     """Return the jobs that ended last, the newest first: when, in seconds since the epoch, and their ids.
 
-    The cost depends on the limit, not on the number of kept jobs. Stopped jobs count as failed, as in RQ.
-
-    Args:
-        connection: to Redis.
-        statuses: `finished`, `failed` or both.
-        limit: number of jobs at most.
-        before: an entry of the result; only jobs after it in this order are returned.
+    The cost depends on the limit, not on the number of kept jobs. Stopped jobs count as failed, as in RQ. Only jobs
+    after `before`, an entry of the result, are returned.
     """
     ttls_s = {"finished": keys.RESULT_TTL_S, "failed": keys.FAILURE_TTL_S}
     found: list[tuple[int, str]] = []
@@ -157,9 +147,7 @@ def scan_ids(connection: redis.Redis) -> Iterator[bytes]:
 def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, int]:
     """Count the jobs that are taken before given queued jobs.
 
-    Args:
-        connection: to Redis.
-        places: the name of the queue by the id of each queued job.
+    `places` has the name of the queue by the id of each job.
 
     Returns:
         The number by job id, without jobs that have left their queue.

@@ -164,10 +164,7 @@ def read_waiting(
 ) -> Waiting:
     """Read an evenly spaced sample of the queued jobs.
 
-    Args:
-        connection: to Redis.
-        of_queues: as `counts` counts them.
-        places: the name of the queue by the id of each job whose position is requested.
+    `places` has the name of the queue by the id of each job whose position is requested.
     """
     num_jobs = {name: by_status["queued"] for name, by_status in of_queues.items()}
     with connection.pipeline(transaction=False) as pipeline:

@@ -66,12 +66,7 @@ def _number(text: str | None) -> int:
 
 
 def worker_state(connection: redis.Redis, workers: Sequence[WorkerView] | None = None) -> WorkerState:
-    """Say whether any worker takes jobs of ours, or is about to.
-
-    Args:
-        connection: to Redis.
-        workers: as `view_workers` returns them; None means that they are read.
-    """
+    """Say whether any worker takes jobs of ours, or is about to."""
     if view_workers(connection) if workers is None else workers:
         return "running"
     now, _ = connection.time()

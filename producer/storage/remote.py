@@ -48,11 +48,7 @@ class RemoteFiles:
     """
 
     def __init__(self, url: str) -> None:
-        """Open the storage; a file server is connected immediately.
-
-        Args:
-            url: such as s3://bucket/prefix, including secrets.
-        """
+        """Open the storage; a file server is connected immediately."""
         self._url = url
         self._protocol = url.partition("://")[0]
         self._lock = threading.Lock()

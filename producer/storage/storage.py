@@ -87,9 +87,7 @@ class Storage:
     def has_input(self, key: str, num_bytes: int | None = None) -> bool:
         """Return whether an undamaged photo exists, and make `svdq prune` keep it for at least a day.
 
-        Args:
-            key: contains the hash of the photo, which is verified in a local folder.
-            num_bytes: its size, which is verified on every storage.
+        The hash in the key is verified in a local folder, the size in bytes on every storage.
         """
         with self._access(key):
             try:

@@ -28,10 +28,7 @@ def temporary_name(prefix: str = "") -> str:
 def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONED_S) -> None:
     """Remove the files and folders of processes that have ended; ignore names that are not from `temporary_name`.
 
-    Args:
-        paths: files and folders with any names.
-        prefix: prefix of the names.
-        abandoned_s: age in seconds from which files are removed whose process cannot be checked from here.
+    Files whose process cannot be checked from here are removed when they are older than `abandoned_s`.
     """
     for path in paths:
         found = _NAME.fullmatch(path.name.removeprefix(prefix))
@@ -51,9 +48,7 @@ def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONE
 def check_target(path: Path, suffixes: Sequence[str] = (".html",)) -> None:
     """Check that a file can be written, before any work is done.
 
-    Args:
-        path: the file.
-        suffixes: allowed suffixes of the file, so that no video is overwritten; () for any.
+    `suffixes` are those allowed, so that no video is overwritten; () allows any.
 
     Raises:
         InputError: the suffix is not allowed, the folder does not exist, or the file cannot be written.

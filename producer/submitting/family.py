@@ -32,11 +32,7 @@ def choose_family(
 ) -> str:
     """Return the family that all given fields apply to.
 
-    Args:
-        fields: names of the given fields.
-        family: the one that was asked for.
-        model: the configured model.
-        spell: returns the name of a field for errors.
+    `spell` returns the name of a field for errors.
 
     Raises:
         InputError: a field does not apply to that family, or two fields apply to two families.

@@ -79,8 +79,7 @@ class JobSpec:
     def check(self, spell: Callable[[str], str] = as_flag) -> None:
         """Check the values, independent of the photo.
 
-        Args:
-            spell: returns the name of a parameter for errors.
+        `spell` returns the name of a parameter for errors.
 
         Raises:
             InputError: a value is not allowed.
@@ -104,9 +103,7 @@ class JobSpec:
     def jobs(self, photo: Photo, first_index: int) -> Iterator[tuple[Job, str]]:
         """Create the jobs of a photo, each with its id.
 
-        Args:
-            photo: the photo.
-            first_index: number of its first job in the submission, from 1.
+        The first is job number `first_index` of the submission, from 1.
         """
         number = first_index
         for options in self.options:

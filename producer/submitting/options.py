@@ -155,9 +155,7 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
 def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions, ...]:
     """Return all combinations of the values of several parameters; the last parameter changes fastest.
 
-    Args:
-        options: all other parameters.
-        sweeps: such as `motion_bucket_id=60,127,180`.
+    Sweeps look like `motion_bucket_id=60,127,180`.
 
     Raises:
         InputError: a sweep cannot be parsed, or a parameter has values twice.
@@ -200,13 +198,8 @@ def make_job(
 ) -> Job:
     """Create a job; the seed is random if none is given, and variation n adds n to a given seed.
 
-    Args:
-        options: the requested parameters.
-        model: the configured model.
-        spell: returns the name of a parameter for errors.
-        variation: number of the variation, from 0.
-        photo_size: width and height of the photo, if they are known, for `auto_size`.
-        others: the fields that are not in `options`.
+    `photo_size`, width and height of the photo if they are known, is for `auto_size`. `spell` returns the name of a
+    parameter for errors, `others` are the fields that are not in `options`.
 
     Raises:
         InputError: a value is not allowed.

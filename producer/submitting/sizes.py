@@ -13,11 +13,6 @@ def nearest_size(photo: tuple[int, int], area: int, multiple: int) -> tuple[int,
     """Return the allowed size that is nearest to a photo's shape and to an area, which it does not exceed.
 
     A larger area could need more memory than a video that fits. A wrong shape counts twice as much as a smaller area.
-
-    Args:
-        photo: width and height.
-        area: pixels.
-        multiple: of both sides.
     """
     sizes = [
         (width, height)

@@ -78,12 +78,7 @@ class BadPhotosError(InputError):
     """Some photos cannot be used; nothing was stored or enqueued."""
 
     def __init__(self, reasons: Sequence[str], num_photos: int) -> None:
-        """Create the error.
-
-        Args:
-            reasons: a sentence for each bad photo.
-            num_photos: number of all photos, including good ones.
-        """
+        """Create the error."""
         if len(reasons) == 1:
             super().__init__(f"{reasons[0]} Nothing was submitted; --skip-bad leaves it out.")
         else:
@@ -138,14 +133,8 @@ def submit_all(
     A `photo.txt` beside a photo is its prompt, unless the request has one.
 
     After an interruption, submitting the same photos again continues: existing photos and jobs are recognized. Memory
-    holds a few hundred bytes per photo, never the contents of many photos.
-
-    Args:
-        settings: of this process.
-        requests: the photos, whose specs were not checked yet; an error for each bad row of a list.
-        skip_bad: leave out bad requests and bad photos, instead of refusing all.
-        observer: receives the progress.
-        connection: an open connection, whose errors the caller handles; None connects.
+    holds a few hundred bytes per photo, never the contents of many photos. Errors among the requests stand for bad rows
+    of a list. The caller handles the errors of a `connection` that it gives.
 
     Raises:
         BadPhotosError: several photos are bad.

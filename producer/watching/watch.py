@@ -39,15 +39,8 @@ def watch(
     """Watch a folder until a stop is requested, or once.
 
     The folder is scanned, without notifications of the operating system: network shares send none, and a scan costs
-    little.
-
-    Args:
-        settings: of this process.
-        folder: the folder to watch.
-        spec: the parameters of photos without an svdq.toml.
-        options: how to watch.
-        report: called with each event.
-        is_stopped: returns whether to end after the current file.
+    little. `spec` has the parameters of photos without an svdq.toml. After `is_stopped` returns True, the current file
+    is the last.
 
     Returns:
         the number of events by kind, and as `waiting` the number of files that are left to the next run.
