@@ -109,8 +109,7 @@ def _logging(log_format: str) -> Iterator[None]:
     from svdq.pipeline.errors import SvdqError
     from svdq.worker.health.logging import TextFormatter, json_stderr
 
-    for name in ("health.metrics", "launcher"):
-        logging.getLogger(f"svdq.worker.{name}").setLevel(logging.INFO)
+    logging.getLogger("svdq.worker.launcher").setLevel(logging.INFO)
     if log_format == "text":
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(TextFormatter("%(message)s"))

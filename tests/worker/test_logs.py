@@ -148,7 +148,7 @@ def test_every_line_of_a_live_group_is_json(house: House, tmp_path: Path) -> Non
         (ended,) = [line for line in lines if re.match(f"Job {job_id} finished", line["message"])]
         assert (ended["rank"], ended["group"], ended["job_id"]) == (0, "0", job_id)
     by = {line["logger"] for line in lines}
-    assert {"svdq.worker.health.metrics", "torchrun"} <= by
+    assert {"svdq.worker.launcher.metrics", "torchrun"} <= by
     assert SECRET not in group.text
 
 

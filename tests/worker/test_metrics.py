@@ -30,13 +30,11 @@ from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import BOUNDS_S, Condition, IntakeStatus
-from svdq.worker.health import metrics as collector
 from svdq.worker.health.histograms import Histogram
 from svdq.worker.health.job_log_handler import JobLogHandler
-from svdq.worker.health.metric_families import FAMILIES
-from svdq.worker.health.metrics import LauncherCollector
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
+from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector
 from tests.queued import enqueue
 from tests.worker.conftest import Group, House, wait_until
 
@@ -249,32 +247,13 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
     assert total(samples, "svdq_group_ranks_up") == 1
 
 
-def test_what_a_group_counted_outlives_its_ranks(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "FRESH_S", 0.0)
-    group = Ranks()
-    registry = collector_of(connection, group)
-
-    def finished_total(pid: int, finished: int) -> float:
-        group.pid = pid
-        rank = describe(TOPOLOGY, CPU, "fake").model_copy(
-            update={"pid": pid, "intake": IntakeStatus(worker="w", finished=finished)}
-        )
-        with connection.pipeline() as pipeline:
-            rank.save(pipeline)
-            pipeline.execute()
-        return total(parse(generate_latest(registry).decode()), "svdq_videos_finished_total", group="0")
-
-    assert [finished_total(*args) for args in ((11, 2), (11, 3), (12, 3), (12, 4))] == [2, 3, 6, 7]
-    connection.set(SvdqQueue(connection=connection).finished_job_registry.key, "Redis refuses to count this")
-    assert finished_total(12, 5) == 7
-
-
 def test_while_redis_is_away_the_launcher_answers() -> None:
     away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     samples = collected(away)
     assert total(samples, "svdq_redis_up") == 0
     assert total(samples, "svdq_group_up") == 1
-    assert {name for name, _ in samples} == {family.name for family in FAMILIES.values() if family.always}
+    of_group = {f"svdq_group_{name}" for name in ("up", "ranks", "ranks_up")}
+    assert {name for name, _ in samples} == {"svdq_build_info", "svdq_start_time_seconds", "svdq_redis_up"} | of_group
 
 
 def test_the_endpoint_answers_whatever_redis_holds(connection: redis.Redis) -> None:
@@ -331,7 +310,7 @@ def test_the_log_names_a_free_port_that_was_taken(house: House) -> None:
 def served() -> set[str]:
     """Every name that an expression may use."""
     ends = {"histogram": ("_bucket", "_sum", "_count")}
-    return {f"{family.name}{end}" for family in FAMILIES.values() for end in ends.get(family.kind, ("",))}
+    return {f"{family.name}{end}" for family in FAMILIES for end in ends.get(family.kind, ("",))}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -356,10 +335,8 @@ def test_the_alerts_ask_only_for_what_is_served() -> None:
 
 def test_the_page_lists_each_metric_that_is_served() -> None:
     rows = re.findall(r"^\| `(svdq_\w+)` \| (\w+) \| (.*?) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
-    assert [(name, kind) for name, kind, _ in rows] == [(family.name, family.kind) for family in FAMILIES.values()]
-    assert [re.findall(r"`(\w+)`", labels) for _, _, labels in rows] == [
-        list(family.labels) for family in FAMILIES.values()
-    ]
+    assert [(name, kind) for name, kind, _ in rows] == [(family.name, family.kind) for family in FAMILIES]
+    assert [re.findall(r"`(\w+)`", labels) for _, _, labels in rows] == [list(family.labels) for family in FAMILIES]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool here")

@@ -33,7 +33,7 @@ from svdq.worker.launcher.starting import starting_record
 from svdq.worker.launcher.torchrun import GroupProcess
 
 if TYPE_CHECKING:
-    from svdq.worker.health.metrics import MetricsEndpoint
+    from svdq.worker.launcher.metrics import MetricsEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def _endpoint(
         return contextlib.nullcontext()
     if importlib.util.find_spec("prometheus_client") is None:
         raise InputError(f"--metrics-port needs the package prometheus_client; {how_to_install('worker')}.")
-    from svdq.worker.health.metrics import MetricsEndpoint
+    from svdq.worker.launcher.metrics import MetricsEndpoint
 
     return MetricsEndpoint(options.metrics_address, options.metrics_port, server_url(settings))
 

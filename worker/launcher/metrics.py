@@ -6,16 +6,16 @@ queues are shared, and every launcher reports the same. While Redis is unavailab
 
 import logging
 import socket
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import redis
 from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -26,110 +26,109 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.queue import queues
 from svdq.producer.status.ranks import BOUNDS_S, RankStatus, Timings
 from svdq.producer.status.snapshot import Snapshot, take
-from svdq.worker.health.metric_families import empty_metrics
+
+if TYPE_CHECKING:
+    from svdq.worker.launcher.torchrun import GroupProcess
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which an answer of Redis is reused: more scrapes cause no more requests.
-FRESH_S = 1.0
 #: Seconds after which Redis counts as unavailable; Prometheus gives up after ten.
 ANSWER_TIMEOUT_S = 2.0
 #: Number of jobs at the front of a queue whose age is read: some may have been moved there, before older ones.
 FRONT = 10
 
 
-class OwnGroup(Protocol):
-    """A group of the launcher."""
+class Family(NamedTuple):
+    """One metric."""
 
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks that it was started with."""
-        ...
+    #: Its name in Prometheus; of a histogram without _bucket, _sum and _count.
+    name: str
+    kind: Literal["gauge", "counter", "histogram", "info"]
+    #: Its meaning, as a sentence without a full stop.
+    help: str
+    #: Names of its labels, which have few values: none is a job. An info has further ones.
+    labels: tuple[str, ...] = ()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether its torchrun runs."""
-        ...
 
-    def pids(self) -> Mapping[int, int]:
-        """Return the process ids of its ranks that have started, by rank."""
-        ...
-
-    def running_pids(self) -> Mapping[int, int]:
-        """Return the process ids of its ranks that run, by rank."""
-        ...
+_CLASSES = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "info": InfoMetricFamily,
+}
+_GROUP = ("group",)
+_RANK = ("group", "rank")
+FAMILIES = (
+    # The launcher and its processes.
+    Family("svdq_build_info", "info", "Version of svdq"),
+    Family("svdq_start_time_seconds", "gauge", "When the launcher started"),
+    Family("svdq_redis_up", "gauge", "Whether Redis answered this scrape"),
+    Family("svdq_group_up", "gauge", "Whether the torchrun of a group runs", _GROUP),
+    Family("svdq_group_ranks", "gauge", "Number of ranks that a group was started with", _GROUP),
+    Family("svdq_group_ranks_up", "gauge", "Number of ranks of a group whose process runs", _GROUP),
+    # Queues.
+    Family("svdq_jobs", "gauge", "Number of jobs by queue and state; state queued is the queue", ("queue", "state")),
+    Family("svdq_queue_oldest_job_age_seconds", "gauge", "Wait of the oldest job in front of a queue", ("queue",)),
+    Family("svdq_queue_eta_seconds", "gauge", "Time until all jobs that wait or are in flight will be done"),
+    Family("svdq_pauses", "gauge", "Number of reasons for which no jobs are taken"),
+    # Groups.
+    Family("svdq_group_restarts_total", "counter", "Restarts of the ranks of a group because one died", _GROUP),
+    Family("svdq_samples_in_flight", "gauge", "Number of jobs that a group has taken and not ended", _GROUP),
+    Family("svdq_videos_finished_total", "counter", "Videos finished", _GROUP),
+    Family("svdq_videos_failed_total", "counter", "Jobs failed", _GROUP),
+    Family("svdq_jobs_taken_back_total", "counter", "Jobs of dead groups returned to their queues", _GROUP),
+    Family("svdq_videos_resumed_total", "counter", "Videos resumed from a checkpoint", _GROUP),
+    # Ranks.
+    Family("svdq_rank_info", "info", "Host, device and model of a rank", _RANK),
+    Family("svdq_rank_record_age_seconds", "gauge", "Age of a rank's last record", _RANK),
+    Family("svdq_rank_busy_ratio", "gauge", "Share of the last ten seconds in which a rank computed", _RANK),
+    Family("svdq_rank_storage_wait_seconds", "gauge", "How long a rank has waited for the storage", _RANK),
+    Family("svdq_rank_resident_memory_bytes", "gauge", "Resident memory of a rank's process", _RANK),
+    Family("svdq_rank_gpu_memory_bytes", "gauge", "GPU memory that PyTorch holds for a rank", _RANK),
+    Family("svdq_rank_gpu_memory_size_bytes", "gauge", "Memory of a rank's GPU", _RANK),
+    Family("svdq_step_seconds", "histogram", "Seconds of a denoising step", _RANK),
+    Family("svdq_encode_seconds", "histogram", "Seconds of encoding a photo", _RANK),
+    Family("svdq_decode_seconds", "histogram", "Seconds of decoding a video", _RANK),
+    Family("svdq_write_seconds", "histogram", "Seconds of writing a video, with waits for the storage", _RANK),
+    Family("svdq_checkpoints_total", "counter", "Checkpoints written", _RANK),
+    Family("svdq_checkpoint_bytes_total", "counter", "Bytes of checkpoints written", _RANK),
+)
 
 
 class LauncherCollector(Collector):
     """Makes the metrics of one launcher at each scrape."""
 
-    def __init__(self, connection: redis.Redis, groups: Sequence[OwnGroup]) -> None:
-        """Make it, without contacting Redis.
-
-        Args:
-            connection: used by this collector alone; gives up soon.
-            groups: the launcher's; the label of a group is its index.
-        """
+    def __init__(self, connection: redis.Redis, groups: Sequence["GroupProcess"]) -> None:
+        """Make it, without contacting Redis; the label of a group is its index."""
         self._connection = connection
         self._groups = groups
         self._started_at = time.time()
-        #: One scrape at a time.
-        self._lock = threading.Lock()
-        self._read_at = -FRESH_S
-        #: The last answer of Redis: a snapshot, and the age of the oldest job of each queue in seconds.
-        self._answer: tuple[Snapshot, dict[str, float]] | None = None
         self._was_refused = False
-        #: The restarts of each group; kept while Redis is unavailable.
-        self._restart_counts: dict[str, int] = {}
-        #: By metric and group, what each process that was rank 0 has counted. A new process begins at 0 and may count
-        #: more than the last one before its first scrape, so only their sum never decreases.
-        self._counted: dict[tuple[str, str], dict[int, int]] = {}
 
     def collect(self) -> Iterable[Metric]:
         """Return all metrics."""
-        with self._lock:
-            metrics = empty_metrics()
-            answer = self._read_redis()
-            own = self._own_ranks(answer[0]) if answer is not None else []
-            for group, rank in own:
-                self._remember(group, rank)
-            for (name, group), counted in self._counted.items():
-                metrics[name].add_metric([group], sum(counted.values()))
-            self._add_launcher(metrics, is_redis_up=answer is not None)
-            if answer is not None:
-                _add_queues(metrics, *answer)
-                for group, rank in own:
-                    _add_rank(metrics, group, rank, answer[0].at)
-            return list(metrics.values())
-
-    def _read_redis(self) -> tuple[Snapshot, dict[str, float]] | None:
-        if time.monotonic() < self._read_at + FRESH_S:
-            return self._answer
-        self._answer = None
+        # The library adds _info itself.
+        metrics: dict[str, Any] = {
+            family.name: _CLASSES[family.kind](
+                family.name.removesuffix("_info"), f"{family.help}.", labels=family.labels
+            )
+            for family in FAMILIES
+        }
+        is_redis_up = False
         try:
             snapshot = take(self._connection)
-            self._answer = snapshot, _oldest_s(self._connection, snapshot.at)
-            self._was_refused = False
+            _add_queues(metrics, snapshot, _oldest_s(self._connection, snapshot.at))
+            for group, rank in self._own_ranks(snapshot):
+                _add_rank(metrics, group, rank, snapshot.at)
+            is_redis_up, self._was_refused = True, False
         except redis.RedisError:
             pass  # svdq_redis_up reports it
         except Exception as error:  # noqa: BLE001 - anyone can write to Redis; the endpoint answers nevertheless
             if not self._was_refused:
                 logger.warning("Cannot make metrics of the data in Redis: %s: %s", type(error).__name__, error)
             self._was_refused = True
-        self._read_at = time.monotonic()
-        return self._answer
-
-    def _remember(self, group: str, rank: RankStatus) -> None:
-        """Keep what must outlive the process that reported it."""
-        self._restart_counts[group] = max(self._restart_counts.get(group, 0), rank.restart_count)
-        if rank.intake is not None:
-            for name, number in (
-                ("svdq_videos_finished_total", rank.intake.finished),
-                ("svdq_videos_failed_total", rank.intake.failed),
-                ("svdq_jobs_taken_back_total", rank.intake.taken_back),
-                ("svdq_videos_resumed_total", rank.resumed),
-            ):
-                self._counted.setdefault((name, group), {})[rank.pid] = number
+        self._add_launcher(metrics, is_redis_up=is_redis_up)
+        return metrics.values()
 
     def _own_ranks(self, snapshot: Snapshot) -> list[tuple[str, RankStatus]]:
         """Return the ranks that are processes of this launcher, each with the label of its group."""
@@ -154,7 +153,6 @@ class LauncherCollector(Collector):
             metrics["svdq_group_up"].add_metric(label, group.is_running)
             metrics["svdq_group_ranks"].add_metric(label, group.num_ranks)
             metrics["svdq_group_ranks_up"].add_metric(label, num_up)
-            metrics["svdq_group_restarts_total"].add_metric(label, self._restart_counts.get(label[0], 0))
 
 
 def _add_queues(metrics: dict[str, Any], snapshot: Snapshot, oldest_s: Mapping[str, float]) -> None:
@@ -171,7 +169,16 @@ def _add_queues(metrics: dict[str, Any], snapshot: Snapshot, oldest_s: Mapping[s
 def _add_rank(metrics: dict[str, Any], group: str, rank: RankStatus, now: float) -> None:
     label = [group, str(rank.rank)]
     if rank.intake is not None:
-        metrics["svdq_samples_in_flight"].add_metric([group], len(rank.intake.in_flight))
+        of_group = {
+            "svdq_group_restarts_total": rank.restart_count,
+            "svdq_samples_in_flight": len(rank.intake.in_flight),
+            "svdq_videos_finished_total": rank.intake.finished,
+            "svdq_videos_failed_total": rank.intake.failed,
+            "svdq_jobs_taken_back_total": rank.intake.taken_back,
+            "svdq_videos_resumed_total": rank.resumed,
+        }
+        for name, number in of_group.items():
+            metrics[name].add_metric([group], number)
     info = {name: str(getattr(rank, name)) for name in ("host", "device", "device_name", "model")}
     metrics["svdq_rank_info"].add_metric(label, {"name": rank.group} | info)
     values = {
@@ -224,12 +231,7 @@ class MetricsEndpoint:
     """The HTTP server of one launcher, as a context manager."""
 
     def __init__(self, address: str, port: int, redis_url: str) -> None:
-        """Listen, and answer with an empty page until `serve`.
-
-        Args:
-            address: of this machine, to listen at.
-            port: to listen at; 0 takes a free one.
-            redis_url: of queues and ranks.
+        """Listen (port 0 takes a free one), and answer with an empty page until `serve`.
 
         Raises:
             InputError: it cannot listen there.
@@ -252,7 +254,7 @@ class MetricsEndpoint:
                 "--metrics-address."
             ) from error
 
-    def serve(self, groups: Sequence[OwnGroup]) -> None:
+    def serve(self, groups: Sequence["GroupProcess"]) -> None:
         """Serve the metrics of the launcher's groups, all of which have been started, and log the address."""
         self._registry.register(LauncherCollector(self._connection, groups))
         host = f"[{self._address}]" if self._server.address_family is socket.AF_INET6 else self._address
