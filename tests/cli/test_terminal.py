@@ -17,7 +17,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.status import job_log
 from svdq.producer.status.job_log import LogEntry
 from svdq.producer.storage.storage import Storage
-from svdq.worker.health.logging import TextFormatter, json_line
+from svdq.worker.health.logging import JsonFormatter, TextFormatter
 from tests.cli.test_jobs import Cli, add
 from tests.finished import add_video
 from tests.producer.status.test_ranks import rank
@@ -123,8 +123,8 @@ def test_what_a_worker_logs_controls_no_terminal(json_lines: bool) -> None:
     except ValueError:
         record = logging.LogRecord("svdq", logging.ERROR, __file__, 1, f"It broke: {EVIL}", None, sys.exc_info())
     if json_lines:
-        text = json_line(EVIL, at=0, level="ERROR", logger="svdq")
-        assert json.loads(text)["message"] == EVIL
+        text = JsonFormatter().format(record)
+        assert json.loads(text)["message"] == f"It broke: {EVIL}"
         assert "\n" not in text
     else:
         text = TextFormatter("[rank 0] %(message)s").format(record)

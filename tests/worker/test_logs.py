@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from svdq.worker.health.job_log_handler import JobLogHandler
-from svdq.worker.health.logging import GAP, LINE_BYTES, JsonFormatter, json_line, to_json_line
+from svdq.worker.health.logging import GAP, LINE_BYTES, JsonFormatter, to_json_line
 from tests.worker.conftest import House, wait_until
 from tests.worker.own_redis import OwnRedis
 
@@ -21,8 +21,9 @@ JOB_ID, OTHER = "0123456789abcdef0123", "f" * 20
 SECRET = "s3cret-Of-The-Tests"
 
 
-def record(message: str, *arguments: object, **more: object) -> logging.LogRecord:
-    return logging.LogRecord("svdq.test", logging.WARNING, __file__, 1, message, arguments, None, **more)
+def record(message: str, *arguments: object, error: Exception | None = None) -> logging.LogRecord:
+    cause = (type(error), error, None) if error is not None else None
+    return logging.LogRecord("svdq.test", logging.WARNING, __file__, 1, message, arguments, cause)
 
 
 def test_a_line_says_who_when_and_about_which_job() -> None:
@@ -60,21 +61,22 @@ def test_what_the_step_loop_logs_is_about_its_job() -> None:
     ],
 )
 def test_passwords_are_masked(text: str) -> None:
-    for line in (json_line(text, at=0, level="INFO", logger="x", exception=text), to_json_line(text, 0.0)):
+    for line in (JsonFormatter().format(record(text, error=ValueError(text))), to_json_line(text)):
         assert SECRET not in line
         assert "host" in json.loads(line)["message"]
 
 
 def test_a_line_is_never_longer_than_a_pipe_takes_in_one_piece() -> None:
     for text in ("a" * 100_000, "ü\n" * 9000, "\x00" * 5000, "b" * (LINE_BYTES - 150)):
-        line = json_line(text, at=0, level="ERROR", logger="x", exception="first" + text + "last", job_ids=[JOB_ID])
+        line = JsonFormatter(job_ids=lambda _: [JOB_ID]).format(record(text, error=ValueError(text + "last")))
         assert len(line.encode()) < LINE_BYTES
         found = json.loads(line)
-        assert found["exception"].startswith("first")
+        assert found["exception"].startswith("ValueError: ")
         assert found["exception"].endswith("last")
         assert GAP in found["exception"]
-    many = json.loads(json_line("all", at=0, level="INFO", logger="x", job_ids=[f"{n:020x}" for n in range(2000)]))
-    assert many["job_ids"][0] == f"{0:020x}"
+    many = JsonFormatter(job_ids=lambda _: [f"{n:020x}" for n in range(2000)]).format(record("all"))
+    assert len(many) < LINE_BYTES
+    assert json.loads(many)["job_ids"][0] == f"{0:020x}"
 
 
 @pytest.mark.parametrize(
@@ -88,11 +90,11 @@ def test_a_line_is_never_longer_than_a_pipe_takes_in_one_piece() -> None:
     ],
 )
 def test_what_is_no_json_is_put_into_it(text: str, level: str, logger: str) -> None:
-    line = json.loads(to_json_line(text, 0.0))
+    line = json.loads(to_json_line(text))
     assert (line["level"], line["logger"], line["rank"]) == (level, logger, None)
     assert line["message"] in text
-    again = json_line("x", at=0, level="INFO", logger="svdq", rank=1, group="0")
-    assert to_json_line(again, 5.0) == again
+    again = JsonFormatter(rank=1, group="0").format(record("x"))
+    assert to_json_line(again) == again
 
 
 def test_all_that_a_process_and_its_children_write_becomes_json() -> None:

@@ -12,7 +12,6 @@ import re
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +21,8 @@ from svdq.producer.text import printable
 
 #: Largest number of bytes of a line with its end: POSIX guarantees 512 in one piece, Linux these.
 LINE_BYTES = {"linux": 4096}.get(sys.platform, 512)
+#: Number of jobs that a line names at most.
+MAX_JOB_IDS = 50
 #: Replaces the middle of a text that is too long.
 GAP = "\n…\n"
 #: The field `logger` of lines from an unknown source.
@@ -46,7 +47,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as JSON lines."""
+    """Formats records as JSON lines of less than `LINE_BYTES` bytes, without passwords."""
 
     def __init__(
         self,
@@ -58,8 +59,8 @@ class JsonFormatter(logging.Formatter):
         """Make the formatter of one process.
 
         Args:
-            rank: of the process; None in the launcher.
-            group: number of the process's group in its launcher; None in the launcher.
+            rank: number of the process; None in the launcher.
+            group: number of its group in the launcher; None in the launcher.
             job_ids: returns the jobs that a record is about.
         """
         super().__init__()
@@ -69,68 +70,42 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""
-        return json_line(
-            record.getMessage(),
-            at=record.created,
-            level=record.levelname,
-            logger=record.name,
-            rank=self._rank,
-            group=self._group,
-            job_ids=self._job_ids(record),
-            exception=self.formatException(record.exc_info) if record.exc_info else None,
-        )
-
-
-def json_line(
-    message: str,
-    *,
-    at: float,
-    level: str,
-    logger: str,
-    rank: int | None = None,
-    group: str | None = None,
-    job_ids: Sequence[str] = (),
-    exception: str | None = None,
-) -> str:
-    """Return one line without its end, in less than `LINE_BYTES` bytes and without passwords; `at` is a Unix time."""
-    line: dict[str, Any] = {
-        "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
-        "level": level,
-        "host": socket.gethostname(),
-        "rank": rank,
-        "group": group,
-        "logger": logger,
-    }
-    if len(job_ids) == 1:
-        line["job_id"] = job_ids[0]
-    elif job_ids:
-        line["job_ids"] = list(job_ids)
-    line["message"] = _mask(message)
-    if exception is not None:
-        line["exception"] = _mask(exception)
-    while len(text := json.dumps(line)) >= LINE_BYTES:
-        name = max(("exception", "job_ids", "message"), key=lambda name: len(str(line.get(name, ""))))
-        long = line[name]
-        if isinstance(long, list):
-            line[name] = long[: len(long) // 2]
-            continue
-        kept = max(1, len(long) * 3 // 8)
-        line[name] = long[:kept].removesuffix(GAP) + GAP + long[-kept:]
-    return text
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "host": socket.gethostname(),
+            "rank": self._rank,
+            "group": self._group,
+            "logger": record.name,
+        }
+        job_ids = self._job_ids(record)
+        if len(job_ids) == 1:
+            line["job_id"] = job_ids[0]
+        elif job_ids:
+            line["job_ids"] = list(job_ids[:MAX_JOB_IDS])
+        line["message"] = _mask(record.getMessage())
+        if record.exc_info:
+            line["exception"] = _mask(self.formatException(record.exc_info))
+        while len(text := json.dumps(line)) >= LINE_BYTES:
+            name = max(("exception", "message"), key=lambda name: len(line.get(name, "")))
+            kept = max(1, len(line[name]) * 3 // 8)
+            line[name] = line[name][:kept].removesuffix(GAP) + GAP + line[name][-kept:]
+        return text
 
 
 def _mask(text: str) -> str:
     return _URL.sub(lambda match: without_secrets(match[0]), text)
 
 
-def to_json_line(text: str, at: float) -> str:
+def to_json_line(text: str) -> str:
     """Convert a line of any program to a JSON line; one that this module made stays as it is."""
     if text.startswith('{"time": '):
         with contextlib.suppress(ValueError):
             json.loads(text)
             return text
     glog = _GLOG.match(text)
-    return json_line(text, at=at, level=_LEVELS[glog[1]] if glog else "INFO", logger="torchrun" if glog else UNKNOWN)
+    level, logger = (_LEVELS[glog[1]], "torchrun") if glog else ("INFO", UNKNOWN)
+    return JsonFormatter().format(logging.makeLogRecord({"msg": text, "levelname": level, "name": logger}))
 
 
 def start_logging(
@@ -178,4 +153,4 @@ def _relay(read_end: int, original: int) -> None:
             if text.strip():
                 # Continue if nobody reads the original stderr any more: a full pipe would block all ranks.
                 with contextlib.suppress(OSError):
-                    os.write(original, to_json_line(text, time.time()).encode(errors="replace") + b"\n")
+                    os.write(original, to_json_line(text).encode(errors="replace") + b"\n")
