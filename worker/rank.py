@@ -2,16 +2,13 @@
 
 import contextlib
 import logging
-import math
 import os
 import threading
 from functools import partial
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import ModelInfo, VideoModel
-from svdq.pipeline.models.memory import chunk_of
+from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.models.registry import parameters_of
-from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import build_stage
 from svdq.pipeline.trace import Tracer, usage_event
@@ -109,8 +106,6 @@ def run_rank(process: RankProcess) -> None:
     process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
     if plan is not None:
         _warm_up(stage, plan, config, loaded.model)
-        if advice := decode_advice(plan, info, _typical(loaded.model, config), topology.num_ranks):
-            logger.warning("%s", advice)
     if intake is not None:
         intake.start()
     if process.run_dir is not None and topology.local_rank == 0:
@@ -161,50 +156,6 @@ def _warm_up(stage: Stage, plan: MemoryPlan, config: RankConfig, model: VideoMod
             stage.warm_up_group(plan.admit(model.complete(parameters_of(model.info.name).of_shape(shape))))
         except (DoesNotFitError, InputError) as error:
             logger.warning("--warmup %s: %s", shape, error)
-
-
-def _typical(model: VideoModel, config: RankConfig) -> VideoParameters:
-    """Return the parameters of a video of the first shape of --warmup, else of the model's defaults."""
-    family = parameters_of(model.info.name)
-    for shape in config.warmup:
-        with contextlib.suppress(InputError):  # the warm-up reports it
-            return model.complete(family.of_shape(shape))
-    return model.complete(family.model_validate({"seed": 0}))
-
-
-def decode_advice(plan: MemoryPlan, info: ModelInfo, typical: VideoParameters, num_ranks: int) -> str | None:
-    """Return what to do if few ranks have the memory to decode, and these cannot keep up with all ranks.
-
-    More groups would not help: each needs a rank that decodes. The costs are those that the model assumes.
-
-    Args:
-        plan: of the group's memory.
-        info: the model.
-        typical: complete parameters of a typical video.
-        num_ranks: K.
-    """
-    try:
-        planned = plan.admit(typical)
-    except DoesNotFitError:
-        return None
-    decode_steps = info.prior.decode_steps
-    video_steps = planned.steps + info.prior.encode_steps + decode_steps
-    num_decoders = len(plan.decoders(planned))
-    num_wanted = math.ceil(decode_steps / (video_steps / num_ranks))
-    if num_decoders >= num_wanted:
-        return None
-    chunk = chunk_of(planned)
-    while chunk > 1:
-        chunk = planned.smaller_chunk(chunk)
-        if len(plan.decoders(planned.model_copy(update={"decode_chunk_size": chunk}))) >= num_wanted:
-            todo = f"`svdq submit --decode-chunk-size {chunk}` lets enough ranks decode"
-            break
-    else:
-        todo = "the others have no room for the decoder"
-    return (
-        f"Ranks with the memory to decode {planned.width}x{planned.height} with {planned.num_frames} frames: "
-        f"{num_decoders} of {num_ranks}, and {num_wanted} are needed to keep all ranks busy; {todo}."
-    )
 
 
 def _stop(stage: Stage, intake: Intake | None) -> None:

@@ -30,14 +30,12 @@ from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher
 from svdq.worker.intake.source import Intake
 from svdq.worker.output.writer import ResultWriter
-from svdq.worker.rank import decode_advice
 from svdq.worker.redis_client import connect
 
 MODEL = ModelInfo(name="fake", notice="tiny", compute={"dtype": "float16"})
 GB = 1_000_000_000
 #: The published SVD-XT in float16.
 XT = SvdParameters(seed=1, frames=25, width=1024, height=576, decode_chunk_size=25)
-OPEN = XT.model_copy(update={"decode_chunk_size": None})
 
 
 def ranks(*capacities_gb: float) -> list[RankMemory]:
@@ -61,31 +59,6 @@ def refusal(memory: MemoryPlan, parameters: SvdParameters) -> str:
     with pytest.raises(DoesNotFitError) as caught:
         memory.admit(parameters)
     return str(caught.value)
-
-
-def advice(*capacities_gb: float) -> str | None:
-    memory = MemoryPlan([replace(rank, decodes=True) for rank in ranks(*capacities_gb)], "float16")
-    return decode_advice(memory, MODEL, OPEN, len(capacities_gb))
-
-
-def test_too_few_ranks_that_can_decode_are_named_with_what_helps() -> None:
-    # A decode takes 4.4 of a video's 29.6 steps, so one of seven ranks cannot keep up, and one of six can.
-    sentence = advice(*[24.0] * 6, 80.0)
-    assert sentence is not None
-    assert sentence.startswith("Ranks with the memory to decode 1024x576 with 25 frames: 1 of 7, and 2 are needed")
-    assert sentence.endswith("`svdq submit --decode-chunk-size 13` lets enough ranks decode.")
-    assert advice(*[24.0] * 5, 80.0) is None
-    assert advice(*[24.0] * 7) is None
-    assert advice(*[24.0] * 5, 80.0, 80.0) is None
-    assert advice(*[1.0] * 7) is None, "no video is accepted"
-
-
-def test_ranks_without_the_decoder_are_named() -> None:
-    # An inner rank that was loaded without the decoder cannot decode, however small the chunks.
-    memory = MemoryPlan(ranks(*[24.0] * 9), "float16")
-    sentence = decode_advice(memory, MODEL, OPEN, 9)
-    assert sentence is not None
-    assert sentence.endswith("; the others have no room for the decoder.")
 
 
 def test_what_fits_is_left_alone() -> None:
