@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,8 +57,6 @@ class LoadedModel:
 
     model: VideoModel
     device: torch.device
-    #: Seconds that loading took.
-    load_s: float
     memory: RankMemory
 
     def rank_info(self) -> str:
@@ -102,7 +99,6 @@ def _load_model(process: RankProcess) -> LoadedModel:
     # svdq worker counts the ranks of all groups; torchrun has one group.
     sharing = config.ranks_per_gpu or ranks_per_gpu(torch.cuda.device_count(), topology.local_num_ranks)
     components = _agree_on_components(process, lambda: capacity(device, settings.memory_limit, sharing), dtype)
-    started = time.perf_counter()
     role = replace(Role.of_rank(topology.rank), components=components)
     if config.encoder_rank and topology.first:
         role = replace(role, decode=False)
@@ -113,7 +109,6 @@ def _load_model(process: RankProcess) -> LoadedModel:
         role = replace(role, decode=False)
         del model
         model = open_model(settings.model, role, device, dtype, compute)
-    load_s = time.perf_counter() - started
     memory = RankMemory(
         capacity=granted,
         weights=model.info.weight_bytes,
@@ -122,7 +117,7 @@ def _load_model(process: RankProcess) -> LoadedModel:
         decodes=role.decode,
         components=None if components is None else tuple(sorted(components)),
     )
-    return LoadedModel(model=model, device=device, load_s=load_s, memory=memory)
+    return LoadedModel(model=model, device=device, memory=memory)
 
 
 def _agree_on_components(process: RankProcess, granted: Callable[[], int | None], dtype: torch.dtype) -> Components:

@@ -127,9 +127,8 @@ class RankStatus(_Record):
     device_name: str = ""
     #: Notice to show with videos of the model, or "".
     notice: str = ""
-    #: Name of the model, and seconds to load this rank's part of it.
+    #: Name of the model.
     model: str
-    load_s: float = 0.0
     #: Seconds since the epoch, by the clock of its host: when it was ready, and when it wrote this.
     started_at: Moment
     at: Moment

@@ -133,10 +133,8 @@ class RankReporter:
         }
 
 
-def describe(
-    topology: Topology, device: torch.device, model_name: str, load_s: float = 0.0, notice: str = ""
-) -> RankStatus:
-    """Return the record of this process with all fields that never change; the model took `load_s` seconds to open."""
+def describe(topology: Topology, device: torch.device, model_name: str, notice: str = "") -> RankStatus:
+    """Return the record of this process with all fields that never change."""
     now = time.time()
     return RankStatus(
         group=process_identity.group_name(on_one_host=topology.local_num_ranks == topology.num_ranks),
@@ -148,7 +146,6 @@ def describe(
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         model=model_name,
         notice=notice,
-        load_s=round(load_s, 3),
         started_at=now,
         at=now,
         restart_count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),

@@ -31,8 +31,9 @@ GIL_BOUND_S: Final = 3600.0
 #: Number of wake-ups within the shortest bound.
 MIN_LOOKS: Final = 4
 
+Doing = Literal["encode", "warm-up", "step", "decode"]
 #: A kind of work: the shape of the video, and what is done for it.
-Kind = tuple[Shape, Literal["encode", "warm-up", "step", "decode"]]
+Kind = tuple[Shape, Doing]
 
 
 @dataclass
@@ -91,8 +92,7 @@ class Watchdog(Monitor):
             on_stall: called after the report; ends the process.
             look_s: seconds between wake-ups.
             shortest_bound_s: seconds that any step may take.
-            gil_bound_s: seconds for which native code may hold the GIL; after them faulthandler prints all stacks and
-                ends the process with exit code 1.
+            gil_bound_s: seconds until faulthandler prints all stacks and ends the process with exit code 1.
         """
         self._monitor = monitor
         self._rank = rank
@@ -110,22 +110,13 @@ class Watchdog(Monitor):
 
     def step(self, sample: Sample, index: int) -> None:
         """Record the end of the step before and the beginning of another."""
-        before = self._work
+        # Before its photo is encoded, a sample has no tensors.
+        doing: Doing = "decode" if index == sample.parameters.steps else "step" if sample.tensors else "encode"
+        before, work = self._work, _Work(sample, index, (Shape.of(sample.parameters), doing))
         # The first step of a resumed video is reported twice, with no work in between.
-        is_repeated = (
-            before is not None
-            and (before.sample.job_id, before.index) == (sample.job_id, index)
-            and bool(before.sample.tensors)
-        )
-        if not is_repeated:
+        if before is None or (before.sample.job_id, before.index, before.kind) != (sample.job_id, index, work.kind):
             self._learn()
-        shape = before.kind[0] if before is not None and before.sample is sample else Shape.of(sample.parameters)
-        if index == sample.parameters.steps:
-            kind: Kind = (shape, "decode")
-        else:
-            # Before its photo is encoded, a sample has no tensors.
-            kind = (shape, "step" if sample.tensors else "encode")
-        self._watch(_Work(sample, index, kind))
+        self._watch(work)
         self._monitor.step(sample, index)
 
     def warm_up(self, sample: Sample) -> None:
