@@ -13,10 +13,9 @@ from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import build_stage
 from svdq.pipeline.trace import Tracer, usage_event
 from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
-from svdq.worker.checkpoint.writer import CheckpointWriter
 from svdq.worker.config import RankConfig
 from svdq.worker.health.crash_marker import MAX_WRITERS, read_suspects
 from svdq.worker.health.histograms import TimingTracer
@@ -58,7 +57,7 @@ def run_rank(process: RankProcess) -> None:
     tracer = TimingTracer(topology.rank, reporter.metrics, on=config.record_trace)
     ending.callback(_write_trace, process, tracer)
     ending.callback(marker.mark_clean_exit)
-    checkpoint_reader = checkpoint_writer = None
+    checkpoints = None
     if (store := open_checkpoint_store(config.checkpoints, settings.home, storage)) is not None:
         codec = Codec(
             model=info.name,
@@ -66,9 +65,8 @@ def run_rank(process: RankProcess) -> None:
             compute=info.compute,
             check_state=loaded.model.check_state,
         )
-        checkpoint_reader = CheckpointReader(store=store, codec=codec)
-        checkpoint_writer = CheckpointWriter(store, codec, reporter.metrics.count_checkpoint)
-        ending.callback(_remove_checkpoints, checkpoint_writer)
+        checkpoints = Checkpoints(store, codec, reporter.metrics.count_checkpoint)
+        ending.callback(_remove_checkpoints, checkpoints)
     ending.callback(_exit_if_stopped, stopping)
     monitor = ProgressMonitor(connect(process.url), reporter, process.log, marker)
     ending.callback(monitor.close)
@@ -80,11 +78,11 @@ def run_rank(process: RankProcess) -> None:
         )
         ending.callback(result_writer.wait, FLUSH_S)
     if topology.first:
-        intake = _make_intake(process, loaded, storage, plan, checkpoint_reader, checkpoint_writer)
+        intake = _make_intake(process, loaded, storage, plan, checkpoints)
         ending.callback(lambda intake: intake.close(return_to_queue=stopping.is_set()), intake)
-    if checkpoint_writer is not None:
+    if checkpoints is not None:
         # Before jobs return to the queue: whoever takes them next continues from these checkpoints.
-        ending.callback(checkpoint_writer.flush, FLUSH_S)
+        ending.callback(checkpoints.flush, FLUSH_S)
 
     stall_s = first_step_s(config, settings.stall_s)
     stage = build_stage(
@@ -97,10 +95,10 @@ def run_rank(process: RankProcess) -> None:
         sink=result_writer,
         device=loaded.device,
         on_lost=partial(exit_without_neighbor, stopping=stopping, marker=marker),
-        checkpointer=checkpoint_writer,
+        checkpointer=checkpoints,
         components=components_of(links.rank_info),
     )
-    reporter.waiting = [part for part in (intake, result_writer, checkpoint_writer) if part is not None]
+    reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
     if intake is not None:
         reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
     process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
@@ -119,8 +117,7 @@ def _make_intake(
     loaded: LoadedModel,
     storage: Storage,
     plan: MemoryPlan | None,
-    checkpoint_reader: CheckpointReader | None,
-    checkpoint_writer: CheckpointWriter | None,
+    checkpoints: Checkpoints | None,
 ) -> Intake:
     """Create the source of rank 0; waits until Redis answers."""
     settings, marker, info = process.settings, process.marker, loaded.model.info
@@ -146,7 +143,7 @@ def _make_intake(
     )
     connection, connection_health = connect(process.url), ConnectionHealth(restarter(settings))
     wait_for(connection, connection_health)
-    return Intake(connection, storage, info, options, checkpoint_reader, checkpoint_writer, connection_health)
+    return Intake(connection, storage, info, options, checkpoints, connection_health)
 
 
 def _warm_up(stage: Stage, plan: MemoryPlan, config: RankConfig, model: VideoModel) -> None:
@@ -182,8 +179,8 @@ def _exit_if_stopped(stopping: threading.Event) -> None:
         os._exit(0)
 
 
-def _remove_checkpoints(writer: CheckpointWriter) -> None:
-    if not writer.flush(FLUSH_S):
+def _remove_checkpoints(checkpoints: Checkpoints) -> None:
+    if not checkpoints.flush(FLUSH_S):
         logger.warning("The checkpoints of videos that are finished could not be removed; the next worker does that.")
 
 

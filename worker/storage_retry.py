@@ -38,15 +38,9 @@ class NoLongerWantedError(SvdqError):
 class StorageRetry:
     """Repeats calls to the storage until they succeed; several threads may call at the same time."""
 
-    def __init__(self, effect: str, *, first_delay_s: float = FIRST_DELAY_S) -> None:
-        """Create it.
-
-        Args:
-            effect: the effect of a refusal as a clause, such as "Videos wait to be written".
-            first_delay_s: seconds until the second attempt.
-        """
+    def __init__(self, effect: str) -> None:
+        """Create it; `effect` is that of a refusal as a clause, such as "Videos wait to be written"."""
         self._effect = effect
-        self._first_delay_s = first_delay_s
         self._stopped = False
         #: Ends the present delays.
         self._wake = threading.Event()
@@ -86,7 +80,7 @@ class StorageRetry:
             NoLongerWantedError: `is_wanted` returned False.
             Exception: whatever else `attempt` raises, and storage errors that a retry cannot fix.
         """
-        delay_s = self._first_delay_s
+        delay_s = FIRST_DELAY_S
         call = object()
         try:
             while True:
@@ -125,8 +119,7 @@ class StorageRetry:
 class FileRefusals:
     """Measures for how long a storage that works otherwise refuses one file."""
 
-    def __init__(self, timeout_s: float = FILE_TIMEOUT_S) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self) -> None:
         self._since: float | None = None
 
     def check(self, error: Exception, what: str) -> None:
@@ -137,7 +130,7 @@ class FileRefusals:
             what: the file, such as "Its photo inputs/1f.jpg".
 
         Raises:
-            SvdqError: no further attempt helps, or the first refusal was `timeout_s` ago.
+            SvdqError: no further attempt helps, or the first refusal was `FILE_TIMEOUT_S` ago.
         """
         now = time.monotonic()
         self._since = now if self._since is None else self._since
@@ -146,9 +139,9 @@ class FileRefusals:
             return
         if number in _HOPELESS | _TAKEN:
             raise SvdqError(f"{what} cannot be read or written: {_reason(error)}.") from error
-        if now - self._since >= self._timeout_s:
+        if now - self._since >= FILE_TIMEOUT_S:
             raise SvdqError(
-                f"{what} could not be read or written for {self._timeout_s / 60:.0f} minutes, though the storage can "
+                f"{what} could not be read or written for {FILE_TIMEOUT_S / 60:.0f} minutes, though the storage can "
                 f"be used otherwise: {_reason(error)}. Fix the cause, then `svdq retry` the job."
             ) from error
 

@@ -18,9 +18,9 @@ from svdq.pipeline.models.base import State, check_tensor
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer.storage.storage import Storage
-from svdq.worker.checkpoint import writer as writer_module
+from svdq.worker.checkpoint import checkpoints as checkpoints_module
+from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
 from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.reader import CheckpointReader, resumed
 from svdq.worker.checkpoint.store import (
     FOLDER,
     CheckpointStore,
@@ -28,7 +28,6 @@ from svdq.worker.checkpoint.store import (
     ObjectCheckpointStore,
     open_checkpoint_store,
 )
-from svdq.worker.checkpoint.writer import CheckpointWriter
 
 
 def check_state(state: State, parameters: SvdParameters) -> None:
@@ -93,8 +92,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
 
 
 @pytest.fixture
-def reader(store: CheckpointStore) -> CheckpointReader:
-    return CheckpointReader(store=store, codec=CODEC)
+def reader(store: CheckpointStore) -> Checkpoints:
+    return Checkpoints(store, CODEC)
 
 
 def assert_same(found: Sample | None, expected: Sample) -> None:
@@ -106,10 +105,10 @@ def assert_same(found: Sample | None, expected: Sample) -> None:
 
 
 def test_the_furthest_checkpoint_comes_back_bit_by_bit_and_those_before_it_are_gone(
-    store: CheckpointStore, reader: CheckpointReader
+    store: CheckpointStore, reader: Checkpoints
 ) -> None:
     reader.open("job")
-    writer = CheckpointWriter(store, CODEC)
+    writer = Checkpoints(store, CODEC)
     for step in (2, 9, 4):
         writer.save(sample_at(step))
         assert writer.flush(60)
@@ -125,7 +124,7 @@ def test_the_furthest_checkpoint_comes_back_bit_by_bit_and_those_before_it_are_g
 
 def test_nothing_is_left_on_disk_when_a_job_has_ended_however_late_a_rank_is(tmp_path: Path) -> None:
     store = FolderCheckpointStore(tmp_path / "checkpoints")
-    late, rank0 = CheckpointWriter(store, CODEC), CheckpointWriter(store, CODEC)
+    late, rank0 = Checkpoints(store, CODEC), Checkpoints(store, CODEC)
     store.open("job")
     late.save(sample_at(3))
     assert late.flush(60)
@@ -156,7 +155,7 @@ def test_nothing_is_left_on_disk_when_a_job_has_ended_however_late_a_rank_is(tmp
     ],
 )
 def test_what_cannot_be_read_is_passed_over_with_a_line_in_the_log(
-    store: CheckpointStore, reader: CheckpointReader, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+    store: CheckpointStore, reader: Checkpoints, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     reader.open("job")
     good, bad = bytes(CODEC.encode(sample_at(2))), bytes(CODEC.encode(sample_at(5)))
@@ -272,9 +271,9 @@ def test_a_slow_disk_never_stands_in_the_way_and_holds_no_more_than_so_many_byte
 ) -> None:
     num_waiting = 3
     size = sum(tensor.nbytes for tensor in sample_at(1).tensors.values())
-    monkeypatch.setattr(writer_module, "MAX_WAITING_BYTES", (num_waiting + 1) * size - 1)
+    monkeypatch.setattr(checkpoints_module, "MAX_WAITING_BYTES", (num_waiting + 1) * size - 1)
     store = SlowStore(tmp_path)
-    writer = CheckpointWriter(store, CODEC)
+    writer = Checkpoints(store, CODEC)
     for number in range(20):
         store.open(f"job-{number}")
     writer.save(sample_at(1, "job-0"))
@@ -291,7 +290,7 @@ def test_a_slow_disk_never_stands_in_the_way_and_holds_no_more_than_so_many_byte
 
 def test_a_newer_sample_of_a_job_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     store = SlowStore(tmp_path)
-    writer = CheckpointWriter(store, CODEC)
+    writer = Checkpoints(store, CODEC)
     for job_id in ("first", "second"):
         store.open(job_id)
     writer.save(sample_at(1, "first"))
@@ -305,7 +304,7 @@ def test_a_newer_sample_of_a_job_takes_the_place_of_an_older_one(tmp_path: Path)
 
 def test_what_is_broken_or_at_its_end_is_not_kept(tmp_path: Path) -> None:
     store = FolderCheckpointStore(tmp_path)
-    writer = CheckpointWriter(store, CODEC)
+    writer = Checkpoints(store, CODEC)
     broken = {"latents": torch.full((1, 2, 4, 8, 8), torch.nan)}
     store.open("job")
     for tensors in (broken, {}):
@@ -316,9 +315,9 @@ def test_what_is_broken_or_at_its_end_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_sample_larger_than_what_may_wait_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default preview has 98 MB, one of 1024x576 with 25 frames 177 MB."""
-    monkeypatch.setattr(writer_module, "MAX_WAITING_BYTES", 1)
+    monkeypatch.setattr(checkpoints_module, "MAX_WAITING_BYTES", 1)
     store = FolderCheckpointStore(tmp_path)
-    writer = CheckpointWriter(store, CODEC)
+    writer = Checkpoints(store, CODEC)
     for number in range(2):
         store.open(f"job-{number}")
         writer.save(sample_at(3, f"job-{number}"))
@@ -366,7 +365,7 @@ def test_a_refusal_is_logged_once_and_is_over_when_it_is_over(tmp_path: Path, ca
     caplog.set_level(logging.INFO)
     store = FullStore(tmp_path)
     store.open("job")
-    writer = CheckpointWriter(store, CODEC)
+    writer = Checkpoints(store, CODEC)
     for step in (1, 2, 3):
         writer.save(sample_at(step))
         assert writer.flush(60)
@@ -386,7 +385,7 @@ def test_a_sweep_removes_what_has_ended_and_what_nobody_has_known_for_a_day(tmp_
     os.utime(tmp_path / "old", (0, 0))
     store.open("removed")
     (tmp_path / "removed").rename(tmp_path / ".removed-0123abcd")  # a kill in the middle of `clear`
-    CheckpointReader(store=store, codec=CODEC).sweep(lambda job_ids: {"ended": True, "started": False})
+    Checkpoints(store, CODEC).sweep(lambda job_ids: {"ended": True, "started": False})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["started", "unknown"]
 
 
@@ -409,7 +408,7 @@ def test_folders_of_others_are_left_alone_however_old(tmp_path: Path, name: str)
     for file in ("100.safetensors", "config.json"):
         (tmp_path / name / file).write_bytes(b"mine")
     os.utime(tmp_path / name, (0, 0))
-    CheckpointReader(store=store, codec=CODEC).sweep(lambda job_ids: dict.fromkeys(job_ids, True))
+    Checkpoints(store, CODEC).sweep(lambda job_ids: dict.fromkeys(job_ids, True))
     if not name.startswith("."):
         store.open(name)
         store.clear(name)

@@ -15,8 +15,8 @@ from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeO
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.results.provenance import read_provenance
+from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import FolderCheckpointStore
 from svdq.worker.config import RankConfig, rank_options
 from svdq.worker.launcher import run_dir
@@ -79,14 +79,14 @@ def test_a_half_done_video_is_taken_up_only_with_the_options_it_was_begun_with(t
     store = FolderCheckpointStore(tmp_path)
     store.open("job")
     store.write("job", 4, before.encode(SAMPLE))
-    found = CheckpointReader(store=store, codec=before).furthest("job", PARAMETERS)
+    found = Checkpoints(store, before).furthest("job", PARAMETERS)
     assert found is not None
     assert found.step == 4
 
     for other in (ComputeOptions(), ComputeOptions(compiled="whole", approximate=("int8",))):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            assert CheckpointReader(store=store, codec=codec(other)).furthest("job", PARAMETERS) is None
+            assert Checkpoints(store, codec(other)).furthest("job", PARAMETERS) is None
         assert "it was computed with compiled blocks, approximate ['int8'], dtype float32" in caplog.text
 
 

@@ -20,8 +20,8 @@ from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import fetch, read_job, server_url
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.intake import source as intake_module
 from svdq.worker.intake.policy import IntakeOptions
@@ -47,14 +47,13 @@ def open_intake(house) -> Iterator[Open]:
 
     def start(
         link: redis.Redis | None = None,
-        checkpoint_writer: object = None,
-        checkpoint_reader: CheckpointReader | None = None,
+        checkpoints: Checkpoints | None = None,
         **options: object,
     ) -> Intake:
         link = link or connect(server_url(house.settings))
         storage = Storage(house.settings.storage)
         asked = IntakeOptions(complete=complete, **options)
-        intake = Intake(link, storage, MODEL, asked, checkpoint_reader, checkpoint_writer)
+        intake = Intake(link, storage, MODEL, asked, checkpoints)
         opened.append((intake, link))
         intake.start()
         return intake
@@ -342,9 +341,7 @@ def test_checkpoints_that_are_written_after_their_jobs_end_are_removed(
     monkeypatch.setattr(intake_module, "SWEEP_S", 0.2)
     store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
     ended, waiting = house.submit(), house.submit()
-    intake = open_intake(
-        checkpoint_reader=CheckpointReader(store=store, codec=Codec(model="fake", device=torch.device("cpu")))
-    )
+    intake = open_intake(checkpoints=Checkpoints(store, Codec(model="fake", device=torch.device("cpu"))))
     intake.ended(finished(take(intake)))
     until(lambda: house.view(ended).ended)
     for job_id in (ended, waiting):
@@ -370,7 +367,7 @@ def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake
     store.open(job_id)
     store.write(job_id, 2, codec.encode(half_done))
     house.connection.hset(f"rq:job:{job_id}", "meta", json.dumps(meta))
-    request = take(open_intake(checkpoint_reader=CheckpointReader(store=store, codec=codec)))
+    request = take(open_intake(checkpoints=Checkpoints(store, codec)))
     assert request.resume is not None
     assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
 
@@ -434,6 +431,12 @@ class Forgetter:
     def forget(self, job_id: str) -> None:
         self.forgotten.append(job_id)
 
+    def furthest(self, *_: object) -> None: ...
+
+    def open(self, *_: object) -> None: ...
+
+    def sweep(self, *_: object) -> None: ...
+
 
 @pytest.mark.parametrize(
     ("kind", "failure"), [(EndLosingRedis, None), (EndLosingRedis, "It broke."), (WatchedEndLosingRedis, None)]
@@ -447,14 +450,14 @@ def test_an_end_that_redis_has_written_and_could_not_say_so_counts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     job_id = house.submit()
-    checkpoint_writer = Forgetter()
+    forgetter = Forgetter()
     lossy = kind.from_url(server_url(house.settings))
-    intake = open_intake(lossy, checkpoint_writer)
+    intake = open_intake(lossy, forgetter)
     request = take(intake)
     intake.ended(finished(request) if failure is None else Report(job_id=job_id, body={}, result={}, failure=failure))
-    until(lambda: checkpoint_writer.forgotten)
+    until(lambda: forgetter.forgotten)
     assert not lossy.lost
-    assert checkpoint_writer.forgotten == [job_id]
+    assert forgetter.forgotten == [job_id]
     assert house.states([job_id]) == ["finished" if failure is None else "failed"]
     assert (intake.status().finished, intake.status().failed) == ((1, 0) if failure is None else (0, 1))
     assert len(fetch(house.connection, job_id).results()) == 1
@@ -466,8 +469,8 @@ def test_the_result_of_a_job_that_was_taken_away_is_dropped(
     house, open_intake: Open, until, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_id, other = house.submit(), house.submit()
-    checkpoint_writer = Forgetter()
-    intake = open_intake(checkpoint_writer=checkpoint_writer)
+    forgetter = Forgetter()
+    intake = open_intake(checkpoints=forgetter)
     request = take(intake)
     with house.connection.pipeline() as pipeline:
         pipeline.delete("rq:wip:svdq-default")
@@ -477,11 +480,11 @@ def test_the_result_of_a_job_that_was_taken_away_is_dropped(
     request = take(intake)
     intake.ended(finished(request))
     until(lambda: house.view(other).ended)
-    until(lambda: other in checkpoint_writer.forgotten)
+    until(lambda: other in forgetter.forgotten)
     assert house.view(job_id).status == status
     assert "its result here is dropped" in caplog.text
     # Whoever has it now goes on from its checkpoints.
-    assert checkpoint_writer.forgotten == ([other] if status == "queued" else [job_id, other])
+    assert forgetter.forgotten == ([other] if status == "queued" else [job_id, other])
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ from svdq.pipeline.transport.message import sample_body
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import server_url
 from svdq.producer.storage.storage import Storage
+from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
-from svdq.worker.checkpoint.reader import CheckpointReader
 from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
 from svdq.worker.intake.policy import IntakeOptions
@@ -348,8 +348,8 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
     storage = Storage(str(tmp_path))
     store = open_checkpoint_store("local", tmp_path, storage)
     codec = Codec(model=MODEL.name, device=torch.device("cpu"))
-    checkpoint_reader = CheckpointReader(store=store, codec=codec)
-    prefetcher = Prefetcher(storage, MODEL, 10**6, checkpoint_reader, plan(0.1, 0.1))
+    checkpoints = Checkpoints(store, codec)
+    prefetcher = Prefetcher(storage, MODEL, IntakeOptions(memory=plan(0.1, 0.1)), checkpoints)
     job = SvdJob(
         image=f"inputs/{'a' * 64}.png", name="video", seed=1, steps=4, frames=2, width=64, height=64, formats=("mp4",)
     )
@@ -364,7 +364,7 @@ def test_what_is_finished_or_half_done_was_admitted_and_stays_as_it_is(tmp_path:
         step=2,
         tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
     )
-    checkpoint_reader.open("id")
+    checkpoints.open("id")
     store.write("id", 2, codec.encode(half_done))
     found = prefetcher.prepare_ahead("id", job)
     assert found.resume is not None

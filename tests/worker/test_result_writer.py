@@ -21,6 +21,7 @@ from svdq.pipeline.protocols import Report
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.trace import Tracer
 from svdq.producer.storage.storage import Storage
+from svdq.worker import storage_retry
 from svdq.worker.output.sidecar import find_result, job_as_used
 from svdq.worker.output.writer import MAX_WAITING, ResultWriter
 
@@ -58,6 +59,11 @@ class Reports:
             assert self._came.wait_for(lambda: len(self.all) >= number, 60)
 
 
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_retry, "FIRST_DELAY_S", 0.01)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "storage"
@@ -66,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def open_writer(folder: Path, **options) -> ResultWriter:
-    return ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, **options)
+    return ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False), **options)
 
 
 def wait_for_refusal(until, caplog: pytest.LogCaptureFixture) -> None:
@@ -235,8 +241,11 @@ class Denied(Storage):
         super().publish(local_path, key)
 
 
-def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Path) -> None:
-    writer = ResultWriter(Denied(str(folder)), MODEL, Tracer(0, on=False), first_delay_s=0.01, file_timeout_s=0.2)
+def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_retry, "FILE_TIMEOUT_S", 0.2)
+    writer = ResultWriter(Denied(str(folder)), MODEL, Tracer(0, on=False))
     reports = Reports()
     writer.deliver(sample_of("one", folder="denied"), FRAMES, reports)
     writer.deliver(sample_of("two"), FRAMES, reports)
@@ -247,7 +256,7 @@ def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Pa
 
 
 def test_a_key_that_no_object_store_takes_fails_that_job_alone(s3: str) -> None:
-    writer, reports = ResultWriter(Storage(s3), MODEL, Tracer(0, on=False), first_delay_s=0.01), Reports()
+    writer, reports = ResultWriter(Storage(s3), MODEL, Tracer(0, on=False)), Reports()
     writer.deliver(sample_of("one", ("gif",), folder="/".join(["x" * 99] * 10)), FRAMES, reports)
     writer.deliver(sample_of("two", ("gif",)), FRAMES, reports)
     writer.close()

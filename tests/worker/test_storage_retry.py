@@ -4,6 +4,7 @@ import errno
 import logging
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.job import Job, SvdJob, WanJob
 from svdq.producer.storage.storage import Storage
+from svdq.worker import storage_retry
+from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
 from svdq.worker.storage_retry import NoLongerWantedError, RetryStoppedError, StorageRetry
 
@@ -35,6 +38,11 @@ class Refusing:
         return "done"
 
 
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_retry, "FIRST_DELAY_S", 0.01)
+
+
 @pytest.fixture
 def beside() -> ThreadPoolExecutor:
     """Run something in a thread."""
@@ -44,7 +52,7 @@ def beside() -> ThreadPoolExecutor:
 
 def test_a_condition_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, until, caplog) -> None:
     caplog.set_level(logging.INFO)
-    retry, storage = StorageRetry("Videos wait", first_delay_s=0.01), Refusing()
+    retry, storage = StorageRetry("Videos wait"), Refusing()
     assert retry.condition is None
     done = beside.submit(retry.call, storage)
     first = until(lambda: retry.condition)
@@ -57,8 +65,9 @@ def test_a_condition_is_seen_while_it_lasts_and_gone_when_it_is_over(beside, unt
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_a_stop_ends_the_waiting_at_once(beside, until) -> None:
-    retry = StorageRetry("Videos wait", first_delay_s=600)
+def test_a_stop_ends_the_waiting_at_once(beside, until, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_retry, "FIRST_DELAY_S", 600)
+    retry = StorageRetry("Videos wait")
     done = beside.submit(retry.call, Refusing())
     until(lambda: retry.condition)
     retry.stop()
@@ -67,8 +76,9 @@ def test_a_stop_ends_the_waiting_at_once(beside, until) -> None:
     assert retry.condition is None
 
 
-def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until) -> None:
-    retry, is_wanted = StorageRetry("Videos wait", first_delay_s=600), threading.Event()
+def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_retry, "FIRST_DELAY_S", 600)
+    retry, is_wanted = StorageRetry("Videos wait"), threading.Event()
     is_wanted.set()
     done = beside.submit(retry.call, Refusing(), is_wanted.is_set)
     until(lambda: retry.condition)
@@ -85,7 +95,7 @@ def test_what_no_patience_mends_is_raised_at_once(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        StorageRetry("Videos wait", first_delay_s=600).call(attempt)
+        StorageRetry("Videos wait").call(attempt)
 
 
 # Reading photos.
@@ -121,16 +131,19 @@ def complete(parameters: VideoParameters) -> VideoParameters:
     return parameters.model_copy(update={"frames": parameters.frames or 2})
 
 
-def open_prefetcher(storage: Storage, **options: float) -> Prefetcher:
-    return Prefetcher(storage, MODEL, 10**6, None, complete=complete, first_delay_s=0.01, **options)
+def open_prefetcher(storage: Storage, complete: Callable[[VideoParameters], VideoParameters] = complete) -> Prefetcher:
+    return Prefetcher(storage, MODEL, IntakeOptions(max_pixels=10**6, complete=complete), None)
 
 
 def prepare(beside: ThreadPoolExecutor, prefetcher: Prefetcher, job: Job) -> "Future[Prepared]":
     return beside.submit(prefetcher.prepare, "a-job", job)
 
 
-def test_a_photo_is_waited_for_while_the_storage_is_away(folder: Path, job: Job, beside, until) -> None:
-    prefetcher = open_prefetcher(Storage(str(folder)), file_timeout_s=0.0)
+def test_a_photo_is_waited_for_while_the_storage_is_away(
+    folder: Path, job: Job, beside, until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_retry, "FILE_TIMEOUT_S", 0.0)
+    prefetcher = open_prefetcher(Storage(str(folder)))
     shutil.move(folder, folder.with_name("away"))
     done = prepare(beside, prefetcher, job)
     condition = until(lambda: (found := prefetcher.condition) and found.attempts >= 3 and found)
@@ -140,7 +153,9 @@ def test_a_photo_is_waited_for_while_the_storage_is_away(folder: Path, job: Job,
     assert prefetcher.condition is None
 
 
-def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Path, job: Job, beside, until) -> None:
+def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(
+    folder: Path, job: Job, beside, until, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = Locked(str(folder))
     prefetcher = open_prefetcher(storage)
     done = prepare(beside, prefetcher, job)
@@ -149,8 +164,9 @@ def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(folder: Pa
     assert done.result(60).photo is not None
 
     storage.is_locked = True
+    monkeypatch.setattr(storage_retry, "FILE_TIMEOUT_S", 0.0)
     with pytest.raises(SvdqError, match=r"could not be read or written for 0 minutes, though .*: SlowDown\.") as caught:
-        open_prefetcher(storage, file_timeout_s=0.0).prepare("a-job", job)
+        open_prefetcher(storage).prepare("a-job", job)
     assert "svdq retry" in str(caught.value)
 
 
@@ -185,9 +201,7 @@ def test_a_folder_in_the_place_of_a_sidecar_fails_its_job(folder: Path, job: Job
 def test_a_job_that_does_not_fit_the_defaults_of_the_model_fails(folder: Path, job: Job) -> None:
     wan = WanJob(image=job.image, name="photo", seed=1, interpolate=20)
     fill_in = {"frames": 5, "steps": 2, "width": 64, "height": 64, "fps": 24}
-    prefetcher = Prefetcher(
-        Storage(str(folder)), MODEL, 10**6, None, complete=lambda found: found.model_copy(update=fill_in)
-    )
+    prefetcher = open_prefetcher(Storage(str(folder)), lambda found: found.model_copy(update=fill_in))
     with pytest.raises(SvdqError, match="of the model fake: interpolate 20 is not more than fps 24; choose others"):
         prefetcher.prepare("a-job", wan)
 

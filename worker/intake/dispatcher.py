@@ -16,7 +16,7 @@ from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.protocols import Report, Request
 from svdq.producer.job import Job
 from svdq.producer.queue import SOURCE_NOTE, read_job, source_of
-from svdq.worker.checkpoint.reader import CheckpointReader, resumed
+from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
 from svdq.worker.intake.policy import IntakeOptions, is_too_late
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
 from svdq.worker.output.fence import execution_metadata
@@ -40,7 +40,7 @@ class Dispatcher:
         active_jobs: Mapping[str, ActiveJob],
         prefetcher: Prefetcher,
         options: IntakeOptions,
-        checkpoint_reader: CheckpointReader | None,
+        checkpoints: Checkpoints | None,
         *,
         wake: threading.Event,
         on_taken: Callable[[ActiveJob], None],
@@ -54,7 +54,7 @@ class Dispatcher:
             active_jobs: by job id; this class never changes them.
             prefetcher: prepares what jobs need.
             options: how jobs are taken.
-            checkpoint_reader: reads checkpoints; None if there are none.
+            checkpoints: None if there are none.
             wake: set when there is something to do.
             on_taken: called with a job as soon as it is taken.
             on_report: called with the report of a job that never reaches the stage.
@@ -66,7 +66,7 @@ class Dispatcher:
         self._on_report = on_report
         self._prefetcher = prefetcher
         self._options = options
-        self._checkpoint_reader = checkpoint_reader
+        self._checkpoints = checkpoints
         self._wake = wake
         self._take_back_unknown = take_back_unknown
         #: Requests for the stage; None when no more will come.
@@ -169,8 +169,8 @@ class Dispatcher:
             logger.info("The files of job %s exist already; nothing is rendered again.", job_id)
             self._on_report(Report(job_id=job_id, body={}, result=prepared.result or {}))
             return
-        if self._checkpoint_reader is not None:
-            self._checkpoint_reader.open(job_id)
+        if self._checkpoints is not None:
+            self._checkpoints.open(job_id)
         if prepared.resume is None:
             self._started_at[job_id] = time.monotonic()
         self._num_given += 1

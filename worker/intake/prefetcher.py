@@ -4,8 +4,6 @@ Runs in its own thread and does not use the queue.
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +19,10 @@ from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
-from svdq.worker.checkpoint.reader import CheckpointReader
-from svdq.worker.intake.memory import MemoryPlan
+from svdq.worker.checkpoint.checkpoints import Checkpoints
+from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.output.sidecar import find_result, job_as_used
-from svdq.worker.storage_retry import FILE_TIMEOUT_S, FIRST_DELAY_S, FileRefusals, StorageRetry
+from svdq.worker.storage_retry import FileRefusals, StorageRetry
 
 logger = logging.getLogger(__name__)
 
@@ -47,40 +45,14 @@ class Prefetcher:
     """Loads photos and checkpoints for the jobs of one group."""
 
     def __init__(
-        self,
-        storage: Storage,
-        model: ModelInfo,
-        max_pixels: int,
-        checkpoint_reader: CheckpointReader | None,
-        memory: MemoryPlan | None = None,
-        *,
-        complete: Callable[[VideoParameters], VideoParameters] = lambda parameters: parameters,
-        mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
-        first_delay_s: float = FIRST_DELAY_S,
-        file_timeout_s: float = FILE_TIMEOUT_S,
+        self, storage: Storage, model: ModelInfo, options: IntakeOptions, checkpoints: Checkpoints | None
     ) -> None:
-        """Create it; nothing is loaded yet.
-
-        Args:
-            storage: of photos and videos.
-            model: which finished files are of.
-            max_pixels: largest number of pixels of a photo.
-            checkpoint_reader: reads checkpoints; None if there are none.
-            memory: decides which videos fit; None admits all.
-            complete: fills in what a job leaves open.
-            mark: called with a job's id; returns a context for work that may crash the process.
-            first_delay_s: seconds until the second attempt to use the storage.
-            file_timeout_s: seconds that a storage which works otherwise may refuse a photo or a sidecar.
-        """
+        """Create it; nothing is loaded yet. Finished files are of `model`."""
         self._storage = storage
         self._model = model
-        self._max_pixels = max_pixels
-        self._checkpoint_reader = checkpoint_reader
-        self._memory = memory
-        self._complete = complete
-        self._mark = mark
-        self._file_timeout_s = file_timeout_s
-        self._retry = StorageRetry("No video is begun", first_delay_s=first_delay_s)
+        self._options = options
+        self._checkpoints = checkpoints
+        self._retry = StorageRetry("No video is begun")
         #: The job that is being prepared, and the one that is no longer wanted.
         self._job_id = self._unwanted = ""
 
@@ -95,7 +67,7 @@ class Prefetcher:
             RetryStoppedError: `stop` was called.
         """
         self._job_id, self._unwanted = job_id, ""
-        find = partial(self._find, job_id, job, FileRefusals(self._file_timeout_s))
+        find = partial(self._find, job_id, job, FileRefusals())
         try:
             found = self._retry.call(find, lambda: self._unwanted != job_id)
         except UnavailableError as error:
@@ -109,7 +81,7 @@ class Prefetcher:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
-        return self._decoded(self._find(job_id, job, FileRefusals(self._file_timeout_s)), job_id, job)
+        return self._decoded(self._find(job_id, job, FileRefusals()), job_id, job)
 
     @property
     def condition(self) -> Condition | None:
@@ -126,22 +98,10 @@ class Prefetcher:
         """Stop waiting for the storage; from any thread."""
         self._retry.stop()
 
-    def _admit(self, parameters: VideoParameters) -> VideoParameters:
-        """Check that a video fits into memory, and fill in its decode_chunk_size.
-
-        Raises:
-            SvdqError: it does not fit.
-        """
-        if self._memory is not None:
-            return self._memory.admit(parameters)
-        if parameters.decode_chunk_size is None:
-            return parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
-        return parameters
-
     def _find(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
         """Make one attempt to find files, checkpoint or photo."""
-        with self._mark(job_id):
-            parameters = self._complete(job.parameters)
+        with self._options.mark_prepare(job_id):
+            parameters = self._options.complete(job.parameters)
             try:
                 wanted = job_as_used(parameters, job.model_dump())
             except ValidationError as error:
@@ -157,20 +117,21 @@ class Prefetcher:
                 raise
             if result is not None:
                 return Prepared(result=result, parameters=parameters)
-            resume = (
-                self._checkpoint_reader.furthest(job_id, parameters) if self._checkpoint_reader is not None else None
-            )
-            if resume is not None:
+            if self._checkpoints is not None and (resume := self._checkpoints.furthest(job_id, parameters)) is not None:
                 return Prepared(resume=resume, parameters=resume.parameters)
-            return _Begun(self._admit(parameters), self._read(job.image, refusals))
+            if self._options.memory is not None:
+                parameters = self._options.memory.admit(parameters)
+            elif parameters.decode_chunk_size is None:
+                parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
+            return _Begun(parameters, self._read(job.image, refusals))
 
     def _decoded(self, found: "Prepared | _Begun", job_id: str, job: Job) -> Prepared:
         if isinstance(found, Prepared):
             return found
-        with self._mark(job_id):
+        with self._options.mark_prepare(job_id):
             note = partial(logger.warning, "Job %s: %s", job_id)
             size = found.parameters.width, found.parameters.height
-            image = prepare_photo(found.photo, *size, job.fit, self._max_pixels, note)
+            image = prepare_photo(found.photo, *size, job.fit, self._options.max_pixels, note)
         return Prepared(photo=image, parameters=found.parameters)
 
     def _read(self, key: str, refusals: FileRefusals) -> bytes:

@@ -17,8 +17,7 @@ from svdq.pipeline.protocols import Report, Request, Source
 from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.producer.storage.storage import Storage
-from svdq.worker.checkpoint.reader import CheckpointReader
-from svdq.worker.checkpoint.writer import CheckpointWriter
+from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.intake.dispatcher import Dispatcher
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher
@@ -50,17 +49,15 @@ class Intake(Source):
         storage: Storage,
         model: ModelInfo,
         options: IntakeOptions,
-        checkpoint_reader: CheckpointReader | None = None,
-        checkpoint_writer: CheckpointWriter | None = None,
+        checkpoints: Checkpoints | None = None,
         connection_health: ConnectionHealth | None = None,
     ) -> None:
         """Create it; Redis must answer, and no job is taken before `start`.
 
-        `connection` is for the bookkeeping thread alone; the checkpoint parts are None if there are no checkpoints.
+        `connection` is for the bookkeeping thread alone; `checkpoints` is None if there are none.
         """
         self._options = options
-        self._checkpoint_reader = checkpoint_reader
-        self._checkpoint_writer = checkpoint_writer
+        self._checkpoints = checkpoints
         self._connection_health = connection_health or ConnectionHealth()
         self._worker = GroupWorker(connection, on_stop=self._stop_job, on_shutdown=self.drain)
         self._recovery = Recovery(self._worker, options.max_attempts)
@@ -73,21 +70,13 @@ class Intake(Source):
             on_released=lambda active: self._active_jobs.pop(active.rq_job.id),
         )
         self._wake = threading.Event()
-        self._prefetcher = Prefetcher(
-            storage,
-            model,
-            options.max_pixels,
-            checkpoint_reader,
-            options.memory,
-            complete=options.complete,
-            mark=options.mark_prepare,
-        )
+        self._prefetcher = Prefetcher(storage, model, options, checkpoints)
         self._dispatcher = Dispatcher(
             self._worker,
             self._active_jobs,
             self._prefetcher,
             options,
-            checkpoint_reader,
+            checkpoints,
             wake=self._wake,
             on_taken=lambda active: self._active_jobs.update({active.rq_job.id: active}),
             on_report=self._add_report,
@@ -255,14 +244,14 @@ class Intake(Source):
     def _forget(self, active: ActiveJob, finished: bool) -> None:
         """Remove the checkpoints of a job that has ended."""
         self._dispatcher.ended(active, finished)
-        if self._checkpoint_writer is not None:
-            self._checkpoint_writer.forget(active.rq_job.id)
+        if self._checkpoints is not None:
+            self._checkpoints.forget(active.rq_job.id)
 
     def _sweep(self) -> None:
         """Remove the checkpoints of jobs that ended while no group was there to do it."""
-        if self._checkpoint_reader is not None:
+        if self._checkpoints is not None:
             with contextlib.suppress(redis.RedisError):
-                self._checkpoint_reader.sweep(self._which_ended)
+                self._checkpoints.sweep(self._which_ended)
 
     def _which_ended(self, job_ids: list[str]) -> dict[str, bool]:
         """Return whether jobs have ended, without unknown jobs."""

@@ -29,14 +29,7 @@ from svdq.producer.queue import SOURCE_NOTE
 from svdq.producer.status.ranks import Condition
 from svdq.producer.storage.storage import Storage
 from svdq.worker.output.sidecar import job_as_used, notice_for, output_keys, result_of, sidecar_key, timings_of
-from svdq.worker.storage_retry import (
-    FILE_TIMEOUT_S,
-    FIRST_DELAY_S,
-    FileRefusals,
-    NoLongerWantedError,
-    RetryStoppedError,
-    StorageRetry,
-)
+from svdq.worker.storage_retry import FileRefusals, NoLongerWantedError, RetryStoppedError, StorageRetry
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +58,6 @@ class ResultWriter(Sink):
         fence: Callable[[Sample], bool] = lambda _: True,
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         num_writers: int = 1,
-        first_delay_s: float = FIRST_DELAY_S,
-        file_timeout_s: float = FILE_TIMEOUT_S,
     ) -> None:
         """Start the threads.
 
@@ -77,8 +68,6 @@ class ResultWriter(Sink):
             fence: decides right before files are published, and while the storage refuses, whether the job is wanted.
             mark: called with a job's id; returns a context for work that may crash the process.
             num_writers: videos that are written at the same time. `fence` and `mark` are called from all threads.
-            first_delay_s: seconds until the second attempt to use the storage.
-            file_timeout_s: seconds that a storage which works otherwise may refuse the files of one video.
         """
         self._storage = storage
         self._model = model
@@ -86,8 +75,7 @@ class ResultWriter(Sink):
         self._fence = fence
         self._mark = mark
         self._versions = {name: version(name) for name in VERSIONS_OF}
-        self._retry = StorageRetry("Videos wait to be written", first_delay_s=first_delay_s)
-        self._file_timeout_s = file_timeout_s
+        self._retry = StorageRetry("Videos wait to be written")
         self._waiting: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
         #: Jobs whose videos wait or are being written, in order; append and remove are atomic.
         self._here: list[str] = []
@@ -143,7 +131,7 @@ class ResultWriter(Sink):
             try:
                 with self._tracer.span("write", sample.job_id):
                     result = self._retry.call(
-                        partial(self._attempt, sample, delivery.frames, FileRefusals(self._file_timeout_s)),
+                        partial(self._attempt, sample, delivery.frames, FileRefusals()),
                         partial(self._fence, sample),
                     )
             except RetryStoppedError:
@@ -173,7 +161,8 @@ class ResultWriter(Sink):
             SvdqError: the storage can be used, and these files cannot be written to it.
         """
         try:
-            return self._write(sample, frames)
+            with self._mark(sample.job_id):
+                return self._write(sample, frames)
         except (OSError, UnavailableError) as error:
             self._storage.check_writable()
             stem = job_as_used(sample.parameters, sample.metadata).output_stem(sample.job_id)
@@ -181,10 +170,6 @@ class ResultWriter(Sink):
             raise
 
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
-        with self._mark(sample.job_id):
-            return self._write_once(sample, frames)
-
-    def _write_once(self, sample: Sample, frames: Frames) -> dict[str, Any]:
         """Write and publish the files and the sidecar; return an empty result if the job is no longer wanted."""
         started = time.perf_counter()
         job = job_as_used(sample.parameters, sample.metadata)

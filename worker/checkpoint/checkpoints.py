@@ -1,15 +1,18 @@
-"""Writes checkpoints in a thread beside the stage loop."""
+"""The checkpoints of a rank: written in a thread beside the stage loop, read when a job is taken again."""
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
+from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Checkpointer
-from svdq.pipeline.sample import Sample
+from svdq.pipeline.sample import Resumption, Sample
 from svdq.producer.status.ranks import Condition
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import CheckpointStore
@@ -21,6 +24,8 @@ logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 256 * 2**20
 #: Seconds of rest for each second of writing, since videos need the disk and the cores, too.
 REST = 4.0
+#: Seconds after which the checkpoints of an unknown job are removed.
+UNKNOWN_S = 24 * 60 * 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +35,8 @@ class _Pending:
     ready: torch.cuda.Event | None
 
 
-class CheckpointWriter(Checkpointer):
-    """The checkpointer of one rank."""
+class Checkpoints(Checkpointer):
+    """The checkpointer of one rank; rank 0 also reads and removes."""
 
     def __init__(
         self, store: CheckpointStore, codec: Codec, on_written: Callable[[int], object] = lambda num_bytes: None
@@ -53,6 +58,50 @@ class CheckpointWriter(Checkpointer):
         self.condition: Condition | None = None
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
+    # On rank 0.
+
+    def furthest(self, job_id: str, parameters: VideoParameters) -> Sample | None:
+        """Read a job's furthest checkpoint; one that cannot be used is logged and ignored."""
+        try:
+            for step in self._store.steps(job_id) or ():
+                data = self._store.read(job_id, step)
+                try:
+                    return self._codec.decode(data, job_id, parameters)
+                except Exception as error:  # noqa: BLE001 - anyone may have written it, so no content may fail a job
+                    logger.warning("The checkpoint of job %s at step %d cannot be used: %s.", job_id, step, error)
+        except (OSError, UnavailableError) as error:
+            logger.warning("The checkpoints of job %s cannot be read (%s); it starts anew.", job_id, error)
+        return None
+
+    def open(self, job_id: str) -> None:
+        """Make a folder for the checkpoints of a job that is taken."""
+        with contextlib.suppress(OSError, UnavailableError):  # the writer reports it
+            self._store.open(job_id)
+
+    def sweep(self, states: Callable[[list[str]], Mapping[str, bool]]) -> None:
+        """Remove the checkpoints of jobs that have ended.
+
+        `states` returns for each job id whether the job has ended, and leaves out unknown jobs. Those may be another
+        server's, so their checkpoints are removed only when they are old.
+        """
+        try:
+            ages_s = self._store.ages_s()
+            ended = states(list(ages_s))
+            for job_id, age_s in ages_s.items():
+                if ended.get(job_id, age_s > UNKNOWN_S):
+                    self._store.clear(job_id)
+        except (OSError, UnavailableError) as error:
+            logger.warning("Old checkpoints cannot be removed (%s).", error)
+
+    def forget(self, job_id: str) -> None:
+        """Queue the removal of the checkpoints of a job that has ended."""
+        with self._changed:
+            self._waiting.pop(job_id, None)
+            self._ended.append(job_id)
+            self._changed.notify_all()
+
+    # In the stage loop.
+
     def save(self, sample: Sample) -> None:
         """Queue a sample, in place of an older one of the same job."""
         if not sample.tensors:
@@ -70,13 +119,6 @@ class CheckpointWriter(Checkpointer):
 
     def _num_waiting_bytes(self) -> int:
         return sum(tensor.nbytes for pending in self._waiting.values() for tensor in pending.sample.tensors.values())
-
-    def forget(self, job_id: str) -> None:
-        """Queue the removal of the checkpoints of a job that has ended."""
-        with self._changed:
-            self._waiting.pop(job_id, None)
-            self._ended.append(job_id)
-            self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is written and removed, from now on without rests; return whether it is."""
@@ -145,3 +187,9 @@ class CheckpointWriter(Checkpointer):
             data = self._codec.encode(sample)
             self._store.write(sample.job_id, sample.step, data)
             self._on_written(len(data))
+
+
+def resumed(sample: Sample, step_seen: int) -> Sample:
+    """Add a resumption to a sample from a checkpoint; `step_seen` is the last step that the job reached."""
+    again = Resumption(from_step=sample.step, steps_done_again=max(0, step_seen - sample.step))
+    return replace(sample, resumed=(*sample.resumed, again))
