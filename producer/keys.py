@@ -35,6 +35,8 @@ STOPPED: Final = "svdq:stopped"
 CRASHES: Final = "svdq:crashes"
 #: Hash, worker name -> why that group takes no more jobs.
 PAUSES: Final = "svdq:pauses"
+#: String that lives as long as one group's turn to remove what has expired; the value is the group's name.
+MAINTAINED: Final = "svdq:maintained"
 #: Hash, job id -> `keep` or `reject`: what a person has decided about a finished video. It outlives the job.
 VERDICTS: Final = "svdq:verdicts"
 #: RQ's own: no worker takes jobs while it exists.

@@ -127,9 +127,9 @@ def test_jobs_are_taken_by_priority_and_then_by_age(connection: redis.Redis, wor
     put(connection, "high", priority="high")
 
     taken = []
-    while (next_job := worker.peek()) is not None:
+    while (next_id := worker.peek()) is not None:
         active = take(worker)[0]
-        assert active.rq_job.id == next_job.id  # what is looked at is what is taken
+        assert active.rq_job.id.encode() == next_id  # what is looked at is what is taken
         taken.append((active.rq_job.id, active.queue.name))
     assert taken == [
         ("high", "svdq-high"),
@@ -468,7 +468,8 @@ def test_an_unreadable_job_is_dropped_with_a_word(
     UNREADABLE[what](connection)
     put(connection, "good")
 
-    worker.peek()
+    next_id = worker.peek()
+    assert next_id is not None and worker.fetch(next_id) is None
     active = take(worker)[0]
 
     assert active.rq_job.id == "good"

@@ -1,7 +1,7 @@
 """Writes the progress of a rank to Redis and reads which jobs are canceled, beside the step loop.
 
-The step loop only replaces a tuple. A thread contacts Redis a few times a second while there is work, and every few
-seconds otherwise. The crash marker is written at once, since the step may kill the process.
+The step loop only replaces a tuple. A thread contacts Redis two to four times a second while there is work, and every
+few seconds otherwise. The crash marker is written at once, since the step may kill the process.
 """
 
 import contextlib
@@ -71,6 +71,8 @@ class ProgressMonitor(Monitor):
         self._log = log
         self._marker = marker
         self._note: tuple[Sample, int] | None = None
+        #: The note that is in Redis.
+        self._written: tuple[Sample, int] | None = None
         #: The sample that is computed or was computed last; the start of its last step; the duration of the one before.
         self._last: Sample | None = None
         self._step_at = 0.0
@@ -166,9 +168,9 @@ class ProgressMonitor(Monitor):
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            if self._note is None:
-                every_s = IDLE_RECORD_S if self._is_recorded_idle else RECORD_S
-                self._news.wait(max(0.0, self._record_at + every_s - time.monotonic()))
+            every_s = IDLE_RECORD_S if self._is_recorded_idle else RECORD_S
+            due_s = max(0.0, self._record_at + every_s - time.monotonic())
+            self._news.wait(due_s if self._note is None else min(due_s, INTERVAL_S))
             self._news.clear()
             # Progress is optional: steps go on while the server is unavailable.
             with contextlib.suppress(redis.RedisError):
@@ -182,21 +184,23 @@ class ProgressMonitor(Monitor):
         execution = execution_of(note[0].metadata) if note is not None else None
         with self._connection.pipeline(transaction=False) as pipeline:
             if note is not None:
-                meta = json.dumps(meta_of(*note, self._rank_reporter.who.rank, self._rank_reporter.who.notice))
-                pipeline.eval(_SAVE_META, 1, Job.key_for(note[0].job_id), meta)
                 pipeline.smembers(keys.CANCELED)
                 if execution is not None:
                     pipeline.zscore(*execution)
+                if note is not self._written:
+                    meta = json.dumps(meta_of(*note, self._rank_reporter.who.rank, self._rank_reporter.who.notice))
+                    pipeline.eval(_SAVE_META, 1, Job.key_for(note[0].job_id), meta)
             if time.monotonic() >= self._record_at + RECORD_S:
                 self._record_at = time.monotonic()
                 record = self._rank_reporter.gather(note, self._last, self._step_s)
                 self._is_recorded_idle = record.activity == "idle" and not (record.intake and record.intake.in_flight)
                 record.save(pipeline)
             answers = self._execute(pipeline)
-        if note is not None and isinstance(answers[1], set):
+        self._written = note
+        if note is not None and isinstance(answers[0], set):
             self._canceled_at = time.monotonic()
-            self._canceled = frozenset(job_id.decode(errors="replace") for job_id in answers[1])
-            if execution is not None and answers[2] is None:
+            self._canceled = frozenset(job_id.decode(errors="replace") for job_id in answers[0])
+            if execution is not None and answers[1] is None:
                 self._lost = note[0].metadata
 
     def _execute(self, pipeline: Pipeline) -> list[Any]:

@@ -92,6 +92,10 @@ class Dispatcher:
         self._ended = False
         self._was_paused = False
 
+    def is_waiting(self, num_wanted: int) -> bool:
+        """Return whether the stage wants a job and there is none, or a taken one cannot be started yet."""
+        return not self._ended and (self._num_given < num_wanted or self._taken is not None or self._next is not None)
+
     def fill(self, num_wanted: int) -> None:
         """Take the next job if the stage wants one, else prepare it in advance."""
         if self._taken is None and self._next is None and not self.draining.is_set():
@@ -194,8 +198,11 @@ class Dispatcher:
     def _prefetch(self) -> None:
         if self._is_alone():
             return
-        rq_job = self._worker.peek()
-        if rq_job is not None and (self._ahead is None or self._ahead[0] != rq_job.id):
+        job_id = self._worker.peek()
+        if job_id is None or (self._ahead is not None and self._ahead[0].encode() == job_id):
+            return
+        rq_job = self._worker.fetch(job_id)
+        if rq_job is not None:
             job = read_job(rq_job)
             if job is not None and not must_run_alone(self._worker.connection, rq_job.id):
                 self._ahead = (rq_job.id, self._loader.submit(self._prefetcher.prepare_ahead, rq_job.id, job))

@@ -14,6 +14,7 @@ import redis
 
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.protocols import Report, Request, Source
+from svdq.producer import keys
 from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.producer.storage.storage import Storage
@@ -30,8 +31,10 @@ from svdq.worker.redis_client import RETRY_S, ConnectionHealth
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two polls of an empty queue, which takes 0.1% of a core.
-POLL_S = 0.1
+#: Seconds between two polls of an empty queue, at first and after a minute without a job; and between two rounds of
+#: a group that wants no job. Hundreds of groups share one Redis.
+POLL_S, SLOW_POLL_S = 0.1, 1.0
+SLOW_AFTER_S = 60.0
 #: Seconds between two searches for jobs that are due; RQ's times are whole seconds.
 DUE_S = 1.0
 #: Seconds between two searches for checkpoints of ended jobs: a slow rank may write one after its job's end.
@@ -89,6 +92,8 @@ class Intake(Source):
         #: Whether the group is registered in Redis and has taken back the jobs of its dead predecessors.
         self._begun = False
         self._beat_at = self._due_at = self._maintain_at = self._sweep_at = 0.0
+        #: When jobs were last in flight.
+        self._busy_at = time.monotonic()
         self._closing = threading.Event()
         #: When to stop waiting for Redis at the end.
         self._give_up_at: float | None = None
@@ -197,16 +202,28 @@ class Intake(Source):
                     return
             except redis.RedisError as error:
                 self._connection_health.failed(error)
-                self._recovery.forget_leases()
+                self._recovery.redis_failed()
                 if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                     return
                 time.sleep(RETRY_S)
             except Exception:
                 # An error of this program with one job must not let the leases of the others expire.
                 logger.exception("The bookkeeping failed; it continues.")
+                self._recovery.redis_failed()
                 time.sleep(RETRY_S)
-            self._wake.wait(POLL_S)
+            self._wake.wait(self._pause_s())
             self._wake.clear()
+
+    def _pause_s(self) -> float:
+        """Return the seconds to the next round; whatever this process does wakes it earlier."""
+        now = time.monotonic()
+        if self._active_jobs:
+            self._busy_at = now
+        if now >= self._due_at:
+            return POLL_S  # more jobs are due
+        if not self._dispatcher.is_waiting(self._num_wanted):
+            return SLOW_POLL_S
+        return min(SLOW_POLL_S, POLL_S + (now - self._busy_at) / SLOW_AFTER_S)
 
     def _round(self, *, closing: bool) -> None:
         if not self._begun:
@@ -231,7 +248,9 @@ class Intake(Source):
         if time.monotonic() >= self._maintain_at:
             self._take_back_unknown()
             self._recovery.expired()
-            self._worker.maintain()
+            # One group does it for all.
+            if self._worker.connection.set(keys.MAINTAINED, self._worker.name, nx=True, px=int(MAINTENANCE_S * 1000)):
+                self._worker.maintain()
             self._maintain_at = time.monotonic() + MAINTENANCE_S
         if time.monotonic() >= self._sweep_at:
             # In a thread, since listing a bucket takes longer than leases can wait.

@@ -77,13 +77,12 @@ class GroupWorker(CompletionWorker):
             active.execution.delete(job=active.rq_job, pipeline=pipeline)
             pipeline.execute()
 
-    def peek(self) -> rq.job.Job | None:
-        """Return the job that `pop` would take next, without taking it."""
-        for queue in self.queues:
-            job_ids = self.connection.lrange(queue.key, 0, 0)
-            if job_ids:
-                return self.fetch(job_ids[0])
-        return None
+    def peek(self) -> bytes | None:
+        """Return the id of the job that `pop` would take next, without taking it."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for queue in self.queues:
+                pipeline.lindex(queue.key, 0)
+            return next((job_id for job_id in pipeline.execute() if job_id is not None), None)
 
     def num_queued(self) -> int:
         """Count the jobs that wait in the queues; where several groups share them, this group's part."""

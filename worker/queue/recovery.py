@@ -5,6 +5,8 @@ ended its rank too often. RQ's own maintenance, which spends the retries of all 
 
 A lease has expired when its end has passed by the clock of Redis and this process has seen no renewal for some beats by
 its monotonic clock. So neither a wrong clock of a host nor a jump of Redis' clock takes jobs from living groups.
+
+All groups do this all the time, so it reads only what is late: what living groups have in flight is no work for others.
 """
 
 import logging
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for which this process must also have seen no renewal of a lease.
 SILENT_S = 2 * BEAT_S
+#: Seconds before its end at which a lease is watched: living groups renew theirs earlier.
+EARLY_S = SILENT_S + 1
 #: Seconds after which a job returns that another program popped and did not begin; as in RQ.
 POPPED_S = 60.0
 
@@ -78,6 +82,8 @@ class Recovery:
         self._leases, self._ownerless = StalenessTracker(monotonic), StalenessTracker(monotonic)
         self._connection: redis.Redis = worker.connection
         self._max_attempts = max_attempts
+        #: Whether an answer of Redis may have been lost, and with it the begin of a job.
+        self._may_hold_unknown = True
         #: Whether the crash before this start is counted.
         self._is_counted = False
         #: Number of jobs returned so far.
@@ -112,9 +118,12 @@ class Recovery:
         """
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._worker.name.__eq__)
-            ours = [item for item in self._taken(queue, self._entries(queue)) if item.worker == self._worker.name]
-            unknown = [item for item in ours if item.execution.id not in held]
+            begun = self._taken(queue, self._entries(queue)) if self._may_hold_unknown else []
+            unknown = [
+                item for item in begun if item.worker == self._worker.name and item.execution.id not in held
+            ]
             self._log_taken_back(queue, popped + self._return_to_queue(queue, unknown, transitions.FOREVER))
+        self._may_hold_unknown = False
 
     def expired(self) -> None:
         """Return the jobs of other groups whose leases have expired, and those that ended groups had popped."""
@@ -125,9 +134,10 @@ class Recovery:
             others = [item for item in taken if item.worker != self._worker.name]
             self._log_taken_back(queue, popped + self._return_to_queue(queue, others, now_s))
 
-    def forget_leases(self) -> None:
-        """Watch leases from now on: nobody could renew one while Redis was unavailable."""
+    def redis_failed(self) -> None:
+        """Watch leases from now on, since nobody could renew one; an answer about a job of ours may be lost."""
         self._leases.forget()
+        self._may_hold_unknown = True
 
     def _entries(self, queue: rq.Queue) -> list[bytes]:
         """Return the entries of a queue's registry of executions."""
@@ -136,7 +146,8 @@ class Recovery:
 
     def _silent(self, queue: rq.Queue, now_s: float) -> list[bytes]:
         """Return the entries whose lease has ended and was not renewed while this process watched."""
-        leases: Any = self._connection.zrange(queue.started_job_registry.key, 0, -1, withscores=True)
+        key = queue.started_job_registry.key
+        leases: Any = self._connection.zrangebyscore(key, "-inf", now_s + EARLY_S, withscores=True)
         ends = dict(leases)
         unchanged_s = self._leases.seconds(queue.name, ends)
         return [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
