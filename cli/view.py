@@ -83,7 +83,7 @@ class View:
         yield from blank
         yield _queue_table(snapshot.queues, options)
         for group in snapshot.groups:
-            jobs = snapshot.jobs_of(group)
+            jobs = snapshot.jobs_by_group.get(group.name, [])
             yield from blank
             yield _group_title(group, len(jobs))
             yield _rank_table(group, snapshot.names, options)
@@ -97,7 +97,7 @@ class View:
             for worker in snapshot.workers
             if worker.name not in reporting
         ]
-        others += [describe(job, snapshot.estimates.get(job.id)) for job in snapshot.jobs_without_group]
+        others += [describe(job, snapshot.estimates.get(job.id)) for job in snapshot.jobs_by_group.get(None, [])]
         yield from blank if others else ()
         for line in others:
             yield Text(printable(line))

@@ -20,7 +20,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -188,8 +190,8 @@ def drive(ranks: Sequence[Rank], stopping: threading.Event) -> None:
         heapq.heapreplace(due, (max(at, time.monotonic() - 1) + ranks[number].write(), number))
 
 
-def run_groups(number: int, video_s: float, ready: "multiprocessing.synchronize.Barrier", done: "multiprocessing.synchronize.Event") -> None:  # fmt: skip
-    """Simulate groups in this process until the end."""
+def run_groups(number: int, video_s: float, ready: Any, done: Any) -> None:
+    """Simulate groups in this process, from `ready`, a barrier, to `done`, an event."""
     groups = [Group(PORT, video_s) for _ in range(number)]
     ranks = [Rank(group, PORT, rank) for group in groups for rank in range(RANKS)]
     stopping = threading.Event()
@@ -221,7 +223,7 @@ def look(connection: redis.Redis, home: Path, seconds: float) -> dict[str, list[
         started = time.monotonic()
         taken = timed("svdq status, svdq top", lambda: snapshot.take(connection))
         assert isinstance(taken, snapshot.Snapshot)
-        timed("a look of the page, besides", lambda: read_state(connection, settings, storage, taken))
+        timed("a look of the page, besides", partial(read_state, connection, settings, storage, taken))
         timed("the newest 50 videos", lambda: paging.read_page(connection, 50))
         time.sleep(max(0.0, started + 1 - time.monotonic()))
     return times
@@ -232,7 +234,8 @@ def measure(connection: redis.Redis, home: Path, options: argparse.Namespace, vi
     ready, done = multiprocessing.Barrier(PROCESSES + 1), multiprocessing.Event()
     share = -(-options.groups // PROCESSES)
     processes = [
-        multiprocessing.Process(target=run_groups, args=(share, video_s, ready, done)) for _ in range(PROCESSES)
+        multiprocessing.Process(target=run_groups, args=(share, video_s, ready, done), daemon=True)
+        for _ in range(PROCESSES)
     ]
     for process in processes:
         process.start()

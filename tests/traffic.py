@@ -39,7 +39,17 @@ MODEL = "simulated:step_ms=400,encode_ms=72,decode_ms=1760"
 def redis_server(port: int, *options: str) -> Iterator[redis.Redis]:
     """Run a server on loopback, as a shared one would be, within a block."""
     with tempfile.TemporaryDirectory(prefix="svdq-redis-") as folder:
-        command = [str(next(find_binaries())), "--port", str(port), "--dir", folder, "--bind", "127.0.0.1", "--save", ""]
+        command = [
+            str(next(find_binaries())),
+            "--port",
+            str(port),
+            "--dir",
+            folder,
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+        ]
         process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
         connection = redis.Redis(port=port)
         try:
@@ -142,7 +152,11 @@ def main() -> None:
             calls, _, seconds = render(range(1))
             describe(f"one video in {seconds:.1f} s, each second", calls, seconds)
             calls, cpu_s, seconds = render(range(1, options.videos + 1))
-            describe(f"{options.videos} videos in {seconds:.1f} s, each second ({cpu_s / seconds:.2%} of a core)", calls, seconds)
+            describe(
+                f"{options.videos} videos in {seconds:.1f} s, each second ({cpu_s / seconds:.2%} of a core)",
+                calls,
+                seconds,
+            )
             describe("each video", calls, options.videos)
 
 

@@ -102,7 +102,7 @@ def _first_scheduled(connection: redis.Redis, limit: int) -> list[str]:
 
 def _started(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
     estimate = snapshot.estimates.get(job.id, Estimate())
-    group = next((group for group in snapshot.groups if group.has(job.id, job.worker)), None)
+    group = snapshot.finder.find(job.id, job.worker)
     state = progress_of(job, group)[1] if group and job.is_readable else "its worker does not answer"
     return _row(job, "waits for the disk" if estimate.condition else state, estimate)
 
@@ -171,7 +171,7 @@ def _warnings(snapshot: Snapshot, num_waiting: int, storage: Storage) -> list[st
         sentences.append(
             f"The disk is nearly full: {disk['free'] / 1e9:.1f} GB are free. Remove old videos with `svdq prune`."
         )
-    lost = [job for job in snapshot.jobs_without_group if job.status == JobStatus.STARTED.value]
+    lost = [job for job in snapshot.jobs_by_group.get(None, []) if job.status == JobStatus.STARTED.value]
     if lost and snapshot.worker_state != "none":
         sentences.append("A worker does not answer; its videos go on as soon as another takes them.")
     return sentences

@@ -5,7 +5,8 @@ code, without Redis or a clock.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
@@ -14,7 +15,7 @@ from typing import Any
 from rq.job import JobStatus
 
 from svdq.pipeline.models.registry import FAMILIES, PARAMETERS, class_for
-from svdq.producer.status.ranks import SILENT_S, Condition, GroupStatus, ShapeCosts
+from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, ShapeCosts, conditions_of
 from svdq.producer.status.status import JobView
 
 Parameters = Mapping[str, Any]
@@ -81,18 +82,20 @@ def estimate_jobs(
         pauses: why jobs are not taken.
         no_group: why there is no group, as a sentence: NO_WORKER or STARTING.
     """
+    num_ahead = waiting.num_ahead or {}
+    found = _of_started([view for view in views if view.status == JobStatus.STARTED.value], groups, no_group)
+    queued = {view.id: _shape_of(view.parameters) for view in views if view.id in num_ahead and view.id not in found}
+    if not queued:
+        return found
     takers, why_none = _takers(groups, pauses, no_group)
-    found = {}
-    for view in views:
-        if view.status == JobStatus.STARTED.value:
-            found[view.id] = _of_started(view, groups, no_group)
-        elif view.id in (waiting.num_ahead or {}):
-            number = (waiting.num_ahead or {})[view.id]
-            found[view.id] = Estimate(num_ahead=number, reason=why_none)
-            own_s = _alone_s(view.parameters, takers)
-            interval_s = _mean_interval_s(waiting.sample or [view.parameters], takers)
-            if own_s is not None and interval_s is not None:
-                found[view.id] = Estimate(num_ahead=number, eta_s=number * interval_s + own_s)
+    interval_s = _mean_interval_s(map(_shape_of, waiting.sample) if waiting.sample else queued.values(), takers)
+    alone_s = {shape: _alone_s(shape, takers) for shape in set(queued.values())}
+    for job_id, shape in queued.items():
+        number, own_s = num_ahead[job_id], alone_s[shape]
+        if own_s is None or interval_s is None:
+            found[job_id] = Estimate(num_ahead=number, reason=why_none)
+        else:
+            found[job_id] = Estimate(num_ahead=number, eta_s=number * interval_s + own_s)
     return found
 
 
@@ -106,13 +109,13 @@ def estimate_all(
     """Estimate when all that waits and all that is in flight will be done; arguments as of `estimate_jobs`."""
     if not waiting.num_jobs and not in_flight:
         return Estimate()
-    ends = [_of_started(view, groups, no_group) for view in in_flight]
+    ends = list(_of_started(in_flight, groups, no_group).values())
     reason = next((end.reason for end in ends if end.reason), "")
     if reason or not waiting.num_jobs:
         return Estimate(eta_s=None if reason else max((end.eta_s or 0.0 for end in ends), default=0.0), reason=reason)
     takers, why_none = _takers(groups, pauses, no_group)
-    interval_s = _mean_interval_s(waiting.sample, takers)
-    alone_s = _alone_s(waiting.sample[-1], takers) if waiting.sample else None
+    interval_s = _mean_interval_s(map(_shape_of, waiting.sample), takers)
+    alone_s = _alone_s(_shape_of(waiting.sample[-1]), takers) if waiting.sample else None
     if interval_s is None or alone_s is None:
         return Estimate(reason=why_none)
     # All ranks work until the end, but the last video takes as long as it does alone (docs/internals/capacity.md).
@@ -135,11 +138,6 @@ def videos_per_s(groups: Sequence[GroupStatus]) -> float:
     return sum(1 / intake.pace_s for intake in live if intake and intake.pace_s)
 
 
-def condition_of(job_id: str, groups: Sequence[GroupStatus]) -> Condition | None:
-    """Find what a job waits for, if anything keeps it waiting."""
-    return next((condition for group in groups for condition in group.conditions if job_id in condition.job_ids), None)
-
-
 def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str) -> tuple[list[GroupStatus], str]:
     """Find the groups that take what waits and have measured something; when there are none, say why."""
     whole = [group for group in groups if group.is_whole]
@@ -147,7 +145,7 @@ def _takers(groups: Sequence[GroupStatus], pauses: Sequence[str], no_group: str)
     measured = [group for group in open_ if group.intake and group.intake.costs]
     if pauses:
         return [], PAUSED
-    if any(group.conditions for group in groups):
+    if conditions_of(groups):
         return [], STORAGE
     if not whole:
         return [], _missing(groups[0]) if groups else no_group
@@ -160,15 +158,25 @@ def _missing(group: GroupStatus) -> str:
     return f"Not all ranks of the group on {group.ranks[0].host} have reported in the last {SILENT_S:.0f} s."
 
 
-def _of_started(view: JobView, groups: Sequence[GroupStatus], no_group: str) -> Estimate:
-    condition = condition_of(view.id, groups)
-    if condition is not None:
-        return Estimate(condition=condition, reason=STORAGE)
-    group = next((group for group in groups if group.has(view.id, view.worker)), None)
-    if group is None or not group.is_whole:
-        return Estimate(reason=no_group if group is None else _missing(group))
+def _of_started(views: Sequence[JobView], groups: Sequence[GroupStatus], no_group: str) -> dict[str, Estimate]:
+    """Estimate jobs in flight, of which there may be thousands in hundreds of groups."""
+    conditions = {job_id: condition for _, condition in conditions_of(groups) for job_id in condition.job_ids}
+    finder = GroupFinder(groups)
+    found = {}
+    for view in views:
+        group, condition = finder.find(view.id, view.worker), conditions.get(view.id)
+        if condition is not None:
+            found[view.id] = Estimate(condition=condition, reason=STORAGE)
+        elif group is None or not group.is_whole:
+            found[view.id] = Estimate(reason=no_group if group is None else _missing(group))
+        else:
+            found[view.id] = _of_started_in(group, view)
+    return found
+
+
+def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
     steps_left = max(0, view.steps - view.step)
-    costs = _costs_of(view.parameters, group)
+    costs = _costs_of(_shape_of(view.parameters), group)
     if costs is not None:
         return Estimate(eta_s=steps_left * fmean(costs.step_s) + costs.decode_s)
     # In the first video ever, the time of the last step is known, and that of the decode is not.
@@ -176,49 +184,64 @@ def _of_started(view: JobView, groups: Sequence[GroupStatus], no_group: str) -> 
     return Estimate(reason=UNMEASURED) if step_s is None else Estimate(eta_s=steps_left * step_s)
 
 
-def _alone_s(parameters: Parameters, groups: Sequence[GroupStatus]) -> float | None:
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the costs of a video depend on; a size is None where the job leaves it open."""
+
+    frames: float | None
+    width: float | None
+    height: float | None
+    guided: bool
+    steps: int
+
+
+def _shape_of(parameters: Parameters) -> _Shape:
+    frames, width, height, steps = (_positive(parameters.get(name)) for name in ("frames", "width", "height", "steps"))
+    if parameters.get("steps") is None:
+        steps = _default_steps(str(parameters.get("family")))
+    return _Shape(frames=frames, width=width, height=height, guided=_is_guided(parameters), steps=int(steps or 1))
+
+
+def _alone_s(shape: _Shape, groups: Sequence[GroupStatus]) -> float | None:
     """Estimate the seconds from encode to end of one video on the fastest group."""
-    found = []
-    for group in groups:
-        costs = _costs_of(parameters, group)
-        if costs is not None:
-            found.append(costs.encode_s + _steps(parameters) * fmean(costs.step_s) + costs.decode_s)
-    return min(found, default=None)
+    all_costs = [costs for group in groups if (costs := _costs_of(shape, group))]
+    return min(
+        (costs.encode_s + shape.steps * fmean(costs.step_s) + costs.decode_s for costs in all_costs), default=None
+    )
 
 
-def _mean_interval_s(sample: Sequence[Parameters], groups: Sequence[GroupStatus]) -> float | None:
+def _mean_interval_s(sample: Iterable[_Shape], groups: Sequence[GroupStatus]) -> float | None:
     """Estimate the mean seconds between two finished videos while all groups run."""
+    shapes = Counter(sample)  # thousands of jobs have a few shapes
     rate = 0.0
     for group in groups:
-        intervals = [_interval_s(parameters, costs) for parameters in sample if (costs := _costs_of(parameters, group))]
-        if intervals and (mean_s := fmean(intervals)) > 0:
+        intervals = [_interval_s(shape, costs) for shape in shapes if (costs := _costs_of(shape, group))]
+        if intervals and (mean_s := fmean(intervals, shapes.values())) > 0:
             rate += 1 / mean_s
     return 1 / rate if rate else None
 
 
-def _interval_s(parameters: Parameters, costs: ShapeCosts) -> float:
+def _interval_s(shape: _Shape, costs: ShapeCosts) -> float:
     num_ranks = len(costs.step_s)
     step_s = 1 / sum(1 / max(step_s, 1e-9) for step_s in costs.step_s)
-    return _steps(parameters) * step_s + (costs.encode_s + costs.decode_s) / num_ranks
+    return shape.steps * step_s + (costs.encode_s + costs.decode_s) / num_ranks
 
 
-def _costs_of(parameters: Parameters, group: GroupStatus) -> ShapeCosts | None:
+def _costs_of(shape: _Shape, group: GroupStatus) -> ShapeCosts | None:
     """Return a group's measured costs of a shape, or scale those of the most similar shape."""
     measured = group.intake.costs if group.intake else ()
     if not measured:
         return None
-    frames, width, height = (parameters.get(name) for name in ("frames", "width", "height"))
-    guided = _is_guided(parameters)
 
     def scale(costs: ShapeCosts) -> float:
         """Return the relative size of the shape; without a frame count, that of the measured shape is used."""
-        pixels = _positive(width, costs.width) * _positive(height, costs.height) * _positive(frames, costs.frames)
+        pixels = (shape.width or costs.width) * (shape.height or costs.height) * (shape.frames or costs.frames)
         return pixels / (costs.width * costs.height * costs.frames)
 
-    nearest = min(reversed(measured), key=lambda costs: (costs.guided != guided, abs(math.log(scale(costs)))))
+    nearest = min(reversed(measured), key=lambda costs: (costs.guided != shape.guided, abs(math.log(scale(costs)))))
     factor = scale(nearest)
     # Guidance doubles the batch of a step.
-    step_factor = factor * {(True, False): 2.0, (False, True): 0.5}.get((guided, nearest.guided), 1.0)
+    step_factor = factor * {(True, False): 2.0, (False, True): 0.5}.get((shape.guided, nearest.guided), 1.0)
     return nearest.model_copy(
         update={
             "step_s": tuple(step_s * step_factor for step_s in nearest.step_s),
@@ -238,11 +261,6 @@ def _is_guided(parameters: Parameters) -> bool:
         return False
 
 
-def _steps(parameters: Parameters) -> int:
-    steps = parameters.get("steps")
-    return int(_positive(_default_steps(str(parameters.get("family"))) if steps is None else steps, 1))
-
-
 @cache
 def _default_steps(family: str) -> int:
     """Return the steps of a published model, for a job that leaves them to its model."""
@@ -250,5 +268,5 @@ def _default_steps(family: str) -> int:
     return found.complete(found.parameters.model_validate({"seed": 0}), {}).steps
 
 
-def _positive(value: object, default: int) -> float:
-    return float(value) if isinstance(value, int | float) and 0 < value < 1e9 else float(default)
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e9 else None

@@ -212,15 +212,24 @@ class GroupStatus:
         """What rank 0 reports about the group; None without rank 0."""
         return self.ranks[0].intake
 
-    def has(self, job_id: str, worker: str | None) -> bool:
-        """Return whether a job is in flight in the group, by its record or, if older, by the job's RQ worker."""
-        # Rank 0 writes its record once a second, and may have taken the job since then.
-        return self.intake is not None and (job_id in self.intake.in_flight or worker == self.intake.worker)
-
     @property
     def conditions(self) -> list[Condition]:
         """What its ranks wait for."""
         return [condition for _, condition in conditions_of([self])]
+
+
+class GroupFinder:
+    """Finds the groups of jobs in flight, of which there may be thousands."""
+
+    def __init__(self, groups: Iterable[GroupStatus]) -> None:
+        intakes = [(group.intake, group) for group in groups if group.intake is not None]
+        self._by_job = {job_id: group for intake, group in intakes for job_id in intake.in_flight}
+        self._by_worker = {intake.worker: group for intake, group in intakes}
+
+    def find(self, job_id: str, worker: str | None) -> GroupStatus | None:
+        """Return the group that a job is in flight in, by the group's record or, if older, by the job's RQ worker."""
+        # Rank 0 writes its record once a second, and may have taken the job since then.
+        return self._by_job.get(job_id) or self._by_worker.get(worker or "")
 
 
 def conditions_of(groups: Iterable[GroupStatus]) -> list[tuple[RankStatus, Condition]]:

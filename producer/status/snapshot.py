@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import redis
@@ -26,7 +27,7 @@ from svdq.producer.status.estimates import (
     estimate_jobs,
     videos_per_s,
 )
-from svdq.producer.status.ranks import Condition, GroupStatus, RankStatus, conditions_of, read_groups
+from svdq.producer.status.ranks import Condition, GroupFinder, GroupStatus, RankStatus, conditions_of, read_groups
 from svdq.producer.status.registries import counts, newest_ids, num_ahead, num_ended_since
 from svdq.producer.status.status import JobView, view_many
 from svdq.producer.status.workers import WorkerState, WorkerView, view_workers, worker_state
@@ -77,14 +78,19 @@ class Snapshot:
         """Why there may be no group, as a sentence."""
         return STARTING if self.worker_state == "starting" else NO_WORKER
 
-    def jobs_of(self, group: GroupStatus) -> list[JobView]:
-        """Return the jobs in flight in a group, the longest in flight first."""
-        return [job for job in self.jobs if group.has(job.id, job.worker)]
+    @cached_property
+    def finder(self) -> GroupFinder:
+        """Finds the groups of jobs in flight."""
+        return GroupFinder(self.groups)
 
-    @property
-    def jobs_without_group(self) -> list[JobView]:
-        """The jobs in flight that belong to no group with recent records."""
-        return [job for job in self.jobs if not any(group.has(job.id, job.worker) for group in self.groups)]
+    @cached_property
+    def jobs_by_group(self) -> Mapping[str | None, list[JobView]]:
+        """The jobs in flight by the name of their group, the longest in flight first; None is no group."""
+        found: dict[str | None, list[JobView]] = {}
+        for job in self.jobs:
+            group = self.finder.find(job.id, job.worker)
+            found.setdefault(group.name if group else None, []).append(job)
+        return found
 
     @property
     def conditions(self) -> list[tuple[RankStatus, Condition]]:

@@ -469,7 +469,8 @@ def test_an_unreadable_job_is_dropped_with_a_word(
     put(connection, "good")
 
     next_id = worker.peek()
-    assert next_id is not None and worker.fetch(next_id) is None
+    assert next_id is not None
+    assert worker.fetch(next_id) is None
     active = take(worker)[0]
 
     assert active.rq_job.id == "good"

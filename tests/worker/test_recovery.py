@@ -152,6 +152,45 @@ def test_expired_leases_come_back_without_spending_retries(
     assert [key for key in leftovers(connection) if key != b"rq:execution"] == []
 
 
+def num_calls(connection: redis.Redis) -> int:
+    stats = connection.info("commandstats")
+    return sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")
+
+
+def test_what_other_groups_have_in_flight_costs_a_group_nothing(
+    connection: redis.Redis, worker: GroupWorker, dead: GroupWorker, clock: Clock
+) -> None:
+    """Each group read the executions of all others every two seconds: hundreds of groups filled one Redis."""
+    recovery = Recovery(worker, 2, clock)
+    recovery.unknown([])
+    costs = []
+    for number in (0, 20):
+        put(connection, *(f"job-{index}" for index in range(number)))
+        for _ in range(number):
+            dead.pop()
+        before = num_calls(connection)
+        recovery.unknown([])
+        recovery.expired()
+        costs.append(num_calls(connection) - before)
+    assert costs[0] == costs[1]
+
+
+def test_a_job_whose_begin_was_not_confirmed_comes_back(
+    connection: redis.Redis, worker: GroupWorker, clock: Clock
+) -> None:
+    """The answer was lost with the connection, which raised an error."""
+    put(connection, "a", "b")
+    held, _ = worker.pop(), worker.pop()
+    recovery = Recovery(worker, 2, clock)
+    recovery.unknown([held.execution.id])
+    assert waiting(connection) == ["b"]
+    worker.pop()
+    recovery.redis_failed()
+    recovery.unknown([held.execution.id])
+    assert waiting(connection) == ["b"]
+    assert worker.holds_lease(held)
+
+
 def test_a_popped_job_is_never_stuck_while_its_group_is_alive(connection: redis.Redis, worker: GroupWorker) -> None:
     """It is seen between pop and admission by two rounds of maintenance, a day apart; RQ's own would queue it twice."""
     put(connection, "a")

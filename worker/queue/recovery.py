@@ -119,9 +119,7 @@ class Recovery:
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._worker.name.__eq__)
             begun = self._taken(queue, self._entries(queue)) if self._may_hold_unknown else []
-            unknown = [
-                item for item in begun if item.worker == self._worker.name and item.execution.id not in held
-            ]
+            unknown = [item for item in begun if item.worker == self._worker.name and item.execution.id not in held]
             self._log_taken_back(queue, popped + self._return_to_queue(queue, unknown, transitions.FOREVER))
         self._may_hold_unknown = False
 

@@ -1,5 +1,8 @@
 """When jobs will be done, worked out by hand for small cases, and why that is unknown."""
 
+import time
+from dataclasses import replace
+
 import pytest
 
 from svdq.producer.status import estimates
@@ -42,6 +45,19 @@ def eta(view: JobView, *groups: GroupStatus, before: Waiting | None = None) -> E
 def test_a_job_in_flight_has_its_steps_and_the_decode_before_it() -> None:
     assert eta(started("a", 3), group(in_flight=("a",))).eta_s == pytest.approx(5 * STEP_S + 2.0)
     assert eta(started("a", 8), group(in_flight=("a",))).eta_s == pytest.approx(2.0)
+
+
+def test_many_jobs_in_many_groups_are_estimated_at_once() -> None:
+    """The sample was read anew for each waiting job and group: a look of the page took seconds."""
+    groups = [replace(group(), name=f"group-{number}") for number in range(200)]
+    jobs = [
+        JobView(id=f"q{number}", status="queued", parameters=PARAMETERS | {"seed": number}) for number in range(100)
+    ]
+    places = Waiting(num_jobs=200, sample=[PARAMETERS] * 200, num_ahead={job.id: 7 for job in jobs})
+    begun = time.process_time()
+    found = estimate_jobs(jobs, places, groups, ())
+    assert time.process_time() - begun < 5  # 4 million validations took minutes
+    assert [each.eta_s for each in found.values()] == [pytest.approx(7 * INTERVAL_S / 200 + ALONE_S)] * len(jobs)
 
 
 def test_the_first_video_of_all_goes_by_its_last_step() -> None:
