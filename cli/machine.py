@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -210,7 +209,7 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
     for finding in _findings(settings, quick=quick):
         failed = failed or finding.level == "fail"
         if as_json:
-            echo_json(asdict(finding))
+            echo_json(finding._asdict())
         else:
             advice = f"; {finding.advice}" if finding.advice else ""
             echo(f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}")

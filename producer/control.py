@@ -150,10 +150,7 @@ def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = Non
     if storage is not None and job is not None:
         # A worker that finds the sidecar beside the files would treat the job as done.
         storage.remove(f"{job.output_stem(job_id)}.json")
-    _queue_again(connection, rq_job)
 
-
-def _queue_again(connection: redis.Redis, job: rq.job.Job) -> None:
     def change(pipeline: Pipeline, job: rq.job.Job) -> None:
         queue = SvdqQueue(job.origin, connection=connection)
         for registry in (FailedJobRegistry, FinishedJobRegistry, CanceledJobRegistry):
@@ -167,8 +164,8 @@ def _queue_again(connection: redis.Redis, job: rq.job.Job) -> None:
         pipeline.hdel(job.key, "started_at", "ended_at", "worker_name")
         pipeline.persist(job.key)  # ended jobs expire
 
-    if not _in_transaction(connection, job, change):
-        raise InputError(f"Job {job.id!r} was changed by another process just now; check its status and try again.")
+    if not _in_transaction(connection, rq_job, change):
+        raise InputError(f"Job {job_id!r} was changed by another process just now; check its status and try again.")
 
 
 def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:

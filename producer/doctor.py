@@ -10,9 +10,8 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.installed import how_to_install
@@ -35,8 +34,7 @@ LITTLE_SPACE = 2 * 1024**3
 _STORAGE_EXTRAS = ("azure", "gcs", "s3", "sftp")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """The result of one check."""
 
     #: What was checked, such as `redis`.
@@ -48,25 +46,10 @@ class Finding:
     #: What to do, as a clause; "" if there is nothing to do.
     advice: str = ""
 
-    @classmethod
-    def ok(cls, subject: str, text: str) -> Self:
-        """Return a finding of something that works."""
-        return cls(subject=subject, level="ok", text=text)
-
-    @classmethod
-    def warn(cls, subject: str, text: str, advice: str) -> Self:
-        """Return a finding of something that works with restrictions."""
-        return cls(subject=subject, level="warn", text=text, advice=advice)
-
-    @classmethod
-    def fail(cls, subject: str, text: str, advice: str = "") -> Self:
-        """Return a finding of something that does not work."""
-        return cls(subject=subject, level="fail", text=text, advice=advice)
-
 
 def failure(subject: str, error: SvdqError) -> Finding:
     """Return the finding for an error of ours, whose sentence includes the advice."""
-    return Finding.fail(subject, str(error).rstrip("."))
+    return Finding(subject, "fail", str(error).rstrip("."))
 
 
 def check_redis(settings: Settings) -> Iterator[Finding]:
@@ -89,18 +72,21 @@ def _version(info: dict[str, object], where: str) -> Finding:
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     product = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {version}"
     if numbers < OLDEST_REDIS:
-        return Finding.fail("redis", f"{where} is {product}", "install Redis 6.2 or newer, or Valkey")
-    return Finding.ok("redis", f"{where}, {product}")
+        return Finding("redis", "fail", f"{where} is {product}", "install Redis 6.2 or newer, or Valkey")
+    return Finding("redis", "ok", f"{where}, {product}")
 
 
 def _persistence(info: dict[str, object]) -> Finding:
     subject = "persistence"
     if info.get("aof_last_write_status", "ok") != "ok" or info.get("rdb_last_bgsave_status", "ok") != "ok":
-        return Finding.fail(subject, "the server could not write its data to disk", "see its log; free its disk")
+        return Finding(subject, "fail", "the server could not write its data to disk", "see its log; free its disk")
     if info.get("aof_enabled"):
-        return Finding.ok(subject, "append-only file")
-    return Finding.warn(
-        subject, "no append-only file: a crash of the server may lose jobs", "set `appendonly yes` in redis.conf"
+        return Finding(subject, "ok", "append-only file")
+    return Finding(
+        subject,
+        "warn",
+        "no append-only file: a crash of the server may lose jobs",
+        "set `appendonly yes` in redis.conf",
     )
 
 
@@ -108,7 +94,7 @@ def _eviction(info: dict[str, object]) -> Finding:
     policy = info.get("maxmemory_policy", "noeviction")
     subject = "maxmemory-policy"
     if policy == "noeviction":
-        return Finding.ok(subject, "noeviction")
+        return Finding(subject, "ok", "noeviction")
     limited = bool(info.get("maxmemory"))
     return Finding(
         subject=subject,
@@ -133,9 +119,11 @@ def check_storage(settings: Settings) -> Iterator[Finding]:
         yield failure("storage", error)
         return
     if read != written:
-        yield Finding.fail("storage", f"{storage.shown} returned other bytes than were written", "use another storage")
+        yield Finding(
+            "storage", "fail", f"{storage.shown} returned other bytes than were written", "use another storage"
+        )
         return
-    yield Finding.ok("storage", f"{storage.shown}: written, read and removed a file")
+    yield Finding("storage", "ok", f"{storage.shown}: written, read and removed a file")
     if storage.folder is not None:
         free = shutil.disk_usage(storage.folder).free
         yield Finding(
@@ -152,14 +140,14 @@ def check_model(name: str) -> Iterator[Finding]:
     The name is `preview`, `simulated[:…]`, a folder or a hub id.
     """
     if name == "preview":
-        yield Finding.ok("model", "preview (no diffusion model); SVDQ_MODEL chooses another")
+        yield Finding("model", "ok", "preview (no diffusion model); SVDQ_MODEL chooses another")
         return
     try:
         if has_weights(name):
             yield from _check_folder(find_folder(name), name)
         else:
             timings_of(name)
-            yield Finding.ok("model", f"{name} (its compute is a sleep, it makes no pictures)")
+            yield Finding("model", "ok", f"{name} (its compute is a sleep, it makes no pictures)")
     except InputError as error:
         yield failure("model", error)
 
@@ -168,21 +156,22 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
     layout = layout_of(folder, name)
     problems = list(find_problems(folder, name, layout))
     for problem in problems:
-        yield Finding.fail("model", problem.text, problem.advice)
+        yield Finding("model", "fail", problem.text, problem.advice)
     if problems:
         return
     found = {component: variants(folder, component) for component in layout.key_weights}
     if half_only := [component for component, kinds in found.items() if kinds == {True}]:
-        yield Finding.warn(
+        yield Finding(
             "model",
+            "warn",
             f"{name} has only half precision weights ({', '.join(half_only)})",
             "they suffice for GPUs; to render on a CPU, fetch the full ones, too",
         )
     size = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
     notice = ", untrained: shows noise" if is_untrained(folder) else ""
-    yield Finding.ok("model", f"{name}, a whole {layout.pipeline}, {size_text(size)}{notice}")
+    yield Finding("model", "ok", f"{name}, a whole {layout.pipeline}, {size_text(size)}{notice}")
     if not notice:
-        yield Finding.ok("memory", _memory(folder, name))
+        yield Finding("memory", "ok", _memory(folder, name))
 
 
 def _memory(folder: Path, name: str) -> str:
@@ -213,19 +202,22 @@ def check_packages() -> Iterator[Finding]:
     required = _requirements()
     versions = {name: _installed(name) for names in required.values() for name in names}
     base = ", ".join(f"{name} {versions[name]}" for name in ("redis", "rq", "fsspec", "pillow") if versions.get(name))
-    yield Finding.ok("versions", f"svdq {_installed('svdq')}, Python {platform.python_version()}, {base}")
+    yield Finding("versions", "ok", f"svdq {_installed('svdq')}, Python {platform.python_version()}, {base}")
     missing = [name for name in required.get("worker", ()) if versions[name] is None]
     if missing:
-        yield Finding.warn(
+        yield Finding(
             "worker extra",
+            "warn",
             f"not installed ({', '.join(missing)}): this machine can submit photos, not render them",
             f"to render here, {how_to_install('worker')}",
         )
     else:
         shown = ("torch", "diffusers", "transformers", "safetensors")
-        yield Finding.ok("worker extra", ", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name)))
+        yield Finding(
+            "worker extra", "ok", ", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name))
+        )
     extras = [name for name in _STORAGE_EXTRAS if all(map(versions.get, required.get(name, [name])))]
-    yield Finding.ok("storage extras", ", ".join(extras) or "none; folders need none")
+    yield Finding("storage extras", "ok", ", ".join(extras) or "none; folders need none")
 
 
 def _requirements() -> dict[str, list[str]]:

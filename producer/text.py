@@ -13,15 +13,12 @@ def printable(text: str) -> str:
     r"""Replace each character that could control a terminal by its escape, such as `\x1b`; the result is one line."""
     if text.isprintable():
         return text
-    return "".join(_escaped(character) if _is_unsafe(character) else character for character in text)
-
-
-def _is_unsafe(character: str) -> bool:
-    return unicodedata.category(character) in _UNSAFE and character not in _JOINERS
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return "".join(
+        character.encode("unicode_escape", "surrogatepass").decode("ascii")
+        if unicodedata.category(character) in _UNSAFE and character not in _JOINERS
+        else character
+        for character in text
+    )
 
 
 def count(number: int, thing: str) -> str:

@@ -12,25 +12,20 @@ from svdq.pipeline.errors import InputError
 MAX_SECONDS = 221_845_392_000
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-#: The limit of the number keeps dates after the year 1.
-_DURATION = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)(ms|[smhdw])")
-_FROM_NOW = re.compile(
-    r"\+(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m)?(?:(?P<seconds>\d{1,7})s)?"
-)
+#: A number and a unit; a duration is one or more of them.
+_PART = r"(\d{1,7}(?:\.\d{1,3})?)(ms|[smhdw])"
 
 
 def parse_duration(text: str, option: str) -> timedelta:
-    """Parse a duration such as 500ms, 30s, 90m, 1.5h, 30d or 2w.
-
-    `option` names the value in errors.
+    """Parse a duration such as 500ms, 30s, 2h30m, 1.5h, 30d or 2w; `option` names the value in errors.
 
     Raises:
         InputError: the text is not a duration.
     """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise InputError(f"{option} {text!r} is not a duration; write it as 30s, 12h, 30d or 2w.")
-    return timedelta(seconds=float(match[1]) * _UNITS_S[match[2]])
+    try:
+        return _duration(text)
+    except ValueError as error:
+        raise InputError(f"{option} {text!r} is not a duration; write it as 30s, 12h, 30d or 2w.") from error
 
 
 def parse_past(text: str, option: str, now: datetime) -> datetime:
@@ -41,11 +36,9 @@ def parse_past(text: str, option: str, now: datetime) -> datetime:
     Raises:
         InputError: the text is not a time, or is in the future.
     """
-    if re.fullmatch(r"[\d.]+[a-z]+", text.strip()):
-        return now - parse_duration(text, option)
     try:
-        moment = _moment(text, now, is_future=False)
-    except ValueError as error:
+        moment = now - _duration(text) if text.strip()[-1:].isalpha() else _moment(text, now, is_future=False)
+    except (ValueError, OverflowError) as error:
         raise InputError(
             f"{option} {text!r} is not a time; write it as 22:00, as a date and time such as 2027-01-31T22:00, or as "
             "12h for twelve hours ago."
@@ -63,12 +56,9 @@ def parse_future(text: str, option: str, now: datetime) -> datetime:
     Raises:
         InputError: the text is not a time, or is in the past.
     """
-    from_now = _FROM_NOW.fullmatch(text.strip())
+    delay = text.strip().removeprefix("+")
     try:
-        if from_now and from_now.lastgroup:
-            moment = now + timedelta(**{unit: int(number) for unit, number in from_now.groupdict("0").items()})
-        else:
-            moment = _moment(text, now, is_future=True)
+        moment = now + _duration(delay) if delay != text.strip() else _moment(text, now, is_future=True)
     except (ValueError, OverflowError) as error:
         raise InputError(
             f"{option} {text!r} is not a time; write it as 22:00, as +2h or +90m from now, or as a date and time such "
@@ -103,6 +93,13 @@ def iso_of(seconds: float) -> str:
 def as_utc(moment: datetime) -> datetime:
     """Add UTC to a time without a time zone; RQ and storages omit it."""
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _duration(text: str) -> timedelta:
+    """Parse a duration; raises ValueError."""
+    if not re.fullmatch(f"({_PART})+", text.strip()):
+        raise ValueError(f"{text!r} is not a duration")
+    return timedelta(seconds=sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_PART, text)))
 
 
 def _moment(text: str, now: datetime, *, is_future: bool) -> datetime:

@@ -3,8 +3,10 @@
 Touches RQ's internals; `tests/worker/test_group_worker.py` fails when a new RQ changes them.
 """
 
+import zlib
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from svdq.pipeline.errors import reason_of
-from svdq.producer.record_values import check_size, drop_invalid_values
+from svdq.producer import keys
 
 #: Bytes of a job's record, of a result, and of what a compressed field of either holds. Ours have some thousands.
 MAX_BYTES: Final = 1 << 20
@@ -26,6 +28,11 @@ MAX_FIELDS: Final = 200
 #: Jobs that are read in one round trip.
 AT_ONCE: Final = 500
 _STATUSES = frozenset(status.value for status in JobStatus)
+#: Times that RQ may have written; later arithmetic and time zones cannot handle the years at the ends of datetime.
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2500, 1, 1, tzinfo=UTC)
+_TIMES = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
+#: Redis refuses to expire a key at a time that does not fit into 64 bits.
+_MAX_TTL_S = 100 * 366 * keys.DAY_S
 
 #: Reads a job's record. KEYS: job. ARGV: most fields, most bytes, then the names of the fields to read; none means all.
 #: Returns nil when there is none; {nil, names, values} of its fields; or {why it is not read, its status or nil}.
@@ -110,9 +117,9 @@ class UntrustedJob(rq.job.Job):
         """
         try:
             for field in (b"data", b"exc_info"):
-                check_size(raw_data.get(field, b""), MAX_BYTES)
+                _check_size(raw_data.get(field, b""), MAX_BYTES)
             super().restore(raw_data)
-            drop_invalid_values(self)
+            _drop_invalid_values(self)
         except Exception as error:
             reason = error if b"data" in raw_data else "it has no data"
             raise UnreadableJobError(self.id, raw_data.get(b"status"), reason) from error
@@ -228,5 +235,44 @@ def _restored_result(job: rq.job.Job, answer: Any) -> Result:
         raise ValueError(as_text(answer))
     result_id, fields = answer
     payload = dict(zip(fields[::2], fields[1::2], strict=True))
-    check_size(b64decode(payload.get(b"exc_string", b"")), MAX_BYTES)
+    _check_size(b64decode(payload.get(b"exc_string", b"")), MAX_BYTES)
     return Result.restore(job.id, as_text(result_id), payload, connection=job.connection, serializer=job.serializer)
+
+
+def _drop_invalid_values(job: rq.job.Job) -> None:
+    """Drop what has the wrong type or range and is not needed: it would fail later, when the job ends."""
+    # What RQ's tools have written as pickle is not JSON, and must not keep the job from being written again.
+    if not isinstance(job.meta, dict) or "unserialized" in job.meta:
+        job.meta = {}
+    for name in _TIMES:
+        moment = getattr(job, name)
+        if moment is not None and not _FIRST <= moment < _LAST:
+            setattr(job, name, _FIRST if name == "created_at" else None)
+    for name in ("ttl", "result_ttl", "failure_ttl"):
+        ttl_s = getattr(job, name)
+        if ttl_s is not None and not -1 <= ttl_s <= _MAX_TTL_S:
+            setattr(job, name, None)
+    if not _are_seconds(job.retry_intervals):
+        job.retry_intervals = None
+    if not _are_seconds(job.repeat_intervals):
+        job.repeat_intervals = job.repeats_left = None
+    if not isinstance(job._dependency_ids, list) or not all(isinstance(name, str) for name in job._dependency_ids):
+        job._dependency_ids = []
+
+
+def _check_size(field: bytes, max_bytes: int) -> None:
+    """Raise ValueError when a compressed field holds too much; one that is not compressed is as large as it is."""
+    try:
+        start = zlib.decompressobj().decompress(field, max_bytes + 1)
+    except zlib.error:
+        return
+    if len(start) > max_bytes:
+        raise ValueError(f"a compressed field holds more than {max_bytes} bytes")
+
+
+def _are_seconds(intervals: Any) -> bool:
+    """Whether these are intervals that RQ can add to a time."""
+    return intervals is None or (
+        isinstance(intervals, list)
+        and all(type(seconds) is int and 0 <= seconds <= keys.FAILURE_TTL_S for seconds in intervals)
+    )

@@ -5,7 +5,6 @@ File names and sidecars are untrusted input, so Jinja escapes all text.
 
 import base64
 import hashlib
-import io
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,9 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.media.image import open_photo, pillow_without_limits, upright_srgb
+from svdq.pipeline.errors import InputError
 from svdq.producer.job import INPUT_KEY
+from svdq.producer.results.poster import poster_of_picture
 from svdq.producer.results.results import Result
 from svdq.producer.status.status import JobView
 from svdq.producer.storage.storage import Storage
@@ -30,10 +29,6 @@ from svdq.producer.text import count
 TYPES = {"mp4": "video/mp4", "webp": "image/webp", "gif": "image/gif"}
 #: Suffixes of the photos that all browsers show; the page embeds stills of others.
 BROWSER_SUFFIXES = ("jpg", "png", "webp", "avif", "gif", "bmp")
-#: Length of the longer side of stills in the page, in pixels.
-STILL_SIDE = 480
-#: Largest picture for which a still is made, in pixels.
-MAX_PIXELS = 100_000_000
 #: Fields of a job that are no choice about its video, or that a card shows anyway.
 _OWN = ("name", "folder", "formats", "decode_chunk_size", "seed")
 #: Largest total size of embedded videos in bytes: browsers fail on larger pages.
@@ -200,21 +195,11 @@ def _photo(links: Links, image: str) -> dict[str, str] | None:
 
 def _still(storage: Storage, key: str) -> str:
     """Return a small JPEG of the first frame of a picture as a data URL; "" if it cannot be read."""
+    data = storage.read(key)
     try:
-        data = storage.read(key)
-        with pillow_without_limits(), open_photo(data) as image:
-            if image.width * image.height > MAX_PIXELS:
-                return ""
-            image.draft("RGB", (STILL_SIDE, STILL_SIDE))
-            still = upright_srgb(image)
-        still.thumbnail((STILL_SIDE, STILL_SIDE))
-        jpeg = io.BytesIO()
-        still.save(jpeg, "JPEG", quality=75)
-    except UnavailableError:
-        raise
-    except Exception:  # noqa: BLE001 - Pillow's decoders raise many types; the card then has no picture
+        return _data_url(poster_of_picture(data), "image/jpeg")
+    except InputError:
         return ""
-    return _data_url(jpeg.getvalue(), "image/jpeg")
 
 
 def _data_url(data: bytes, media_type: str) -> str:

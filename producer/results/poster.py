@@ -8,12 +8,14 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.ffmpeg import find_ffmpeg
-from svdq.pipeline.media.image import load_photo, pillow_without_limits, prepare_photo
+from svdq.pipeline.media.image import load_photo, open_photo, pillow_without_limits, prepare_photo, upright_srgb
 from svdq.pipeline.parameters import Fit
 
 #: Longest side of a poster in pixels.
 MAX_SIDE = 512
 QUALITY = 80
+#: Largest picture for which one is made, in pixels.
+MAX_PIXELS = 100_000_000
 #: Seconds that ffmpeg may take for one frame.
 TIMEOUT_S = 30
 
@@ -28,11 +30,26 @@ def poster_of_video(path: Path) -> bytes:
     if path.suffix == ".mp4":
         return _encode(_first_frame(path))
     try:
-        with pillow_without_limits(), Image.open(path) as image:
-            return _encode(image.convert("RGB"))
+        return poster_of_picture(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"The file {path.name!r} cannot be read.") from error
+
+
+def poster_of_picture(data: bytes) -> bytes:
+    """Return the first frame of a gif, webp, png or photo, upright, as a JPEG.
+
+    Raises:
+        InputError: it cannot be decoded, or is too large.
+    """
+    try:
+        with pillow_without_limits(), open_photo(data) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise InputError("The picture is too large.")
+            image.draft("RGB", (MAX_SIDE, MAX_SIDE))
+            return _encode(upright_srgb(image))
     except Exception as error:
         # Pillow's decoders raise more types than they document.
-        raise InputError(f"The first frame of {path.name!r} cannot be decoded.") from error
+        raise InputError("The picture cannot be decoded.") from error
 
 
 def poster_of_photo(data: bytes, size: tuple[int, int], fit: Fit, max_pixels: int) -> bytes:

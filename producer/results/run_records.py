@@ -6,24 +6,21 @@ Redis has the reasons of failures but expires; a sidecar has the costs of its vi
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
 import redis
 from rq.registry import BaseRegistry
 
 from svdq.producer import keys
-from svdq.producer.queue import queues, read_job
+from svdq.producer.queue import queues
 from svdq.producer.results.results import Result, find_results
 from svdq.producer.results.run_report import LEFT, End, RenderCost, RunRecord
 from svdq.producer.status.registries import counts
 from svdq.producer.status.status import view_many
 from svdq.producer.storage.storage import Storage
-from svdq.producer.timeparse import as_utc
-from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, read_many
+from svdq.producer.untrusted_job import AT_ONCE
 
-_ENDS: dict[str, End] = {"finished": "finished", "failed": "failed", "stopped": "stopped", "canceled": "canceled"}
 #: Largest difference in seconds between the end of a job without a recorded end and its score in RQ's registry.
 _TTLS_S = {
     "finished": keys.RESULT_TTL_S,
@@ -85,28 +82,23 @@ def _ended_in(
     RQ sorts ended jobs by expiry, which differs per job, so all of them are read.
     """
     found: Any = connection.zrange(registry.key, 0, -1, withscores=True)
-    ids = [job_id for job_id, _ in found]
-    ended: list[RunRecord] = []
-    for (_, score), job in zip(found, read_many(connection, ids, fields=("status", "ended_at", "data")), strict=True):
-        if isinstance(job, UnreadableJobError):
-            on_bad(f"{job} It is left out.")
-        if not isinstance(job, UntrustedJob):
-            continue  # it has expired
-        status = job.get_status(refresh=False).value
-        if status not in _ENDS:
-            continue  # it is queued again
-        ended_at = as_utc(job.ended_at) if job.ended_at else None
-        if ended_at is None or status == "canceled":  # in its queue: it has no end, or that of an earlier try
-            with contextlib.suppress(ValueError, OverflowError, OSError):
-                ended_at = datetime.fromtimestamp(score - _TTLS_S[status], UTC)
-        if ended_at is not None and since <= ended_at <= until:
-            ours = read_job(job)
-            name = ours.name if ours else "?"
-            ended.append(RunRecord(id=job.id, name=name, status=_ENDS[status], ended_at=ended_at))
-    failed = [record.id for record in ended if record.status == "failed"]
-    errors = {view.id: view.error for view in view_many(connection, failed)}
-    for record in ended:
-        yield replace(record, error=errors.get(record.id) or "")
+    scores = {job_id.decode(errors="backslashreplace"): score for job_id, score in found}
+    ids = list(scores)
+    for start in range(0, len(ids), AT_ONCE):
+        for view in view_many(connection, ids[start : start + AT_ONCE]):
+            if not view.is_readable:
+                on_bad(f"{view.error} It is left out.")
+                continue
+            status = next((end for end in get_args(End) if end == view.status), None)
+            if status is None:
+                continue  # it is queued again
+            ended_at = view.ended_at
+            if ended_at is None or status == "canceled":  # in its queue: it has no end, or that of an earlier try
+                with contextlib.suppress(ValueError, OverflowError, OSError):
+                    ended_at = datetime.fromtimestamp(scores[view.id] - _TTLS_S[status], UTC)
+            if ended_at is not None and since <= ended_at <= until:
+                error = view.error if status == "failed" else None
+                yield RunRecord(id=view.id, name=view.name, status=status, ended_at=ended_at, error=error or "")
 
 
 def _cost_of(result: Result) -> RenderCost | None:

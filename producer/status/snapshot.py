@@ -76,7 +76,7 @@ class Snapshot:
     @property
     def no_group(self) -> str:
         """Why there may be no group, as a sentence."""
-        return STARTING if self.worker_state == "starting" else NO_WORKER
+        return _no_group(self.worker_state)
 
     @cached_property
     def finder(self) -> GroupFinder:
@@ -130,7 +130,6 @@ def take(connection: redis.Redis) -> Snapshot:
     rate = videos_per_s(groups)
     workers = view_workers(connection)
     state = worker_state(connection, workers)
-    no_group = STARTING if state == "starting" else NO_WORKER
     num_finished, num_failed = num_ended_since(connection, now - 3600)
     return Snapshot(
         at=now,
@@ -140,13 +139,13 @@ def take(connection: redis.Redis) -> Snapshot:
         groups=tuple(groups),
         jobs=tuple(jobs),
         names={view.id: view.name for view in known},
-        estimates=estimate_jobs(jobs, waiting, groups, reasons, no_group),
+        estimates=estimate_jobs(jobs, waiting, groups, reasons, _no_group(state)),
         waiting=waiting,
         pauses=tuple(reasons),
         finished_last_hour=num_finished,
         failed_last_hour=num_failed,
         videos_per_hour=rate * 3600 if rate else None,
-        estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, no_group),
+        estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, _no_group(state)),
     )
 
 
@@ -161,8 +160,8 @@ def estimate(
         if view.status == JobStatus.QUEUED.value and view.queue in keys.QUEUE_NAMES
     }
     waiting = read_waiting(connection, counts(connection), queued) if queued else Waiting()
-    is_starting = not groups and worker_state(connection) == "starting"
-    return estimate_jobs(views, waiting, groups, pauses(connection), STARTING if is_starting else NO_WORKER)
+    no_group = NO_WORKER if groups else _no_group(worker_state(connection))
+    return estimate_jobs(views, waiting, groups, pauses(connection), no_group)
 
 
 def read_waiting(
@@ -186,6 +185,10 @@ def read_waiting(
         sample=[parameters for job in jobs if isinstance(job, UntrustedJob) and (parameters := _parameters_of(job))],
         num_ahead=num_ahead(connection, places) if places else {},
     )
+
+
+def _no_group(state: WorkerState) -> str:
+    return STARTING if state == "starting" else NO_WORKER
 
 
 def _parameters_of(rq_job: rq.job.Job) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class LocalFiles:
         temporary = self.temporary_path()
         try:
             temporary.write_bytes(data)
-            _publish(temporary, self.folder / key, temporary)
+            _publish(temporary, self.folder / key)
         finally:
             temporary.unlink(missing_ok=True)  # leave no partial file on a full disk
 
@@ -102,8 +102,8 @@ class LocalFiles:
         deque(ordered_map(lambda item: self.write(*item), files.items(), num_threads=FLUSHED_TOGETHER), maxlen=0)
 
     def publish(self, path: Path, key: str) -> None:
-        """Move a file or folder to a key, replacing what exists; by a rename if it is on the same file system."""
-        _publish(path, self.folder / key, self.temporary_path())
+        """Move a file or folder of `temporary_path` to a key, replacing what exists."""
+        _publish(path, self.folder / key)
 
     def renew(self, key: str) -> bool:
         """Set a file's time to now; only its owner may."""
@@ -157,20 +157,14 @@ def _unless_missing(error: OSError) -> None:
         raise error
 
 
-def _publish(source: Path, target: Path, temporary: Path) -> None:
-    """Flush `source` to disk and rename it to `target`, through `temporary` if it is on another file system."""
+def _publish(source: Path, target: Path) -> None:
+    """Flush a file or folder below the root to disk, and rename it to `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if source != temporary and source.stat().st_dev != target.parent.stat().st_dev:
-        if source.is_dir():
-            shutil.copytree(source, temporary, copy_function=shutil.copyfile)
-        else:
-            shutil.copyfile(source, temporary)
-        source = temporary
     for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
         _flush(path)
     if source.is_dir() and target.is_dir():
         # A folder cannot be replaced atomically, so the old one is moved aside just before.
-        aside = temporary.with_name(f"{temporary.name}.old")
+        aside = source.with_name(f"{source.name}.old")
         target.rename(aside)
         source.rename(target)
         shutil.rmtree(aside, ignore_errors=True)

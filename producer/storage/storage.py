@@ -148,10 +148,7 @@ class Storage:
                     yield entry
 
     def publish(self, local_path: Path, key: str) -> None:
-        """Move a finished file or folder to a key, replacing what exists.
-
-        `local_path` may be gone afterwards: a file on the storage's own file system, as from `staging`, is renamed.
-        """
+        """Move a finished file or folder in a `staging` folder to a key, replacing what exists."""
         with self._access(key):
             self._mark()
             self._files.publish(local_path, key)

@@ -71,9 +71,6 @@ def read_batch(
 class _BadFileError(InputError):
     """An error in a line that makes the rest of the file unreadable."""
 
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(f"line {line}: {reason}")
-
 
 def _parse(
     row: Mapping[str, Any] | InputError, now: datetime, model: ConfiguredModel | None, force: bool
@@ -137,9 +134,9 @@ def _csv_rows(text: str) -> Iterator[Row]:
                 names = [cell.strip() for cell in cells]
                 named = list(filter(None, names))
                 if len(set(named)) < len(named):
-                    raise _BadFileError(line, "The first line names a column twice; name each column once.")
+                    raise _BadFileError(f"line {line}: The first line names a column twice; name each column once.")
                 if set(named) - set(COLUMNS):
-                    raise _BadFileError(line, str(_no_such_column(named)))
+                    raise _BadFileError(f"line {line}: {_no_such_column(named)}")
             elif len(cells) > len(names):
                 yield line, InputError(f"The row has {len(cells)} cells for {len(names)} columns; add quotes.")
             elif any(cell.strip() for cell in cells):
@@ -147,7 +144,7 @@ def _csv_rows(text: str) -> Iterator[Row]:
                 yield line, {name: cell for name, cell in row if name or cell.strip()}
             line = reader.line_num + 1
     except csv.Error as error:
-        raise _BadFileError(line, f"The line is not valid csv ({error}); close the quotation marks.") from error
+        raise _BadFileError(f"line {line}: The line is not valid csv ({error}); close the quotation marks.") from error
 
 
 def _jsonl_rows(text: str) -> Iterator[Row]:

@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 
 import redis
-import rq
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError, SvdqError
@@ -158,7 +157,10 @@ def submit_all(
         observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
         entries = _entries(checked)
         while chunk := list(islice(entries, CHUNK)):
-            results = list(_enqueue_chunk(connection, chunk))
+            if any(spec.depends_on for _, spec in chunk):
+                results = [enqueue_after(connection, entry, spec.depends_on) for entry, spec in chunk]
+            else:
+                results = enqueue_many(connection, [entry for entry, _ in chunk])
             replaced = _replace(connection, storage, models, results)
             for (entry, _), enqueued in zip(chunk, results, strict=True):
                 observer.advance()
@@ -240,17 +242,17 @@ def _replace(
     connection: redis.Redis, storage: Storage, models: set[str], enqueued: Sequence[Enqueued]
 ) -> dict[str, str]:
     """Requeue finished jobs whose video another model made; return these models by job id."""
-    finished = [job.rq_job.id for job in enqueued if not job.is_new and _is_finished(job.rq_job)]
+    finished = [
+        job.rq_job.id
+        for job in enqueued
+        if not job.is_new and job.rq_job.get_status(refresh=False) is JobStatus.FINISHED
+    ]
     replaced = {}
     for view in view_many(connection, finished) if models and finished else ():
         if view.model and _model_stem(view.model) not in models:
             retry(connection, view.id, storage=storage)
             replaced[view.id] = view.model
     return replaced
-
-
-def _is_finished(rq_job: rq.job.Job) -> bool:
-    return rq_job.get_status(refresh=False) is JobStatus.FINISHED
 
 
 def _model_stem(name: str) -> str:
@@ -275,12 +277,6 @@ def _entries(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, 
                 spec,
             )
             index += 1
-
-
-def _enqueue_chunk(connection: redis.Redis, chunk: Sequence[tuple[Entry, JobSpec]]) -> Iterable[Enqueued]:
-    if any(spec.depends_on for _, spec in chunk):
-        return (enqueue_after(connection, entry, spec.depends_on) for entry, spec in chunk)
-    return enqueue_many(connection, [entry for entry, _ in chunk])
 
 
 def _submission(entry: Entry, enqueued: Enqueued, replaced_model: str) -> Submission:

@@ -28,7 +28,7 @@ from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
-from svdq.producer import control, keys, record_values, untrusted_job
+from svdq.producer import control, keys, untrusted_job
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
@@ -615,7 +615,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
 }
 
 #: Who touches RQ's internals.
-MODULES = (control, transitions, record_values, recovery, group_worker, job_completion, rq_worker, untrusted_job)
+MODULES = (control, transitions, recovery, group_worker, job_completion, rq_worker, untrusted_job)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {
