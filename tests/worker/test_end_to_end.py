@@ -144,13 +144,13 @@ def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> N
 # diffusers 0.42 hands torch tensors to np.array, of which numpy 2 warns.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 def test_frames_equal_those_of_diffusers_and_burst_ends(house, tiny_model: Path) -> None:
-    """Through submit, Redis, three ranks and png files, with two different jobs in flight at once."""
+    """Through submit, Redis, two ranks and png files, with two different jobs in flight at once."""
     settings = {
         "guided": {"frames": 4, "steps": 5, "width": 128, "height": 64, "seed": 11, "decode_chunk_size": 2},
         "unguided": {"frames": 3, "steps": 2, "width": 64, "height": 128, "seed": 12, "max_guidance_scale": 1.0},
     }
     ids = {name: house.submit(formats=("png",), **values) for name, values in settings.items()}
-    group = house.start(3, "--burst", model=str(tiny_model), wait=False)
+    group = house.start(2, "--burst", model=str(tiny_model), wait=False)
     expected = {name: diffusers_frames(tiny_model, house.photo, **values) for name, values in settings.items()}
 
     assert group.end() == 0, group.text
@@ -198,12 +198,11 @@ def diffusers_frames(model: Path, photo: Path, *, frames: int, steps: int, seed:
 # What is seen while it runs, and what harms nobody else.
 
 
-def test_a_running_group_shows_itself_and_outlives_bad_jobs_and_dead_ranks(house, until) -> None:
-    group = house.start(3, model=SIMULATED)
-    long = {"frames": 2, "steps": 90}
-    jobs = [house.submit(**long) for _ in range(4)]
-    in_flight = until(lambda: (found := house.states(jobs)).count("started") >= 3 and found)
-    assert in_flight[:3] == ["started"] * 3  # one on every rank
+def test_a_running_group_shows_itself_and_outlives_bad_jobs(house, until) -> None:
+    group = house.start(2, model=SIMULATED)
+    jobs = [house.submit(steps=40) for _ in range(3)]
+    in_flight = until(lambda: (found := house.states(jobs)).count("started") >= 2 and found)
+    assert in_flight[:2] == ["started"] * 2  # one on every rank
 
     until(lambda: all(house.view(job_id).step > 0 for job_id in jobs[:2]))
     info = json.loads(house.run("svdq", "status", "--json").stdout)
@@ -213,8 +212,8 @@ def test_a_running_group_shows_itself_and_outlives_bad_jobs_and_dead_ranks(house
     assert worker["queues"] == ["svdq-high", "svdq-default", "svdq-low"]
     shown = {job["id"]: job for job in info["jobs"]}
     assert set(shown) <= set(jobs)
-    assert len(shown) >= 3
-    assert any(job["rank"] is not None and 0 < job["step"] <= 90 for job in shown.values())
+    assert len(shown) >= 2
+    assert any(job["rank"] is not None and 0 < job["step"] <= 40 for job in shown.values())
 
     rq_info = house.run("rq", "info", "--queue-class", "svdq.producer.queue.SvdqQueue", "--url", redis_url(house))
     assert rq_info.returncode == 0, rq_info
@@ -230,21 +229,12 @@ def test_a_running_group_shows_itself_and_outlives_bad_jobs_and_dead_ranks(house
     stored.write_bytes(stored.read_bytes()[:300])
     after = house.submit()
     views = house.wait([*jobs, bad, after])
-    assert [view.status for view in views] == ["finished"] * 4 + ["failed", "finished"]
-    assert views[4].error is not None
-    assert views[4].error.endswith("was damaged in the storage; submit it again, then `svdq retry` the job.")
+    assert [view.status for view in views] == ["finished"] * 3 + ["failed", "finished"]
+    assert views[3].error is not None
+    assert views[3].error.endswith("was damaged in the storage; submit it again, then `svdq retry` the job.")
     assert f"Job {bad} failed: The photo inputs/" in group.text
     assert not list((Path(house.settings.storage) / "outputs").glob(f"*{bad}*"))
     check_quiet(group.text)
-
-    # A rank that is killed takes the group with it, and torchrun brings it back.
-    before = group.ranks()
-    before[1].kill()
-    group.ready(times=2)
-    ranks = group.ranks()
-    assert len(ranks) == 3
-    assert {process.pid for process in ranks}.isdisjoint({process.pid for process in before})
-    assert house.wait([house.submit()])[0].status == "finished"
 
 
 def redis_url(house) -> str:

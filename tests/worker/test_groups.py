@@ -1,6 +1,7 @@
 """Several groups on one queue, as `svdq worker --groups` starts them: they share the work, and end together."""
 
 import json
+import re
 import signal
 
 import psutil
@@ -13,8 +14,9 @@ SIMULATED = "simulated:step_ms=50"
 
 def test_groups_share_a_queue_and_each_job_is_done_once(house) -> None:
     job_ids = [house.submit(steps=10) for _ in range(16)]
-    group = house.start(1, "--groups", "2", "--burst", model=SIMULATED, wait=False)
+    group = house.start(1, "--groups", "2", "--burst", "--metrics-port", "0", model=SIMULATED, wait=False)
     assert group.end() == 0, group.text
+    assert re.search(r"http://127\.0\.0\.1:[1-9]\d*/metrics", group.text), "the free port that was taken"
     assert house.states(job_ids) == ["finished"] * 16
     sidecars = [json.loads(path.read_text()) for path in (house.settings.home / "storage/outputs").glob("*.json")]
     assert sorted(sidecar["job_id"] for sidecar in sidecars) == sorted(job_ids)

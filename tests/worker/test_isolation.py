@@ -100,8 +100,13 @@ def test_a_group_listens_nowhere_and_leaves_nothing_behind(open_house: House) ->
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.usefixtures("own_server")
-def test_another_user_is_refused(open_house: House) -> None:
+def test_another_user_is_refused_and_modules_in_the_folder_of_the_user_are_not_imported(open_house: House) -> None:
+    planted = open_house.folder / "planted"
+    for name in ("redis", "torch", "rq", "secrets"):
+        (open_house.folder / f"{name}.py").write_text(f"open({str(planted)!r}, 'a').write('{name} ')")
     group = open_house.start(2, model="simulated:step_ms=5")
+    assert open_house.wait([open_house.submit()])[0].status == "finished"
+    assert not planted.exists()
     home = open_house.settings.home
     run_dirs = list((home / "run").iterdir())
     paths = [str(path) for folder in (*run_dirs, home / "redis") for path in (folder, *folder.rglob("*"))]
@@ -126,16 +131,6 @@ def test_another_user_is_refused(open_house: House) -> None:
     assert tried.stdout.splitlines() == [str(for_all)]
     group.process.terminate()
     assert group.end() == 0, group.text
-
-
-def test_modules_in_the_folder_of_the_user_are_not_imported(house: House) -> None:
-    for name in ("redis", "torch", "rq", "secrets"):
-        (house.folder / f"{name}.py").write_text(f"open({str(house.folder / 'planted')!r}, 'a').write('{name} ')")
-    job = house.submit()
-    group = house.start(1, "--burst", wait=False)
-    assert group.end() == 0, group.text
-    assert house.view(job).status == "finished"
-    assert not (house.folder / "planted").exists()
 
 
 def test_the_command_started_as_a_module_imports_nothing_planted_either(house: House) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -160,12 +161,9 @@ def test_a_senseless_number_of_ranks_is_refused(house, ranks: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_only_loading_shows_is_said_once(house, tmp_path: Path) -> None:
+def test_what_only_loading_shows_is_said_once(house, tiny_model: Path, tmp_path: Path) -> None:
     """A rank finds it out; the user reads one sentence, nothing is tried again, and no rank is left."""
-    from svdq.pipeline.models.svd.tiny import write_tiny_model
-
-    folder = tmp_path / "model"
-    write_tiny_model(folder)
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
     config = folder / "image_encoder" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": "two"}))
     done = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", folder)

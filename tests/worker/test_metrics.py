@@ -296,14 +296,6 @@ def test_a_port_that_is_taken_is_said_before_any_rank_starts(house: House) -> No
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_the_log_names_a_free_port_that_was_taken(house: House) -> None:
-    options = ("--ranks", 1, "--device", "cpu", "--burst", "--metrics-port", 0)
-    done = house.run("svdq", "worker", *options)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"http://127\.0\.0\.1:\d+/metrics", done.stderr)
-
-
 # Who names metrics.
 
 

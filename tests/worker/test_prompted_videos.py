@@ -34,7 +34,7 @@ def documents(house, *arguments: object) -> dict[str, dict]:
 
 
 def test_a_preview_shows_the_prompts_that_it_ignored(house, photos: Path) -> None:
-    group = house.start(2)
+    group = house.start(1)
     found = documents(house, "submit", photos, "--family", "wan", *SHAPE)
     plain = "preview (no diffusion model)"
     notices = {name: end["notice"] for name, end in found.items()}
@@ -44,7 +44,7 @@ def test_a_preview_shows_the_prompts_that_it_ignored(house, photos: Path) -> Non
 
 
 def test_prompts_reach_the_model_and_what_it_writes(house, photos: Path, tiny_wan: Path) -> None:
-    group = house.start(2, model=str(tiny_wan))
+    group = house.start(1, model=str(tiny_wan))
     found = documents(house, "submit", photos, *SHAPE, "--flow-shift", 3, "--guidance-scale", 2)
     (photos / "list.csv").write_text(
         "photo,prompt,frames,size,steps,seed,flow_shift,guidance_scale\n"
@@ -67,6 +67,8 @@ def test_prompts_reach_the_model_and_what_it_writes(house, photos: Path, tiny_wa
 
     refused = house.run("svdq", "submit", photos / "a.jpg", "--family", "svd", "--wait")
     assert refused.returncode == 1
-    assert "makes videos of Wan, and this one is for Stable Video Diffusion" in refused.stdout + refused.stderr
+    sentence = refused.stdout + refused.stderr
+    assert "makes videos of Wan, and this one is for Stable Video Diffusion: " in sentence
+    assert "--family wan" in sentence
     group.send_signal(signal.SIGINT)
     assert group.end() == 0

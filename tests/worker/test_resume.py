@@ -43,18 +43,18 @@ def kill(group) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "ranks_then"),
-    [
-        pytest.param(1, 2, marks=pytest.mark.long),
-        (2, 1),
-        pytest.param(3, 2, marks=pytest.mark.long),
-    ],
+    ("kind", "ranks", "ranks_then"),
+    [("preview", 2, 1), *(pytest.param("tiny", *counts, marks=pytest.mark.long) for counts in ((1, 2), (3, 2)))],
 )
 def test_a_group_that_was_stopped_goes_on_where_it_was(
-    house, until, tiny_model: Path, ranks: int, ranks_then: int
+    request: pytest.FixtureRequest, house, until, kind: str, ranks: int, ranks_then: int
 ) -> None:
-    job_id, same = submit_twice(house, frames=2, steps=20, width=128, height=64)
-    group = house.start(ranks, model=str(tiny_model))
+    if kind == "tiny":
+        model, steps, size = str(request.getfixturevalue("tiny_model")), 20, (128, 64)
+    else:
+        model, steps, size = "preview", 1000, (256, 256)
+    job_id, same = submit_twice(house, frames=2, steps=steps, width=size[0], height=size[1])
+    group = house.start(ranks, model=model)
     until(lambda: house.view(job_id).step >= 3, lambda: group.text)
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
@@ -63,13 +63,13 @@ def test_a_group_that_was_stopped_goes_on_where_it_was(
     assert max(kept) >= 1
 
     # With another number of ranks: what is left is spread over those that are there.
-    assert house.start(ranks_then, "--burst", model=str(tiny_model), wait=False).end() == 0
+    assert house.start(ranks_then, "--burst", model=model, wait=False).end() == 0
     np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
     sidecar = sidecar_of(house, job_id)
     (resumption,) = sidecar["resumed"]
     assert resumption["from_step"] == max(kept)
     assert resumption["steps_done_again"] == 0
-    assert sum(stage["steps"] for stage in sidecar["stages"]) == 20
+    assert sum(stage["steps"] for stage in sidecar["stages"]) == steps
     nothing_is_left(house)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from svdq.producer.queue import fetch
+from tests.conftest import Cli
 from tests.worker.conftest import House
 
 pytestmark = pytest.mark.slow
@@ -13,17 +14,17 @@ pytestmark = pytest.mark.slow
 SMALL = ("--frames", 2, "--steps", 4, "--size", "64x64", "--format", "gif", "--json")
 
 
-def submitted(house: House, *arguments: object) -> dict[str, object]:
-    done = house.run("svdq", "submit", house.photo, *SMALL, *arguments)
+def submitted(house: House, svdq: Cli, *arguments: object) -> dict[str, object]:
+    done = svdq("submit", house.photo, *SMALL, *arguments)
     assert done.returncode == 0, done.stderr
     made: dict[str, object] = json.loads(done.stdout)
     return made
 
 
-def test_folder_name_time_and_order(house: House) -> None:
-    first = submitted(house, "--output", "trip/day 1", "--name", "{stem}-{seed}", "--seed", 3)
-    after = submitted(house, "--depends-on", first["id"], "--priority", "high")
-    later = submitted(house, "--at", "+1s", "--seed", 4)
+def test_folder_name_time_and_order(house: House, svdq: Cli) -> None:
+    first = submitted(house, svdq, "--output", "trip/day 1", "--name", "{stem}-{seed}", "--seed", 3)
+    after = submitted(house, svdq, "--depends-on", first["id"], "--priority", "high")
+    later = submitted(house, svdq, "--at", "+1s", "--seed", 4)
     assert [made["status"] for made in (first, after, later)] == ["queued", "deferred", "scheduled"]
     house.start(1)
     views = house.wait([str(made["id"]) for made in (first, after, later)])
@@ -35,6 +36,5 @@ def test_folder_name_time_and_order(house: House) -> None:
     assert Path(gif) == folder / f"{house.photo.stem}-3-{first['id']}.gif"
     assert {path.suffix for path in folder.iterdir()} == {".gif", ".json"}
 
-    again = house.run("svdq", "retry", first["id"], "--force")
-    assert again.returncode == 0
+    assert svdq("retry", first["id"], "--force").returncode == 0
     assert house.wait([str(first["id"])])[0].outputs == (gif,)

@@ -64,7 +64,8 @@ def reference(tiny_wan: Path):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "bind"), [(2, "always"), (2, "never"), pytest.param(3, "always", marks=pytest.mark.long)]
+    ("ranks", "bind"),
+    [(2, "always"), *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, "never"), (3, "always")))],
 )
 def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: int, bind: str) -> None:
     videos = [{"steps": 6}, {"steps": 3, "guidance_scale": 1.0}, {"steps": 4, "flow_shift": 0.05, "width": 96}]
@@ -77,7 +78,8 @@ def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: 
     assert (bound in group.text) == (bind == "always")
 
 
-@pytest.mark.parametrize("bind", ["never", pytest.param("always", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("bind", ["never", "always"])
 def test_a_first_rank_that_only_encodes(house, tiny_wan: Path, reference, bind: str) -> None:
     jobs = [submit(house, steps=steps) for steps in (6, 3)]
     group = house.start(3, "--burst", "--encoder-rank", "--bind", bind, model=str(tiny_wan), wait=False)
@@ -114,7 +116,8 @@ def test_ranks_with_one_expert_never_open_the_weights_of_the_other(house, tiny_w
     assert not any("transformer/" in path for path in weights["1"])
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_is_killed_costs_no_bit(house, tiny_wan: Path, until, victim: int) -> None:
     job_id, same = submit(house, steps=60), submit(house, steps=60)
     group = house.start(3, "--bind", "always", model=str(tiny_wan))
@@ -137,12 +140,3 @@ def test_a_video_of_bound_ranks_is_continued_by_a_rank_alone(house, tiny_wan: Pa
     np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
     sidecar = json.loads(next((Path(house.settings.storage) / "outputs").glob(f"*{job_id}.json")).read_text())
     assert sum(stage["steps"] for stage in sidecar["stages"]) == 60
-
-
-def test_a_job_for_another_family_fails_with_a_sentence(house, tiny_wan: Path) -> None:
-    job_id = house.submit(family="svd")
-    group = house.start(1, "--burst", model=str(tiny_wan), wait=False)
-    group.end()
-    error = str(house.view(job_id).error)
-    assert "makes videos of Wan, and this one is for Stable Video Diffusion: " in error
-    assert "--family wan" in error
