@@ -15,6 +15,7 @@ import psutil
 import pytest
 import redis
 from PIL import Image
+from rq.worker import WorkerStatus
 
 from svdq.producer import process_identity
 from svdq.producer.embedded_redis.server import stop_server
@@ -173,8 +174,10 @@ class House:
 
 @pytest.fixture
 def worker(connection: redis.Redis) -> Iterator[GroupWorker]:
+    """A worker that is registered; it listens for no commands, since to end that takes a second."""
     worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
-    worker.start()
+    worker.register_birth()
+    worker.set_state(WorkerStatus.IDLE)
     yield worker
     worker.end()
 
