@@ -73,14 +73,9 @@ class Experts:
         *,
         encoder_rank: bool = False,
     ) -> list[Components]:
-        """Return the components of each rank.
+        """Return the components of each rank of so many bytes (None: no limit).
 
-        Args:
-            capacities: bytes of each rank; None: no limit.
-            binding: when ranks load one expert each.
-            compute: how the ranks compute.
-            dtype: of the weights.
-            encoder_rank: whether rank 0 only encodes.
+        With `encoder_rank`, rank 0 only encodes.
         """
         alone: list[Components] = [frozenset()] if encoder_rank else []
         ranks = range(len(alone), len(capacities))

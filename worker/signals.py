@@ -19,11 +19,7 @@ class Signals:
     """Waits for signals from its creation on; create it before any other thread is started."""
 
     def __init__(self, on_stop: Callable[[], object]) -> None:
-        """Block the signals and start the thread.
-
-        Args:
-            on_stop: called at once on SIGTERM, before anything is stopped.
-        """
+        """Block the signals and start the thread; SIGTERM calls `on_stop` at once, before anything is stopped."""
         self._on_stop = on_stop
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         #: Set on SIGTERM.
@@ -37,9 +33,7 @@ class Signals:
     def attach(self, stop: Callable[[], object], drain: Callable[[], object] | None) -> None:
         """Set what the signals call from now on; a SIGINT that came before is handled now.
 
-        Args:
-            stop: makes the rank stop after the current step.
-            drain: makes the group take no more jobs; None on a rank that takes none.
+        `stop` makes the rank stop after the current step; `drain` makes the group take no more jobs: rank 0 has one.
         """
         with self._lock:
             self._stop, self._drain = stop, drain

@@ -165,11 +165,7 @@ def _with_others(process: RankProcess, meet: Callable[..., _T]) -> _T:
 def prepare_compiling(home: Path, num_ranks: int) -> None:
     """Make torch store compiled code in a folder of the home; must run before torch compiles anything.
 
-    Ranks execute this code, so only its owner can open the folder.
-
-    Args:
-        home: SVDQ_HOME.
-        num_ranks: ranks of this host, which share its cores.
+    Ranks execute this code, so only its owner can open the folder. `num_ranks` ranks share the cores of this host.
     """
     folder = home / "compiled"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -191,9 +187,6 @@ def first_step_s(config: RankConfig, stall_s: float) -> float:
 
 def check_alike(rank_info: Sequence[str]) -> None:
     """Check that all ranks of a group compute in the same way: each host has its own command line.
-
-    Args:
-        rank_info: `LoadedModel.rank_info` of each rank, rank 0 first.
 
     Raises:
         InputError: they differ, so frames would depend on how steps are shared.

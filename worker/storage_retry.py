@@ -71,9 +71,7 @@ class StorageRetry:
     def call(self, attempt: Callable[[], T], is_wanted: Callable[[], bool] = lambda: True) -> T:
         """Repeat an operation until the storage accepts it; log the first refusal and the recovery.
 
-        Args:
-            attempt: the operation.
-            is_wanted: called before every further attempt.
+        `is_wanted` is called before every further attempt.
 
         Raises:
             RetryStoppedError: `stop` was called.
@@ -123,11 +121,7 @@ class FileRefusals:
         self._since: float | None = None
 
     def check(self, error: Exception, what: str) -> None:
-        """Record a refusal by a storage that was found to work otherwise.
-
-        Args:
-            error: of the storage.
-            what: the file, such as "Its photo inputs/1f.jpg".
+        """Record a refusal of a file, such as "Its photo inputs/1f.jpg", by a storage that was found to work otherwise.
 
         Raises:
             SvdqError: no further attempt helps, or the first refusal was `FILE_TIMEOUT_S` ago.

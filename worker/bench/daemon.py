@@ -34,9 +34,7 @@ POLL_S = 0.2
 def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
     """Queue the workload's videos, render them with `svdq worker` and return the log of each rank.
 
-    Args:
-        workload: the work.
-        replicas: groups of one rank share the videos.
+    With `replicas`, groups of one rank share the videos.
 
     Raises:
         SvdqError: the worker failed.

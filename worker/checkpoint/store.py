@@ -138,13 +138,7 @@ CheckpointStore = FolderCheckpointStore | ObjectCheckpointStore
 
 
 def open_checkpoint_store(where: str, home: Path, storage: Storage) -> CheckpointStore | None:
-    """Choose where checkpoints are stored.
-
-    Args:
-        where: local, storage or off.
-        home: SVDQ_HOME.
-        storage: of photos and videos.
-    """
+    """Choose where checkpoints are stored: `where` is local, storage or off."""
     if where == "off":
         return None
     if where == "local":

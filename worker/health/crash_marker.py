@@ -105,11 +105,9 @@ class CrashMarker:
 
 
 def read_suspects(folder: Path, restart_count: int) -> tuple[CrashSuspect, ...]:
-    """Return the jobs that ranks of this host worked on when they died, and delete the files.
+    """Return the jobs that ranks of this host worked on when they died, and delete their files.
 
-    Args:
-        folder: of the group.
-        restart_count: of the present processes, whose files stay.
+    Files of `restart_count` are those of the present processes, and stay.
 
     Returns:
         One entry for each job, even if several ranks died while they warmed up for it.

@@ -56,12 +56,9 @@ class JsonFormatter(logging.Formatter):
         group: str | None = None,
         job_ids: Callable[[logging.LogRecord], Sequence[str]] = lambda _: (),
     ) -> None:
-        """Make the formatter of one process.
+        """Make the formatter of one process; `rank` and `group` are None in the launcher.
 
-        Args:
-            rank: number of the process; None in the launcher.
-            group: number of its group in the launcher; None in the launcher.
-            job_ids: returns the jobs that a record is about.
+        `job_ids` returns the jobs that a record is about.
         """
         super().__init__()
         self._rank = rank

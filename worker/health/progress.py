@@ -58,14 +58,7 @@ class ProgressMonitor(Monitor):
         log: JobLogHandler,
         marker: CrashMarker | None = None,
     ) -> None:
-        """Start the thread.
-
-        Args:
-            connection: used by this monitor alone.
-            rank_reporter: makes the record of this rank.
-            log: collects log lines about jobs.
-            marker: records each phase of a job before it begins.
-        """
+        """Start the thread; this monitor alone uses `connection`."""
         self._connection = connection
         self._rank_reporter = rank_reporter
         self._log = log

@@ -72,12 +72,7 @@ class RankReporter:
     """Makes the record of one rank."""
 
     def __init__(self, who: RankStatus, device: torch.device) -> None:
-        """Make a reporter.
-
-        Args:
-            who: the record with all fields that never change.
-            device: of the rank.
-        """
+        """Make a reporter; `who` is the record with all fields that never change."""
         #: The record with all fields that never change.
         self.who = who
         self._device = device
@@ -90,12 +85,10 @@ class RankReporter:
         self.group: Callable[[], IntakeStatus] | None = None
 
     def gather(self, note: tuple[Sample, int] | None, last: Sample | None, step_s: float | None) -> RankStatus:
-        """Return the present record.
+        """Return the present record; `step_s` is how long the last step took.
 
-        Args:
-            note: the sample that is computed and its step; the number of its steps means the decode.
-            last: the sample that is computed or was computed last.
-            step_s: seconds that the last step took.
+        `note` is the sample that is computed and its step, where the number of its steps means the decode; `last` is
+        the sample that is computed or was computed last.
         """
         conditions = tuple(condition for part in self.waiting if (condition := part.condition) is not None)
         activity: Activity = "waiting" if any(condition.job_ids for condition in conditions) else "idle"

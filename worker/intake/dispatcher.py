@@ -47,11 +47,11 @@ class Dispatcher:
         on_report: Callable[[Report], None],
         take_back_unknown: Callable[[], None],
     ) -> None:
-        """Make it.
+        """Make it; it never changes `active_jobs`.
 
         Args:
             worker: takes jobs.
-            active_jobs: by job id; this class never changes them.
+            active_jobs: by job id.
             prefetcher: prepares what jobs need.
             options: how jobs are taken.
             checkpoints: None if there are none.

@@ -62,15 +62,7 @@ class MemoryPlan:
         family: Family = SVD,
         facts: Facts | None = None,
     ) -> None:
-        """Create it.
-
-        Args:
-            ranks: the memory of each rank, rank 0 first.
-            dtype: torch's name of the dtype that they compute in.
-            measured: peaks measured with earlier videos.
-            family: of the model.
-            facts: of the model; None: none are known.
-        """
+        """Create it for ranks, rank 0 first; `dtype` is torch's name, `measured` has the peaks of earlier videos."""
         self._ranks = ranks
         self._dtype = dtype
         self._family = family
@@ -78,10 +70,7 @@ class MemoryPlan:
         self._measured = measured or MeasuredMemory()
 
     def admit(self, parameters: VideoParameters) -> VideoParameters:
-        """Fill in an open decode_chunk_size with the largest that fits.
-
-        Args:
-            parameters: with frames filled in.
+        """Fill in an open decode_chunk_size with the largest that fits; `frames` is filled in already.
 
         Raises:
             DoesNotFitError: the video does not fit.
@@ -119,10 +108,7 @@ class MemoryPlan:
     def need(self, rank: int, parameters: VideoParameters, *, decodes: bool = False) -> int:
         """Return the bytes that a rank needs for a video: its weights, and the largest peak of what it computes.
 
-        Args:
-            rank: which one.
-            parameters: of the video.
-            decodes: whether it decodes the video; the last rank must be able to in any case.
+        The last rank must be able to decode it, also without `decodes`.
         """
         decodes = decodes or rank == len(self._ranks) - 1
         has_steps = self._ranks[rank].components is None or bool(self._ranks[rank].components)
@@ -212,7 +198,7 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
 
     Args:
         home: SVDQ_HOME, where measured peaks are stored.
-        info: the model.
+        info: of the model.
         rank_info: fields of each rank's `RankMemory` as JSON, besides others, rank 0 first.
         limit: bytes that the user grants each rank; None: the memory of its device.
 

@@ -43,12 +43,9 @@ class IntakeOptions:
 
 
 def is_too_late(now_s: float, until_s: float | None, latencies_s: Collection[float]) -> bool:
-    """Whether a video that starts now would not be done in time, judged by the latencies of the last ones.
+    """Whether a video that starts now would not be done in time, judged by the seconds that the last ones took.
 
-    Args:
-        now_s: seconds since the epoch.
-        until_s: the same; None: there is no end.
-        latencies_s: seconds from start to end of the last videos; without any, a video counts as taking no time.
+    Times are seconds since the epoch. Before the first video has ended, a video counts as taking no time.
     """
     return until_s is not None and now_s + (median(latencies_s) if latencies_s else 0.0) >= until_s
 

@@ -29,13 +29,10 @@ class Reporter:
         on_ended: Callable[[ActiveJob, bool], None],
         on_released: Callable[[ActiveJob], object],
     ) -> None:
-        """Make it.
+        """Make it; it never changes `active_jobs`.
 
-        Args:
-            worker: writes to Redis.
-            active_jobs: by job id; this class never changes them.
-            on_ended: called when the end of a job is written, with whether it is finished.
-            on_released: called when a job is no longer active, for whatever reason.
+        It calls `on_ended` when the end of a job is written, with whether it is finished, and `on_released` when a job
+        is no longer active, for whatever reason.
         """
         self._worker = worker
         self._active_jobs = active_jobs

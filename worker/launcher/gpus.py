@@ -93,13 +93,7 @@ def num_gpus() -> int:
 
 
 def share_out(gpus: Sequence[str], num_groups: int, num_ranks: int) -> list[list[str]]:
-    """Return the GPUs of each group; the ranks of all groups use the GPUs in rotation.
-
-    Args:
-        gpus: values of CUDA_VISIBLE_DEVICES; at least one.
-        num_groups: groups that share them.
-        num_ranks: ranks of each group.
-    """
+    """Return the GPUs of each group; the ranks of all groups use `gpus`, at least one, in rotation."""
     turns = [[gpus[(group * num_ranks + rank) % len(gpus)] for rank in range(num_ranks)] for group in range(num_groups)]
     # CUDA hides all GPUs if one is named twice; `choose_device` rotates over the rest.
     return [list(dict.fromkeys(turn)) for turn in turns]

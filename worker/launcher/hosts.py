@@ -98,13 +98,7 @@ def address_book(settings: Settings, *, on_one_host: bool) -> RedisBook | None:
 
 
 def read_hosts(settings: Settings, num: int, endpoint: str | None, num_groups: int) -> Hosts | None:
-    """Check the options of a group over several hosts; None for a group on one host.
-
-    Args:
-        settings: of this host.
-        num: value of --nnodes.
-        endpoint: value of --rdzv-endpoint.
-        num_groups: value of --groups.
+    """Check the options of a group over several hosts, `--nnodes` and `--rdzv-endpoint`; None for a group on one host.
 
     Raises:
         InputError: the options cannot be used together.

@@ -28,10 +28,8 @@ LOCKS = "locks"
 def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> None:
     """Check that a model is on this machine and complete, as far as is possible without torch.
 
-    Args:
-        name: as in SVDQ_MODEL.
-        on_gpus: whether the ranks compute on GPUs, for which half precision weights do; None: unknown.
-        dtype: what the ranks compute in, as in `ComputeOptions`.
+    For ranks on GPUs half precision weights do; `on_gpus` is None if that is unknown. `dtype` is that of
+    `ComputeOptions`.
 
     Raises:
         InputError: the model cannot be used.

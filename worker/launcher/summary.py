@@ -19,11 +19,7 @@ logger = logging.getLogger(__name__)
 def report_of_run(settings: Settings, ending: Ending, started_at: datetime, *, until: str | None) -> RunReport:
     """Report the jobs that ended during a run, without the busy share if the storage cannot be reached.
 
-    Args:
-        settings: of the run.
-        ending: how it ended.
-        started_at: when it began; has a zone.
-        until: value of --until.
+    `started_at` has a zone; `until` is the value of --until.
 
     Raises:
         UnavailableError: Redis cannot be reached.
@@ -50,11 +46,7 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime, *, u
 def why_ended(ending: Ending, *, until: str | None, left: Mapping[str, int], pauses: Sequence[str]) -> str:
     """Say why a run ended.
 
-    Args:
-        ending: how it ended.
-        until: value of --until.
-        left: number of unfinished jobs by state.
-        pauses: reasons why no jobs are taken, a sentence each.
+    `left` counts the unfinished jobs by state, `pauses` says in a sentence each why no jobs are taken.
     """
     if ending.ended_by == "signal":
         return "It was stopped by a signal."

@@ -47,14 +47,9 @@ class GroupProcess:
         devices: Sequence[str] | None,
         hosts: Hosts | None = None,
     ) -> None:
-        """Start it.
+        """Start it, with the configuration of its ranks in `run_dir`.
 
-        Args:
-            settings: of the ranks.
-            num_ranks: K; of a group over several hosts the ranks on this one.
-            run_dir: this group's own folder, with the configuration of its ranks.
-            devices: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None: those of this process.
-            hosts: of a group over several hosts; None: this one.
+        `devices` is as in CUDA_VISIBLE_DEVICES; None: the GPUs of this process.
         """
         self._run_dir = run_dir
         #: K; of a group over several hosts the ranks on this one.

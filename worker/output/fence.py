@@ -34,12 +34,7 @@ class Fence:
     """Checks in Redis, in the threads that write videos, whether a video may be published."""
 
     def __init__(self, connection: redis.Redis, stopping: Event) -> None:
-        """Make a fence.
-
-        Args:
-            connection: used by the threads that write.
-            stopping: set when the rank stops; then nothing may be published.
-        """
+        """Make a fence; once `stopping` is set, nothing may be published."""
         self._connection = connection
         self._stopping = stopping
 

@@ -75,11 +75,7 @@ def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
 def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> dict[str, Any] | None:
     """Return the result of a job whose files exist, because a crash prevented its acknowledgement; else None.
 
-    Args:
-        storage: of the files.
-        model: the model that must have made them.
-        job: with frames filled in; the decode_chunk_size of the files may differ.
-        job_id: its id.
+    `job` has frames filled in; the decode_chunk_size of the files may differ. `model` must have made them.
 
     Raises:
         UnavailableError: the storage cannot be reached.

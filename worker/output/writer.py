@@ -59,7 +59,7 @@ class ResultWriter(Sink):
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         num_writers: int = 1,
     ) -> None:
-        """Start the threads.
+        """Start the threads, which call `fence` and `mark`.
 
         Args:
             storage: for the files.
@@ -67,7 +67,7 @@ class ResultWriter(Sink):
             tracer: records spans.
             fence: decides right before files are published, and while the storage refuses, whether the job is wanted.
             mark: called with a job's id; returns a context for work that may crash the process.
-            num_writers: videos that are written at the same time. `fence` and `mark` are called from all threads.
+            num_writers: videos that are written at the same time.
         """
         self._storage = storage
         self._model = model

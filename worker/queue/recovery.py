@@ -92,8 +92,7 @@ class Recovery:
     def at_start(self, suspects: Sequence[CrashSuspect]) -> None:
         """Return the jobs of dead groups of this host; call this before the first pop.
 
-        Args:
-            suspects: the jobs that ranks of this host worked on when this group died; other hosts count theirs.
+        Ranks of this host worked on the `suspects` when this group died; other hosts count theirs.
         """
         if not self._is_counted:  # the caller tries again if Redis becomes unavailable
             count_crash(self._connection, suspects)
@@ -113,8 +112,7 @@ class Recovery:
     def unknown(self, held: Collection[str]) -> None:
         """Return jobs of this worker whose begin Redis did not confirm before it became unavailable; call between pops.
 
-        Args:
-            held: ids of the executions that the worker has.
+        `held` has the ids of the executions that the worker has.
         """
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._worker.name.__eq__)

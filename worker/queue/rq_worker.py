@@ -36,12 +36,9 @@ class RqWorker(BaseWorker):
     queue_class = SvdqQueue  # type: ignore[assignment]  # RQ types it as the base class itself
 
     def __init__(self, connection: redis.Redis, *, on_stop: Callable[[str], None], on_shutdown: Callable[[], None]):
-        """Make the worker; nothing is registered yet.
+        """Make the worker; nothing is registered yet. The bookkeeping thread alone uses `connection`.
 
-        Args:
-            connection: used by the bookkeeping thread alone.
-            on_stop: called with the job id of RQ's stop command, by RQ's listening thread.
-            on_shutdown: called at RQ's shutdown command, by the same thread.
+        RQ's listening thread calls `on_stop` with the job id of RQ's stop command, and `on_shutdown`.
         """
         super().__init__(
             queues(connection),

@@ -176,11 +176,7 @@ def return_to_queue(
 ) -> bool:
     """Put the job of an execution back to the front of its queue, unless another process did; spend no retry.
 
-    Args:
-        connection: to Redis.
-        queue: of the job.
-        execution: is removed.
-        lease_until: do nothing if the lease ends later, since it was renewed.
+    Do nothing if the lease ends later than `lease_until`, since it was renewed.
     """
     job_id = execution.job_id
     names = (
@@ -213,14 +209,7 @@ def fail_unreadable(connection: redis.Redis, queue: rq.Queue, job_id: bytes) -> 
 
 
 def promote(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes, now_s: float) -> None:
-    """Queue a job that is due, unless it was canceled or another group did; the answer is 1 if it is queued.
-
-    Args:
-        pipeline: to Redis.
-        queue: of the job.
-        job_id: as it is in the registry of scheduled jobs.
-        now_s: the time of Redis.
-    """
+    """Queue a job that is due, unless it was canceled or another group did; the answer is 1 if it is queued."""
     names = (queue.scheduled_job_registry.key, queue.key, key_of(job_id))
     _eval(pipeline, _PROMOTE, names, job_id, utcformat(datetime.fromtimestamp(now_s, UTC)), now_s, MISSING_S)
 
@@ -230,12 +219,7 @@ def write_lease(
 ) -> None:
     """Write the lease of an execution; one that is not new only if it still exists.
 
-    Args:
-        pipeline: to Redis.
-        queue: of the job.
-        execution: of the job.
-        until_s: end of the lease by the clock of Redis; RQ's code writes the time of this host.
-        is_new: whether there is no lease yet.
+    It ends at `until_s` by the clock of Redis; RQ's code writes the time of this host.
     """
     pipeline.zadd(queue.started_job_registry.key, {execution.composite_key: until_s}, xx=not is_new)
     # RQ keeps a job's list of its executions for a minute longer.
