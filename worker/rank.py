@@ -28,7 +28,7 @@ from svdq.worker.intake.source import Intake
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.output.fence import Fence
 from svdq.worker.output.writer import ResultWriter
-from svdq.worker.redis_client import ConnectionHealth, connect, restarter, wait_for
+from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
 from svdq.worker.restarts import exit_after_stall, exit_without_neighbor
 from svdq.worker.startup import LoadedModel, RankProcess, components_of, first_step_s, start
 
@@ -141,7 +141,7 @@ def _make_intake(
         suspects=read_suspects(marker.folder, marker.restart_count),
         mark_prepare=partial(marker.during, "prepare"),
     )
-    connection, connection_health = connect(process.url), ConnectionHealth(restarter(settings))
+    connection, connection_health = connect(process.url), ConnectionHealth(settings)
     wait_for(connection, connection_health)
     return Intake(connection, storage, info, options, checkpoints, connection_health)
 

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -35,9 +34,9 @@ def connect(url: str) -> redis.Redis:
 class ConnectionHealth:
     """Logs once that Redis is unavailable and once that it is back; restarts the embedded server if it died."""
 
-    def __init__(self, restart: Callable[[], None] | None = None) -> None:
-        """Create it; `restart` starts the embedded server if it does not run."""
-        self._restart = restart
+    def __init__(self, settings: Settings | None = None) -> None:
+        """Create it; without settings it restarts nothing."""
+        self._settings = settings
         self._is_unavailable = False
 
     def failed(self, error: redis.RedisError) -> None:
@@ -46,9 +45,9 @@ class ConnectionHealth:
             what = "refuses" if isinstance(error, NoPermissionError | AuthenticationError) else "does not answer"
             logger.warning("Redis %s (%s); jobs in flight continue, and their ends are reported later.", what, error)
         self._is_unavailable = True
-        if self._restart is not None:
+        if self._settings is not None and not self._settings.redis_url:
             try:
-                self._restart()
+                ensure_server(self._settings.home)
             except UnavailableError as unavailable:
                 logger.warning("%s", unavailable)
 
@@ -57,17 +56,6 @@ class ConnectionHealth:
         if self._is_unavailable:
             logger.info("Redis is back.")
         self._is_unavailable = False
-
-
-def restarter(settings: Settings) -> Callable[[], None] | None:
-    """Return a function that starts the embedded server again; None if the settings name another server."""
-    if settings.redis_url:
-        return None
-
-    def restart() -> None:
-        ensure_server(settings.home)
-
-    return restart
 
 
 def wait_for(connection: redis.Redis, connection_health: ConnectionHealth) -> None:

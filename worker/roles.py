@@ -157,26 +157,15 @@ def from_json(text: str) -> list[Components]:
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:
-    """Describe which rank loads what, such as "ranks 0 to 2: transformer (steps 1 to 15 of 40)", and the pace."""
-    counts = [sum(held is None or segment.component in held for held in components) for segment in segments]
-    slowest = max((each.stop - each.start) / count for each, count in zip(segments, counts, strict=True))
-    num_denoising = sum(held is None or bool(held) for held in components)
-    pace = min(1.0, segments[-1].stop / num_denoising / slowest)
+    """Describe which rank loads what, such as "ranks 0 to 2: transformer (steps 1 to 15 of 40)"."""
     texts = []
-    first = 0
-    for held, group in groupby(components):
-        last = first + len(list(group)) - 1
+    for held, group in groupby(range(len(components)), lambda rank: components[rank]):
+        first, *others = group
+        ranks = f"ranks {first} to {others[-1]}" if others else f"rank {first}"
         mine = [segment for segment in segments if held is None or segment.component in held]
-        ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
-        if not mine:
+        if mine:
+            names = " and ".join(segment.component for segment in mine)
+            texts.append(f"{ranks}: {names} (steps {mine[0].start + 1} to {mine[-1].stop} of {segments[-1].stop})")
+        else:
             texts.append(f"{ranks}: the encoders alone")
-            first = last + 1
-            continue
-        names = " and ".join(segment.component for segment in mine)
-        texts.append(f"{ranks}: {names} (steps {mine[0].start + 1} to {mine[-1].stop} of {segments[-1].stop})")
-        first = last + 1
-    return (
-        f"Each rank loads the experts of its steps, at {pace:.0%} of the pace of ranks with all of them, which need "
-        f"{size_text(need)} each: "
-        f"{'; '.join(texts)}."
-    )
+    return f"Each rank loads the experts of its steps (all of them take {size_text(need)}): {'; '.join(texts)}."

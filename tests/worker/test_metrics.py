@@ -11,7 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,19 +49,14 @@ METRIC = re.compile(r"\bsvdq_[a-z0-9_]+\b")
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-@dataclass
 class Ranks:
-    """A group of the launcher whose rank 0 is this process by default."""
+    """A group of the launcher whose rank 0 is this process."""
 
-    pid: int = field(default_factory=os.getpid)
     num_ranks = 2
     is_running = True
 
-    def pids(self) -> dict[int, int]:
-        return {0: self.pid}
-
     def running_pids(self) -> dict[int, int]:
-        return self.pids()
+        return {0: os.getpid()}
 
 
 TOPOLOGY = Topology(rank=0, num_ranks=2, local_rank=0, local_num_ranks=2)
@@ -89,14 +84,10 @@ def scrape(url: str) -> Samples:
         return parse(answer.read().decode())
 
 
-def collector_of(connection: redis.Redis, group: Ranks) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(LauncherCollector(connection, [group]))
-    return registry
-
-
 def collected(connection: redis.Redis) -> Samples:
-    return parse(generate_latest(collector_of(connection, Ranks())).decode())
+    registry = CollectorRegistry()
+    registry.register(LauncherCollector(connection, [Ranks()]))
+    return parse(generate_latest(registry).decode())
 
 
 def url_of(group: Group) -> str:

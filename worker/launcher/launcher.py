@@ -5,7 +5,6 @@ their jobs to the queue, the third kills them.
 """
 
 import contextlib
-import importlib.util
 import logging
 import os
 import signal
@@ -18,7 +17,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.installed import how_to_install
 from svdq.pipeline.models.registry import parameters_of
 from svdq.pipeline.trace import trace_text
 from svdq.producer.queue import server_url
@@ -114,7 +112,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     with (
         run_dirs.parent_folder(settings.home / "run") as folder,
         # Before any rank starts, so that a port that is taken is reported at once.
-        _endpoint(settings, options) as endpoint,
+        _endpoint(settings, options) or contextlib.nullcontext() as endpoint,
         starting_record(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
         logger.info("%s", _starting_text(settings, options, ranks, len(gpus)))
@@ -131,8 +129,12 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             endpoint.serve(groups)
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
-        if options.trace is not None and not _write_trace(options.trace, folders):
-            code = code or SvdqError.exit_code
+        if options.trace is not None:
+            try:
+                write_file(options.trace, [trace_text(run_dirs.read_traces(folders))])
+            except InputError as error:  # the run is reported in any case
+                logger.error("%s", error)
+                code = code or SvdqError.exit_code
         num_ranks = ranks * options.groups * options.nnodes
         return Ending(code=code, ended_by=supervisor.ended_by, num_ranks=num_ranks)
 
@@ -145,8 +147,7 @@ def default_ranks(num_gpus: int, num_groups: int) -> int:
 
 def _starting_text(settings: Settings, options: LaunchOptions, ranks: int, num_gpus: int) -> str:
     """Describe what is started, since loading torch and a model takes 10 s and more."""
-    groups = f"{options.groups} groups of " if options.groups > 1 else ""
-    each = " each" if options.groups > 1 else ""
+    groups, each = (f"{options.groups} groups of ", " each") if options.groups > 1 else ("", "")
     hosts = f" on this host, one of {options.nnodes}," if options.nnodes > 1 else ""
     device = f"{num_gpus} GPU{'s' * (num_gpus != 1)}" if num_gpus else "the processors"
     return (
@@ -155,24 +156,10 @@ def _starting_text(settings: Settings, options: LaunchOptions, ranks: int, num_g
     )
 
 
-def _write_trace(path: Path, run_folders: list[Path]) -> bool:
-    """Write the trace of all ranks; return whether that worked, since a run is reported in any case."""
-    try:
-        write_file(path, [trace_text(run_dirs.read_traces(run_folders))])
-    except InputError as error:
-        logger.error("%s", error)
-        return False
-    return True
-
-
-def _endpoint(
-    settings: Settings, options: LaunchOptions
-) -> "contextlib.AbstractContextManager[MetricsEndpoint | None]":
+def _endpoint(settings: Settings, options: LaunchOptions) -> "MetricsEndpoint | None":
     """Serve metrics if a port is given."""
     if options.metrics_port is None:
-        return contextlib.nullcontext()
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise InputError(f"--metrics-port needs the package prometheus_client; {how_to_install('worker')}.")
+        return None
     from svdq.worker.launcher.metrics import MetricsEndpoint
 
     return MetricsEndpoint(options.metrics_address, options.metrics_port, server_url(settings))

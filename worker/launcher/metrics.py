@@ -134,7 +134,7 @@ class LauncherCollector(Collector):
         """Return the ranks that are processes of this launcher, each with the label of its group."""
         host = socket.gethostname()
         labels = {
-            (rank, pid): str(index) for index, group in enumerate(self._groups) for rank, pid in group.pids().items()
+            process: str(index) for index, group in enumerate(self._groups) for process in group.running_pids().items()
         }
         return [
             (labels[rank.rank, rank.pid], rank)

@@ -3,7 +3,6 @@
 Two threads do it, so that a run never waits for it or fails by it. URLs hold secrets and are never logged.
 """
 
-import importlib.util
 import logging
 import queue
 import socket
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Self
 import redis
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.installed import how_to_install
 from svdq.producer.control import pauses
 from svdq.producer.queue import session
 from svdq.producer.results.run_report import RunReport
@@ -43,7 +41,7 @@ class Notifications:
         """Read the URLs.
 
         Raises:
-            InputError: apprise cannot use one of them, or is not installed.
+            InputError: apprise cannot use one of them.
         """
         self._settings = settings
         self._poll_s, self._close_s = poll_s, close_s
@@ -127,12 +125,10 @@ def _services(urls: Sequence[str]) -> "list[NotifyBase]":
     """Make apprise's services of URLs.
 
     Raises:
-        InputError: apprise cannot use one of them, or is not installed.
+        InputError: apprise cannot use one of them.
     """
     if not urls:
         return []
-    if importlib.util.find_spec("apprise") is None:
-        raise InputError(f"--notify needs the package apprise; {how_to_install('worker')}.")
     import apprise
 
     # Its messages may have the URL in them.

@@ -44,23 +44,13 @@ def write_pid(folder: Path, rank: int) -> None:
     _write(folder / f"rank{rank}.pid", f"{os.getpid()} {start_of(os.getpid()) or ''}")
 
 
-def read_pids(folder: Path) -> dict[int, int]:
-    """Return the process ids of the ranks that handle signals or did, by rank."""
-    return {rank: pid for rank, (pid, _) in _read_processes(folder).items()}
-
-
 def running_pids(folder: Path) -> dict[int, int]:
     """Return the process ids of the ranks that handle signals, by rank; not an id that was given to another process."""
-    found = _read_processes(folder)
-    return {rank: pid for rank, (pid, start) in found.items() if is_running(pid, start) is not False}
-
-
-def _read_processes(folder: Path) -> dict[int, tuple[int, str]]:
-    """Read the process id and start of each rank."""
     found = {}
     for path in folder.glob("rank*.pid"):
         pid, _, start = path.read_text().partition(" ")
-        found[int(path.stem.removeprefix("rank"))] = (int(pid), start)
+        if is_running(int(pid), start) is not False:
+            found[int(path.stem.removeprefix("rank"))] = int(pid)
     return found
 
 

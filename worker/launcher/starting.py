@@ -14,10 +14,9 @@ from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.worker.redis_client import connect
 
-#: Seconds between two renewals of the record, less than half of `keys.STARTING_TTL_S`.
+#: Seconds between two renewals of the record, less than half of `keys.STARTING_TTL_S`; one that is left when the groups
+#: are ready does no harm, since RQ shows them then.
 RENEW_S: Final = 4.0
-#: Seconds between two checks whether the groups are ready.
-CHECK_S: Final = 0.2
 #: Seconds that the end of a launcher waits for its record to be removed; it expires anyway.
 END_S: Final = 1.0
 
@@ -25,30 +24,25 @@ END_S: Final = 1.0
 @contextlib.contextmanager
 def starting_record(settings: Settings, is_ready: Callable[[], bool]) -> Iterator[None]:
     """Keep the record of this launcher during a block or until its groups are ready, in a thread."""
-    ended = threading.Event()
-    arguments = (connect(server_url(settings)), is_ready, ended)
-    thread = threading.Thread(target=_keep, args=arguments, name="starting", daemon=True)
+    url, ended = server_url(settings), threading.Event()
+
+    def keep() -> None:
+        name = f"{socket.gethostname()}:{os.getpid()}"
+        with connect(url) as connection:
+            while not (is_ready() or ended.is_set()):
+                with contextlib.suppress(redis.RedisError):
+                    _renew(connection, name)
+                ended.wait(RENEW_S)
+            with contextlib.suppress(redis.RedisError):
+                connection.zrem(keys.STARTING, name)
+
+    thread = threading.Thread(target=keep, name="starting", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join(END_S)
-
-
-def _keep(connection: redis.Redis, is_ready: Callable[[], bool], ended: threading.Event) -> None:
-    name, renew_in = f"{socket.gethostname()}:{os.getpid()}", 0.0
-    while not is_ready():
-        if renew_in <= 0:
-            with contextlib.suppress(redis.RedisError):
-                _renew(connection, name)
-            renew_in = RENEW_S
-        if ended.wait(CHECK_S):
-            break
-        renew_in -= CHECK_S
-    with contextlib.suppress(redis.RedisError):
-        connection.zrem(keys.STARTING, name)
-    connection.close()
 
 
 def _renew(connection: redis.Redis, name: str) -> None:

@@ -113,10 +113,6 @@ class GroupProcess:
         """Whether it has been ready for jobs."""
         return run_dirs.is_ready(self._run_dir)
 
-    def pids(self) -> dict[int, int]:
-        """Return the process ids of the ranks that handle signals or did, by rank; also those of a restart."""
-        return run_dirs.read_pids(self._run_dir)
-
     def running_pids(self) -> dict[int, int]:
         """Return the process ids of the ranks that handle signals, by rank; also those of a restart."""
         return run_dirs.running_pids(self._run_dir)
