@@ -1,13 +1,12 @@
 """The connection to Redis and the RQ queues: create RQ jobs and find them again."""
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
 import rq
-from redis.backoff import NoBackoff
+from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
 from rq.job import Dependency, JobStatus
@@ -29,10 +28,9 @@ ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
 
 #: Timeouts in seconds for connecting and for an answer: a person is waiting.
 CONNECT_TIMEOUT_S = 3.0
-#: Seconds of retries while a server refuses connections or loads its data, and seconds between two retries.
-RESTART_S = 2.0
-RETRY_S = 0.2
 ANSWER_TIMEOUT_S = 4.5
+#: Two seconds of retries while a server refuses connections or loads its data.
+_RESTART = Retry(ConstantBackoff(0.2), 10, supported_errors=(redis.ConnectionError,))
 
 #: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
 SOURCE_NOTE = "source"
@@ -78,32 +76,22 @@ def connect(settings: Settings) -> redis.Redis:
     url = server_url(settings)
     check_url(url)
     # redis-py's default of ten retries takes a minute; commands that can wait, such as `svdq wait`, retry themselves.
-    retry = Retry(NoBackoff(), 0)
     connection = redis.Redis.from_url(
-        url, retry=retry, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S
+        url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S
     )
     with plain_errors(settings):
         try:
-            _wait_for_answer(connection)
+            # No other command is retried: it might be done twice.
+            _RESTART.call_with_retry(connection.ping, _unless_refused)  # only this: others might be done twice
         except RedisError:
             connection.close()
             raise
     return connection
 
 
-def _wait_for_answer(connection: redis.Redis) -> None:
-    """Ping until the server answers, for the few seconds of a restart; no other command is sent before."""
-    give_up_at = time.monotonic() + RESTART_S
-    while True:
-        try:
-            connection.ping()
-            return
-        except redis.AuthenticationError:
-            raise
-        except redis.ConnectionError:
-            if time.monotonic() >= give_up_at:
-                raise
-            time.sleep(RETRY_S)
+def _unless_refused(error: Exception) -> None:
+    if isinstance(error, redis.AuthenticationError):
+        raise error
 
 
 @contextlib.contextmanager

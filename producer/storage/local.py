@@ -8,19 +8,15 @@ import contextlib
 import errno
 import os
 import shutil
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from svdq.producer.storage.temporary import temporary_name
-from svdq.producer.threads import ordered_map
 
 #: Folder for files being written, below the root so that a rename stays on one file system.
 TEMPORARY = "tmp"
-#: Number of files that are written and flushed at a time.
-FLUSHED_TOGETHER = 16
 #: Bytes that videos, photos and checkpoints leave free on a disk; less on small disks.
 RESERVE_BYTES = 32 * 2**20
 #: Share of a small disk that stays free.
@@ -48,6 +44,9 @@ class LocalFiles:
         FileNotFoundError: from `read`, `copy_out` and `entry`, if the key does not exist.
         OSError: from every method.
     """
+
+    #: Number of threads that write fastest: file systems flush those files together that are flushed at the same time.
+    num_threads = 16
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,10 +95,6 @@ class LocalFiles:
             _publish(temporary, self.folder / key)
         finally:
             temporary.unlink(missing_ok=True)  # leave no partial file on a full disk
-
-    def write_many(self, files: Mapping[str, bytes]) -> None:
-        """Write many files in threads: file systems flush those together that are flushed at the same time."""
-        deque(ordered_map(lambda item: self.write(*item), files.items(), num_threads=FLUSHED_TOGETHER), maxlen=0)
 
     def publish(self, path: Path, key: str) -> None:
         """Move a file or folder of `temporary_path` to a key, replacing what exists."""

@@ -9,7 +9,7 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class RemoteFiles:
                 return key, self.read(key)
             return None
 
-        for found in ordered_map(read, keys, num_threads=self._num_threads):
+        for found in ordered_map(read, keys, num_threads=self.num_threads):
             if found is not None:
                 yield found
 
@@ -107,14 +107,6 @@ class RemoteFiles:
         with self._arrival(key) as path:
             self._fs.pipe_file(path, data)
 
-    def write_many(self, files: Mapping[str, bytes]) -> None:
-        """Write many files, in parallel if the backend can."""
-        if self._protocol in OBJECT_STORES:
-            self._fs.pipe({self._path(key): data for key, data in files.items()})
-        else:
-            for key, data in files.items():
-                self.write(key, data)
-
     def publish(self, path: Path, key: str) -> None:
         """Upload a local file or folder."""
         if path.is_dir():
@@ -152,13 +144,14 @@ class RemoteFiles:
             return
         folders = [name for name, info in found.items() if info.get("type") == "directory"]
         files = [name for name in found if name not in set(folders)]
-        deque(ordered_map(remove, files, num_threads=self._num_threads), maxlen=0)
+        deque(ordered_map(remove, files, num_threads=self.num_threads), maxlen=0)
         if self._protocol not in OBJECT_STORES:
             for folder in sorted(folders, key=len, reverse=True):
                 fs.rmdir(folder)
 
     @property
-    def _num_threads(self) -> int:
+    def num_threads(self) -> int:
+        """Number of threads that may use it at a time."""
         return AT_ONCE if self._fs.async_impl else 1
 
     def reconnect(self) -> None:

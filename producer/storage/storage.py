@@ -8,7 +8,7 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -163,13 +163,6 @@ class Storage:
             self._mark()
             self._files.write(key, data)
 
-    def write_many(self, files: Mapping[str, bytes]) -> None:
-        """Write many files, replacing existing ones; faster than one by one."""
-        with self._access(*files):
-            if files:
-                self._mark()
-            self._files.write_many(files)
-
     def names(self, key: str) -> list[str]:
         """List the names in a folder; none if the key does not exist."""
         with self._access(key):
@@ -201,6 +194,11 @@ class Storage:
     def is_marked(self) -> bool:
         """Return whether svdq has written here before, according to `MARKER`."""
         return self.exists(MARKER)
+
+    @property
+    def num_threads(self) -> int:
+        """Number of threads that may use it at a time."""
+        return self._files.num_threads
 
     @property
     def folder(self) -> Path | None:

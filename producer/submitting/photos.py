@@ -45,7 +45,7 @@ class Photo:
     #: Stem of the file's name, sanitized for `Job.name`.
     name: str
     #: Size in bytes.
-    num_bytes: int | None = None
+    num_bytes: int
     #: Width and height in pixels, upright; None if they are not known.
     size: tuple[int, int] | None = None
     #: Where it was, from the folder that was submitted on, such as `holiday/day 1/cup.jpg`; "" if that is not known.

@@ -24,13 +24,10 @@ from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.photos import Photo, check_data, check_photos, source_path
 from svdq.producer.submitting.prompts import PromptFiles
 from svdq.producer.submitting.sizes import crop_warning
-from svdq.producer.threads import ordered_map
+from svdq.producer.threads import Budget, ordered_map
 
-#: Number of photos looked up in the storage at a time, to hide the latency of a network.
-ASKING_THREADS = 8
-#: Largest number of photos stored at a time; fewer if they are large.
-STORED_PHOTOS = 256
-STORED_BYTES = 1 << 25
+#: Bytes of photos that are held in memory to be stored.
+_BYTES = Budget(1 << 25)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,21 +210,14 @@ def _source_of(request: Request) -> str:
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:
     observer.begin("storing", len(photos))
-    are_there = ordered_map(
-        lambda photo: storage.has_input(photo.key, photo.num_bytes), photos, num_threads=ASKING_THREADS
-    )
-    chunk: dict[str, bytes] = {}
-    num_bytes = 0
-    for photo, is_there in zip(photos, are_there, strict=True):
-        if not is_there and photo.key not in chunk:
-            chunk[photo.key] = photo.read()
-            num_bytes += len(chunk[photo.key])
-        if len(chunk) == STORED_PHOTOS or num_bytes > STORED_BYTES:
-            storage.write_many(chunk)
-            chunk.clear()
-            num_bytes = 0
+
+    def store(photo: Photo) -> None:
+        if not storage.has_input(photo.key, photo.num_bytes):
+            with _BYTES.take(photo.num_bytes):
+                storage.write_bytes(photo.key, photo.read())
+
+    for _ in ordered_map(store, photos, num_threads=storage.num_threads):
         observer.advance()
-    storage.write_many(chunk)
 
 
 def _current_models(connection: redis.Redis, settings: Settings) -> set[str]:

@@ -28,7 +28,7 @@ def record(options: dict[str, Any], spec: dict[str, Any], photo: dict[str, str])
     options = options | ({"formats": tuple(formats)} if formats else {})
     made = []
     for job, job_id in JobSpec(options=(SubmitOptions(**options),), **spec).jobs(
-        Photo(path=Path("x.jpg"), **photo), first_index=1
+        Photo(path=Path("x.jpg"), **photo, num_bytes=1), first_index=1
     ):
         if options.get("seed") is None:  # random
             job = job.model_copy(update={"seed": 0})

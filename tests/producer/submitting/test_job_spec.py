@@ -11,8 +11,8 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import MAX_VIDEOS, SubmitOptions, nearest_side
 from svdq.producer.submitting.photos import Photo
 
-PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", name="cup")
-COPY = Photo(path=Path("b/copy.jpg"), sha256="0" * 64, extension="jpg", name="copy")
+PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=1, name="cup")
+COPY = Photo(path=Path("b/copy.jpg"), sha256="0" * 64, extension="jpg", num_bytes=1, name="copy")
 
 
 def jobs(spec: JobSpec, photo: Photo = PHOTO, first_index: int = 1) -> list[Job]:

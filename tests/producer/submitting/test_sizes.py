@@ -18,7 +18,7 @@ from svdq.producer.submitting.photos import Photo, check_photo
 from svdq.producer.submitting.sizes import crop_warning, nearest_size
 from svdq.producer.watching.folder_config import FolderConfig
 
-PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", name="cup", size=(3000, 4000))
+PHOTO = Photo(path=Path("a/cup.jpg"), sha256="0" * 64, extension="jpg", num_bytes=1, name="cup", size=(3000, 4000))
 
 
 @pytest.mark.parametrize(
