@@ -12,6 +12,8 @@ from svdq.pipeline.errors import InputError
 MAX_SECONDS = 221_845_392_000
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+#: Keeps dates after the year 1.
+_MAX_DURATION_S = 700_000 * 86_400
 #: A number and a unit; a duration is one or more of them.
 _PART = r"(\d{1,7}(?:\.\d{1,3})?)(ms|[smhdw])"
 
@@ -22,10 +24,10 @@ def parse_duration(text: str, option: str) -> timedelta:
     Raises:
         InputError: the text is not a duration.
     """
-    try:
-        return _duration(text)
-    except ValueError as error:
-        raise InputError(f"{option} {text!r} is not a duration; write it as 30s, 12h, 30d or 2w.") from error
+    parsed = _duration(text)
+    if parsed is None:
+        raise InputError(f"{option} {text!r} is not a duration; write it as 30s, 12h, 30d or 2w.")
+    return parsed
 
 
 def parse_past(text: str, option: str, now: datetime) -> datetime:
@@ -37,7 +39,8 @@ def parse_past(text: str, option: str, now: datetime) -> datetime:
         InputError: the text is not a time, or is in the future.
     """
     try:
-        moment = now - _duration(text) if text.strip()[-1:].isalpha() else _moment(text, now, is_future=False)
+        ago = _duration(text)
+        moment = _moment(text, now, is_future=False) if ago is None else now - ago
     except (ValueError, OverflowError) as error:
         raise InputError(
             f"{option} {text!r} is not a time; write it as 22:00, as a date and time such as 2027-01-31T22:00, or as "
@@ -56,9 +59,9 @@ def parse_future(text: str, option: str, now: datetime) -> datetime:
     Raises:
         InputError: the text is not a time, or is in the past.
     """
-    delay = text.strip().removeprefix("+")
     try:
-        moment = now + _duration(delay) if delay != text.strip() else _moment(text, now, is_future=True)
+        delay = _duration(text.strip()[1:]) if text.strip().startswith("+") else None
+        moment = _moment(text, now, is_future=True) if delay is None else now + delay
     except (ValueError, OverflowError) as error:
         raise InputError(
             f"{option} {text!r} is not a time; write it as 22:00, as +2h or +90m from now, or as a date and time such "
@@ -95,11 +98,11 @@ def as_utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _duration(text: str) -> timedelta:
-    """Parse a duration; raises ValueError."""
+def _duration(text: str) -> timedelta | None:
     if not re.fullmatch(f"({_PART})+", text.strip()):
-        raise ValueError(f"{text!r} is not a duration")
-    return timedelta(seconds=sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_PART, text)))
+        return None
+    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_PART, text))
+    return timedelta(seconds=seconds) if seconds <= _MAX_DURATION_S else None
 
 
 def _moment(text: str, now: datetime, *, is_future: bool) -> datetime:

@@ -23,6 +23,7 @@ MORNING = datetime(2027, 1, 31, 8, 15).astimezone()
         ("2027-01-30T22:00", datetime(2027, 1, 30, 22)),
         ("12h", datetime(2027, 1, 30, 20, 15)),
         ("2w", datetime(2027, 1, 17, 8, 15)),
+        ("1d12h", datetime(2027, 1, 29, 20, 15)),
     ],
 )
 def test_past_times(text: str, expected: datetime) -> None:
@@ -33,6 +34,7 @@ def test_a_zone_that_is_given_counts() -> None:
     east = timezone(timedelta(hours=3))
     now = datetime(2027, 1, 31, 8, 15, tzinfo=east)
     assert parse_past("09:00+03:00", "--since", now) == datetime(2027, 1, 30, 9, tzinfo=east)
+    assert parse_past("2027-01-30T06:00:00Z", "--since", now) == datetime(2027, 1, 30, 9, tzinfo=east)
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "25:00", "12", "h", "2027-13-01", "99999999999999d", "-3h", "3 h"])
@@ -51,7 +53,7 @@ def test_durations_are_parsed() -> None:
     assert parse_duration("90m", "--older-than") == timedelta(minutes=90)
     assert parse_duration("1.5h", "--older-than") == timedelta(minutes=90)
     assert parse_duration("200ms", "--stable-for") == timedelta(milliseconds=200)
-    for text in ("", "30", "d", ".5h", "30 days", "-1d", "999999999w"):
+    for text in ("", "30", "d", ".5h", "30 days", "-1d", "999999999w", "100001w", "9999999d"):
         with pytest.raises(InputError, match=r"^--older-than '.*' is not a duration"):
             parse_duration(text, "--older-than")
 
