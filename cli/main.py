@@ -4,6 +4,7 @@ Imports each command only when it runs, so that `svdq --help` and shell completi
 """
 
 import contextlib
+import difflib
 import importlib
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.errors import InputError, SvdqError
 
 if TYPE_CHECKING:
     import redis
@@ -87,6 +88,16 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or refuse a wrong name with the nearest one."""
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            meant = f"did you mean {close[0]}?" if close else "`svdq --help` lists all."
+            raise InputError(f"There is no command {args[0]!r}; {meant}")
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete from the table, without importing a command."""
         names = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
@@ -157,7 +168,9 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(error.ctx.get_help() if error.ctx else error.message, err=True)  # noqa: TID251 - many lines
         return EXIT_BAD_INPUT
     except click.ClickException as error:
-        return _complain(error.format_message(), error.exit_code)
+        text, context = error.format_message(), getattr(error, "ctx", None)
+        help_of = f" See `{context.command_path} --help`." if context else ""
+        return _complain(f"{text}{'' if text.endswith(('.', '?', '?)')) else '.'}{help_of}", error.exit_code)
     except SvdqError as error:
         return _complain(str(error), error.exit_code)
     except BrokenPipeError:

@@ -192,7 +192,7 @@ def _sentence(error: ValidationError) -> str:
     name = str(first["loc"][0]) if first["loc"] else "?"
     if first["type"] == "extra_forbidden":
         known = ", ".join(Settings.model_fields)
-        return f"There is no setting {name!r}; the settings are {known}."
+        return f"There is no setting {name!r}, which a svdq.toml names; the settings are {known}."
     value = "***" if name in SECRETS else without_secrets(str(first["input"]))
     return (
         f"The setting {ENV_PREFIX}{name.upper()} (or {name} in {FILE_NAME}) is {value!r}: "

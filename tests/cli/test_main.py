@@ -51,8 +51,15 @@ def test_table(name: str) -> None:
 
 def test_version_and_unknown_command(svdq: Cli) -> None:
     assert svdq("--version").stdout.startswith("svdq 0.")
-    done = svdq("bogus")
-    assert (done.returncode, done.stderr) == (2, "Error: No such command 'bogus'.\n")
+    done = svdq("xyzzy")
+    assert (done.returncode, done.stderr) == (2, "Error: There is no command 'xyzzy'; `svdq --help` lists all.\n")
+    done = svdq("sumbit", "photo.jpg")
+    assert (done.returncode, done.stderr) == (2, "Error: There is no command 'sumbit'; did you mean submit?\n")
+
+
+def test_a_wrong_use_names_the_help(svdq: Cli) -> None:
+    done = svdq("submit")
+    assert (done.returncode, done.stderr) == (2, "Error: Missing argument 'PHOTO...'. See `svdq submit --help`.\n")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,7 @@ def test_version_and_unknown_command(svdq: Cli) -> None:
         (SvdqError("A."), 1, "Error: A."),
         (SampleError("A."), 1, "Error: A."),
         (KeyboardInterrupt(), 130, ""),
-        (click.UsageError("A."), 2, "Error: A."),
+        (click.UsageError("A."), 2, "Error: A. See `svdq status --help`."),
     ],
 )
 def test_exit_codes(
