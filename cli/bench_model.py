@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.bench_model_rows import case_of, kept_rows, rows_table, sentence
+from svdq.cli.bench_model_rows import rows_table, sentence
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import OutputFile
 from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from svdq.pipeline.bench.cases import Row
     from svdq.pipeline.models.family import Facts, Family
     from svdq.pipeline.parameters import VideoParameters
 
@@ -94,7 +95,6 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Write each row as soon as it is measured.")
-@click.option("--resume", is_flag=True, help="Keep the rows in the file of --json and measure the rest.")
 def bench_model(
     model: str | None,
     parts: tuple[str, ...],
@@ -107,7 +107,6 @@ def bench_model(
     repeats: int,
     device: str,
     json_path: Path | None,
-    resume: bool,
 ) -> None:
     """Measure a step, an encode and a decode of a model on one device: time, memory and numerical difference.
 
@@ -127,8 +126,6 @@ def bench_model(
     from svdq.pipeline.bench.files import is_plain, write_json
     from svdq.pipeline.errors import SvdqError
 
-    if resume and json_path is None:
-        raise click.UsageError("--resume needs --json with the file to continue.")
     family, videos, components = _videos(model, sizes, frames)
     torch_device, where = _computing_on(device)
     # Fewer frames than all at a time are tiles to Wan, whatever the number.
@@ -143,21 +140,17 @@ def bench_model(
         chunk_sizes=chunk_sizes or (some, videos[0].num_frames),
     )
     document = {"device": where, "weights": model or "random weights", "repeats": repeats}
-    rows = kept_rows(json_path, document) if resume and json_path is not None else []
-    done = {case_of(row): row for row in rows if not row.failure}
-    rows = list(done.values())
-    missing = [case for case in cases if case not in done]
+    rows: list[Row] = []
     echo(f"{where}, {videos[0].num_frames} frames, {document['weights']}", err=True)
-    with bench.model_folder(model, {case.part for case in missing}) as folder:
-        for row in bench.measure(folder, missing, device=torch_device, repeats=repeats, earlier=list(done)):
+    with bench.model_folder(model, {case.part for case in cases}) as folder:
+        for row in bench.measure(folder, cases, device=torch_device, repeats=repeats):
             rows.append(row)
-            done[case_of(row)] = row
             echo(sentence(row), err=True)
             if json_path is not None and is_plain(json_path):
                 write_json(json_path, document | {"rows": [asdict(one) for one in rows]})
     if json_path is not None:
         write_json(json_path, document | {"rows": [asdict(one) for one in rows]})
-    shown = [done[case] for case in cases if not done[case].failure]
+    shown = [row for row in rows if not row.failure]
     echo(*table(rows_table(shown)))
     if not shown:
         raise SvdqError("No row could be measured; see the reasons above.")

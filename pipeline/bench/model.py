@@ -19,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.bench.cases import Case, Row
-from svdq.pipeline.bench.model_states import keep_predictions
 from svdq.pipeline.models.base import FolderModel, Role
 from svdq.pipeline.models.components import acceptable
 from svdq.pipeline.models.device_memory import is_out_of_memory
@@ -35,9 +34,7 @@ from svdq.pipeline.parameters import VideoParameters
 Results = tuple[Tensor, ...]
 
 
-def measure(
-    name: str, cases: Sequence[Case], *, device: torch.device, repeats: int, earlier: Collection[Case] = ()
-) -> Iterator[Row]:
+def measure(name: str, cases: Sequence[Case], *, device: torch.device, repeats: int) -> Iterator[Row]:
     """Measure cases one by one; the row of a case that cannot be measured has the reason.
 
     Args:
@@ -45,24 +42,21 @@ def measure(
         cases: as `cases.cases_of` orders them.
         device: where to compute.
         repeats: number of measurements per case, after a first run that is not counted.
-        earlier: cases that an earlier run measured; there are no results of them to compare with.
 
     Raises:
         InputError: the model does not exist.
     """
-    if cases:
-        folder = find_folder(name)
-        check_folder(folder, name, layout_of(folder, name), half=acceptable(_torch_dtype(cases[0])))
+    folder = find_folder(name)
+    check_folder(folder, name, layout_of(folder, name), half=acceptable(_torch_dtype(cases[0])))
     #: Results of the first rows of a part and component, by size.
     references: dict[tuple[Any, ...], Results] = {}
-    gone = {_compared_with(case) for case in earlier}
     for _, group in itertools.groupby(cases, key=_opened_with):
         bench = _Bench(name, device, repeats)
         for case in group:
             figures, result = bench.measure(case)
             if result is not None:
-                key = _compared_with(case)
-                figures |= differences(result, None if key in gone else references.setdefault(key, result))
+                key = (case.part, case.component, case.width, case.height)
+                figures |= differences(result, references.setdefault(key, result))
             yield Row(**asdict(case) | figures)
 
 
@@ -70,18 +64,14 @@ def _opened_with(case: Case) -> tuple[Any, ...]:
     return case.part, case.component, case.dtype, case.compiled, case.approximate
 
 
-def _compared_with(case: Case) -> tuple[Any, ...]:
-    return case.part, case.component, case.width, case.height
-
-
-def differences(results: Results, references: Results | None) -> dict[str, Any]:
+def differences(results: Results, references: Results) -> dict[str, Any]:
     """Return the fields of `Row` about results: whether they are finite, and the difference from references.
 
     Of several tensors, the one that differs most counts.
     """
     if not _are_finite(results):
         return {"finite": False}
-    if references is None or not _are_finite(references):
+    if not _are_finite(references):
         return {}
     found = []
     for result, reference in zip(results, references, strict=True):
@@ -210,12 +200,14 @@ class _Bench:
         steps = range(segment.start, segment.stop)
         state = dict(model.random_state(video, segment.start))
         denoiser = model.denoiser(state, video)
+        component = getattr(model.pipeline, segment.component)
+
+        def keep(_module: object, _arguments: object, predicted: tuple[Tensor]) -> None:
+            self._keep(0, predicted[0])
 
         def step(number: int) -> None:
             # The result of a step is mostly its input noise, so the prediction is kept instead.
-            with contextlib.ExitStack() as stack:
-                if number == 0:
-                    stack.enter_context(keep_predictions(model, segment.component, lambda found: self._keep(0, found)))
+            with component.register_forward_hook(keep) if number == 0 else contextlib.nullcontext():
                 state.update(denoiser.step(state, steps[number % len(steps)]))
 
         return step
