@@ -7,13 +7,11 @@ import contextlib
 import json
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """One piece of work."""
 
     #: The work: `encode`, `steps 4-7`, `decode`, `write`.
@@ -25,15 +23,26 @@ class Span:
     #: End in seconds since the epoch.
     end_s: float
     #: The thread that did it.
-    thread: str
+    thread: str = ""
 
+    @property
+    def kind(self) -> str:
+        """`encode`, `steps` or `decode`; "" for anything besides, such as a warm-up or a write."""
+        kind = self.name.partition(" ")[0]
+        return kind if kind in {"encode", "steps", "decode"} else ""
 
-def num_steps(name: str) -> int:
-    """Return the number of steps in a span named `steps 4-7`; 0 for other spans."""
-    if not name.startswith("steps "):
-        return 0
-    first, _, last = name.removeprefix("steps ").partition("-")
-    return int(last) - int(first) + 1
+    @property
+    def num_steps(self) -> int:
+        """Number of denoising steps."""
+        if self.kind != "steps":
+            return 0
+        first, _, last = self.name.removeprefix("steps ").partition("-")
+        return int(last) - int(first) + 1
+
+    @property
+    def seconds(self) -> float:
+        """Its duration."""
+        return self.end_s - self.start_s
 
 
 class _OpenSpan:
@@ -78,24 +87,25 @@ class Tracer:
         """Record the work in a block."""
         return _OpenSpan(self.spans, name, job_id) if self.on else _NO_SPAN
 
-    def events(self) -> list[dict[str, Any]]:
-        """Return the spans in Chrome's trace event format; times in microseconds, one process per rank."""
-        named: list[dict[str, Any]] = [
-            {"ph": "M", "name": "process_name", "pid": self.rank, "tid": 0, "args": {"name": f"rank {self.rank}"}}
-        ]
-        return named + [
-            {
-                "ph": "X",
-                "name": span.name,
-                "cat": "svdq",
-                "pid": self.rank,
-                "tid": span.thread,
-                "ts": span.start_s * 1e6,
-                "dur": (span.end_s - span.start_s) * 1e6,
-                "args": {"job": span.job_id},
-            }
-            for span in self.spans
-        ]
+
+def span_events(rank: int, spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Return the spans of a rank in Chrome's trace event format; times in microseconds, one process per rank."""
+    named: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
+    ]
+    return named + [
+        {
+            "ph": "X",
+            "name": span.name,
+            "cat": "svdq",
+            "pid": rank,
+            "tid": span.thread,
+            "ts": span.start_s * 1e6,
+            "dur": span.seconds * 1e6,
+            "args": {"job": span.job_id},
+        }
+        for span in spans
+    ]
 
 
 def usage_event(rank: int) -> dict[str, Any]:
@@ -108,11 +118,6 @@ def usage_event(rank: int) -> dict[str, Any]:
     return {"ph": "M", "name": "usage", "pid": rank, "tid": 0, "args": usage}
 
 
-def trace_text(events: list[dict[str, Any]]) -> str:
+def trace_text(events: Sequence[dict[str, Any]]) -> str:
     """Return the content of a trace file that chrome://tracing and Perfetto open."""
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-
-
-def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
-    """Write a trace file."""
-    path.write_text(trace_text(events), encoding="utf-8")

@@ -11,7 +11,7 @@ from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.models.registry import parameters_of
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import build_stage
-from svdq.pipeline.trace import Tracer, usage_event
+from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
@@ -187,4 +187,4 @@ def _remove_checkpoints(checkpoints: Checkpoints) -> None:
 def _write_trace(process: RankProcess, tracer: Tracer) -> None:
     if tracer.on and process.run_dir is not None:
         rank = process.topology.rank
-        run_dirs.write_trace(process.run_dir, rank, [*tracer.events(), usage_event(rank)])
+        run_dirs.write_trace(process.run_dir, rank, [*span_events(rank, tracer.spans), usage_event(rank)])

@@ -87,7 +87,7 @@ def make_bursts(
 
 def burst_times(logs: Sequence[RankLog], videos: Sequence[int]) -> list[tuple[float, float]]:
     """Return the start of the first encode and the end of the last video of each burst; bursts do not overlap."""
-    starts_s = sorted(start_s for log in logs for name, _, start_s, _ in log.spans if name == "encode")
+    starts_s = sorted(span.start_s for log in logs for span in log.spans if span.kind == "encode")
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
     ends = list(itertools.accumulate(videos))
     return [(starts_s[end - number], finished_s[end - 1]) for end, number in zip(ends, videos, strict=True)]

@@ -1,11 +1,10 @@
 """Runs and measures a group of ranks on this machine, fed from memory, without Redis or files."""
 
-import json
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 import torch
 import torch.multiprocessing
 from PIL import Image
+from pydantic import TypeAdapter
 
 from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.binding import Components
@@ -60,7 +60,7 @@ def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
         spawn_ranks(num_ranks, _rank_main, workload, folder, barrier, device=workload.device, replicas=replicas)
         return [
-            RankLog(**json.loads(Path(folder, f"rank{rank}.json").read_text(encoding="utf-8")))
+            TypeAdapter(RankLog).validate_json(Path(folder, f"rank{rank}.json").read_bytes())
             for rank in range(num_ranks)
         ]
 
@@ -98,8 +98,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     stage.run()
     monitor.note()
     log = RankLog(
-        spans=[(span.name, span.job_id, span.start_s, span.end_s) for span in tracer.spans],
-        events=tracer.events(),
+        spans=tracer.spans,
         finished_s=drain.finished_s if drain else [],
         started_s=feed.started_s if feed else None,
         failures=feed.failures if feed else [],
@@ -107,7 +106,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         rss_mb=monitor.rss_mb,
         gpu_mb=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
     )
-    Path(folder, f"rank{number}.json").write_text(json.dumps(asdict(log)), encoding="utf-8")
+    Path(folder, f"rank{number}.json").write_bytes(TypeAdapter(RankLog).dump_json(log))
 
 
 class _Feed(Source):

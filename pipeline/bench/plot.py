@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from svdq.pipeline.bench.report import COMPUTING, RankLog, busy_share
+from svdq.pipeline.bench.report import RankLog, busy_share
 from svdq.pipeline.installed import headless_pyplot
 
 #: How a bar of each kind of work looks, besides the color of its video.
@@ -33,23 +33,20 @@ def plot_timeline(logs: Sequence[RankLog], path: Path, title: str, *, start_s: f
     tab20 = pyplot.get_cmap("tab20").colors
     colors = tab20[::2] + tab20[1::2]  # so that videos in a row differ in hue
     figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(logs) + 1.8))
-    spans = [
-        [span for span in log.spans if span[0].startswith(COMPUTING) and start_s <= span[2] < end_s] for log in logs
-    ]
-    by_start = sorted((span for row in spans for span in row), key=lambda span: span[2])
-    numbers = {job: number for number, job in enumerate(dict.fromkeys(job for _, job, _, _ in by_start))}
+    spans = [[span for span in log.spans if span.kind and start_s <= span.start_s < end_s] for log in logs]
+    by_start = sorted((span for row in spans for span in row), key=lambda span: span.start_s)
+    numbers = {job: number for number, job in enumerate(dict.fromkeys(span.job_id for span in by_start))}
     for rank, row in enumerate(spans):
-        for name, job, begin_s, until_s in row:
+        for span in row:
             axes.broken_barh(
-                [(begin_s - start_s, until_s - begin_s)],
+                [(span.start_s - start_s, span.seconds)],
                 (rank - 0.4, 0.8),
-                facecolors=colors[numbers[job] % len(colors)],
+                facecolors=colors[numbers[span.job_id] % len(colors)],
                 edgecolor="white",
                 linewidth=0.5,
-                **_LOOKS[name.split()[0]],
+                **_LOOKS[span.kind],
             )
-        computed = [(begin_s, until_s) for name, _, begin_s, until_s in logs[rank].spans if name.startswith(COMPUTING)]
-        idle = 1 - busy_share(computed, start_s, end_s)
+        idle = 1 - busy_share(logs[rank].spans, start_s, end_s)
         axes.text(1.005, rank, f"{idle:.1%} idle", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.set(
         xlim=(0, end_s - start_s),

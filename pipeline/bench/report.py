@@ -4,25 +4,19 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean, median, quantiles
-from typing import Any
 
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
-from svdq.pipeline.trace import num_steps
-
-#: Names of spans in which a rank computes; others (write) run in parallel.
-COMPUTING = ("encode", "steps ", "decode")
+from svdq.pipeline.trace import Span
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLog:
     """The measurements of one rank; times in seconds since the epoch."""
 
-    #: (name, job, start, end) of each piece of work.
-    spans: list[tuple[str, str, float, float]]
-    #: Its trace events.
-    events: list[dict[str, Any]]
+    #: Each piece of work.
+    spans: list[Span]
     #: When each video was finished, in order; on the last rank only.
     finished_s: list[float]
     #: When the first video was taken; on rank 0 only.
@@ -121,12 +115,12 @@ def make_run(
     finished_s = sorted(time_s for log in logs for time_s in log.finished_s)
     ranks = len(logs)
     costs = costs or measured_costs(logs)
-    steady_s = finished_s[: len(finished_s) - warmup_samples]
-    steady = steady_state(steady_s, num_ranks=ranks, num_warmup=warmup_samples)
-    start_s, end_s = steady_s[warmup_samples], steady_s[-1]
+    steady_s = finished_s[warmup_samples : len(finished_s) - warmup_samples]
+    intervals_s = [later - earlier for earlier, later in itertools.pairwise(steady_s)]
+    paces_s = [(later - earlier) / ranks for earlier, later in zip(steady_s, steady_s[ranks:], strict=False)]
     video = VideoCosts(steps=steps, costs=costs, segments=segments)
     one_rank_s = video.video_s(ranks)
-    pace_s = one_rank_s / work_rate(logs, costs, finished_s[warmup_samples])
+    pace_s = one_rank_s / work_rate(logs, costs, steady_s[0])
     started_s = min(log.started_s for log in logs if log.started_s is not None)
     first_sample_s = finished_s[0] - started_s
     return Run(
@@ -142,18 +136,15 @@ def make_run(
         warmup_samples=warmup_samples,
         first_sample_s=first_sample_s,
         first_sample_over_ideal=first_sample_s / one_rank_s,
-        per_sample_s=steady.pace_s,
-        per_sample_p95_s=steady.pace_p95_s,
+        per_sample_s=median(paces_s),
+        per_sample_p95_s=_percentile_95(paces_s),
         per_sample_mean_s=pace_s,
-        interval_s=steady.interval_s,
-        interval_p95_s=steady.interval_p95_s,
+        interval_s=median(intervals_s),
+        interval_p95_s=_percentile_95(intervals_s),
         efficiency=(one_rank_s / ranks if segments is None else video.pace_s(ranks)) / pace_s,
         speedup=one_rank_s / pace_s,
-        busy_share=[
-            busy_share([(a, b) for name, _, a, b in log.spans if name.startswith(COMPUTING)], start_s, end_s)
-            for log in logs
-        ],
-        steps_per_rank=[sum(num_steps(name) for name, *_ in log.spans) / len(finished_s) for log in logs],
+        busy_share=[busy_share(log.spans, steady_s[0], steady_s[-1]) for log in logs],
+        steps_per_rank=[sum(span.num_steps for span in log.spans) / len(finished_s) for log in logs],
         rss_mb=[log.rss_mb[-1] for log in logs],
         rss_after_100_mb=[log.rss_mb[0] for log in logs if len(log.rss_mb) > 1],
         gpu_mb=[log.gpu_mb for log in logs if log.gpu_mb is not None],
@@ -178,81 +169,45 @@ def work_rate(logs: Sequence[RankLog], costs: Costs, start_s: float) -> float:
     Videos cannot be counted for this: they finish late at the start of a run and together at its end. A step counts as
     in `VideoCosts.video_s`, an encode as E and a decode as D, whatever they took.
     """
-    end_s = max((a for log in logs for name, _, a, _ in log.spans if name == "encode"), default=start_s)
+    spans = [span for log in logs for span in log.spans]
+    end_s = max((span.start_s for span in spans if span.kind == "encode"), default=start_s)
     if end_s <= start_s:  # all were admitted at once
-        end_s = max(b for log in logs for _, _, _, b in log.spans)
+        end_s = max(span.end_s for span in spans)
     step_s = harmonic_mean(costs.step_s)
     work_s = {"encode": costs.encode_s, "decode": costs.decode_s}
     done_s = 0.0
-    for name, _, a, b in (span for log in logs for span in log.spans):
-        seconds = num_steps(name) * step_s or work_s.get(name, 0.0)
-        done_s += seconds * max(0.0, min(b, end_s) - max(a, start_s)) / max(b - a, 1e-9)
+    for span in spans:
+        seconds = span.num_steps * step_s or work_s.get(span.kind, 0.0)
+        inside_s = max(0.0, min(span.end_s, end_s) - max(span.start_s, start_s))
+        done_s += seconds * inside_s / max(span.seconds, 1e-9)
     return done_s / (end_s - start_s)
 
 
 def measured_costs(logs: Sequence[RankLog]) -> Costs:
-    """Measure the costs of a video from the spans of a run: medians over each rank's spans, for real models."""
-    step_s = [
-        median([(b - a) / num_steps(name) for name, _, a, b in log.spans if num_steps(name)] or [0.0]) for log in logs
-    ]
-    known = [seconds for seconds in step_s if seconds]
+    """Measure the costs of a video: medians of each rank's spans; a rank without steps counts as typical."""
+    step_s = [[span.seconds / span.num_steps for span in log.spans if span.num_steps] for log in logs]
+    typical_s = median(median(times) for times in step_s if times)
 
-    def seconds_of(wanted: str) -> float:
-        return median([b - a for log in logs for name, _, a, b in log.spans if name == wanted] or [0.0])
+    def seconds_of(kind: str) -> float:
+        return median([span.seconds for log in logs for span in log.spans if span.kind == kind] or [0.0])
 
     return Costs(
-        step_s=tuple(seconds or median(known) for seconds in step_s),
+        step_s=tuple(median(times) if times else typical_s for times in step_s),
         encode_s=seconds_of("encode"),
         decode_s=seconds_of("decode"),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Steady:
-    """The time between finished videos in steady state, in seconds.
-
-    A fractional split of steps rotates over K videos, so single intervals differ by a step by design. What matters to a
-    user is the pace: the mean over K consecutive videos.
-    """
-
-    #: Median and 95th percentile of the pace over K consecutive videos.
-    pace_s: float
-    pace_p95_s: float
-    #: Median and 95th percentile of single intervals.
-    interval_s: float
-    interval_p95_s: float
+def busy_share(spans: Sequence[Span], start_s: float, end_s: float) -> float:
+    """Return the share of start_s..end_s in which a rank computed; encodes may lie within spans of steps."""
+    busy_s, covered_s = 0.0, start_s
+    for span in sorted((span for span in spans if span.kind), key=lambda span: span.start_s):
+        until_s = min(span.end_s, end_s)
+        busy_s += max(0.0, until_s - max(span.start_s, covered_s))
+        covered_s = max(covered_s, until_s)
+    return busy_s / (end_s - start_s)
 
 
 def _percentile_95(values: Sequence[float]) -> float:
     """Return the 95th percentile; of a single value that value."""
     return values[0] if len(values) == 1 else quantiles(values, n=20, method="inclusive")[-1]
-
-
-def steady_state(finished_s: Sequence[float], *, num_ranks: int, num_warmup: int) -> Steady:
-    """Measure the steady part, which follows the first `num_warmup` finished videos.
-
-    Args:
-        finished_s: when each video was finished, ascending.
-        num_ranks: K.
-        num_warmup: videos that fill the pipeline and let the shares settle; at least two videos must remain.
-    """
-    steady = finished_s[num_warmup:]
-    intervals = [later - earlier for earlier, later in itertools.pairwise(steady)]
-    span = min(num_ranks, len(intervals))
-    paces = [(steady[n + span] - steady[n]) / span for n in range(len(steady) - span)]
-    return Steady(
-        pace_s=median(paces),
-        pace_p95_s=_percentile_95(paces),
-        interval_s=median(intervals),
-        interval_p95_s=_percentile_95(intervals),
-    )
-
-
-def busy_share(spans: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """Return the share of start_s..end_s covered by the spans (start, end); encodes lie within spans of steps."""
-    busy_s, covered_s = 0.0, start_s
-    for span_start_s, span_end_s in sorted(spans):
-        until_s = min(span_end_s, end_s)
-        busy_s += max(0.0, until_s - max(span_start_s, covered_s))
-        covered_s = max(covered_s, until_s)
-    return busy_s / (end_s - start_s)

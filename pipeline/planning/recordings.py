@@ -52,7 +52,6 @@ class _Run(BaseModel):
     step_ms: _Positive
     encode_ms: _Time
     decode_ms: _Time
-    per_sample_mean_s: _Positive
     busy_share: list[Annotated[float, Field(ge=0, le=1.01)]] = Field(min_length=1, max_length=_MAX_RANKS)
 
 

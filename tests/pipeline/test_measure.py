@@ -3,21 +3,21 @@
 import pytest
 
 from svdq.pipeline.bench.bursts import burst_times, make_bursts
-from svdq.pipeline.bench.report import (
-    RankLog,
-    busy_share,
-    make_run,
-    steady_state,
-    work_rate,
-)
+from svdq.pipeline.bench.report import RankLog, busy_share, make_run, work_rate
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.trace import Span
 
 
 def log(*, finished_s: list[float] | None = None, spans: list[tuple[str, str, float, float]] | None = None) -> RankLog:
     return RankLog(
-        spans=spans or [], events=[], finished_s=finished_s or [], started_s=0.0, failures=[], cpu_s=1.0, rss_mb=[5.0]
+        spans=[Span(*span) for span in spans or ()],
+        finished_s=finished_s or [],
+        started_s=0.0,
+        failures=[],
+        cpu_s=1.0,
+        rss_mb=[5.0],
     )
 
 
@@ -26,17 +26,22 @@ def test_steady_state_leaves_the_warm_up_out_and_sees_through_turns() -> None:
     finished_s = [100.0, 150.0]
     for number in range(10):
         finished_s.append(finished_s[-1] + (4 if number % 2 else 3))
-    steady = steady_state(finished_s, num_ranks=2, num_warmup=1)
-    assert steady.pace_s == steady.pace_p95_s == pytest.approx(3.5)
-    assert (steady.interval_s, steady.interval_p95_s) == (3.5, 4.0)
+    finished_s += [200.0]
+    logs = [log(spans=[("encode", "a", 0.0, 1.0), ("steps 0-9", "a", 1.0, 190.0)]), log(finished_s=finished_s)]
+    costs = Costs(step_s=(1.0, 1.0))
+    run = make_run(logs, model="m", through="loop", steps=7, warmup_samples=1, costs=costs)
+    assert run.per_sample_s == run.per_sample_p95_s == pytest.approx(3.5)
+    assert (run.interval_s, run.interval_p95_s) == (3.5, 4.0)
 
 
-def test_busy_share_counts_what_lies_in_the_window() -> None:
-    assert busy_share([(0.0, 2.0), (3.0, 5.0)], 1.0, 4.0) == pytest.approx(2 / 3)
-
-
-def test_an_encode_between_steps_counts_once() -> None:
-    assert busy_share([(1.5, 1.6), (1.0, 2.0), (2.5, 3.0)], 0.0, 4.0) == pytest.approx(1.5 / 4)
+def test_busy_share_counts_the_work_within_the_period_and_encodes_between_steps_once() -> None:
+    spans = [
+        ("encode", "b", 1.5, 1.6),
+        ("steps 0-1", "a", 0.0, 2.0),
+        ("steps 0-1", "b", 3.0, 5.0),
+        ("write", "c", 2, 3),
+    ]
+    assert busy_share([Span(*span) for span in spans], 1.0, 4.0) == pytest.approx(2 / 3)
 
 
 def test_efficiency_is_the_ideal_time_over_the_measured_one() -> None:

@@ -20,7 +20,7 @@ from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names import has_weights, split_steps
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.trace import write_trace
+from svdq.pipeline.trace import span_events, trace_text
 from svdq.worker.bench.daemon import run_daemon
 from svdq.worker.launcher.preflight import check_model
 
@@ -221,7 +221,8 @@ def write_results(
             _plot(report, plot_path)
     if trace_path is not None:
         with writing(trace_path):
-            write_trace(trace_path, [event for log in report.logs for event in log.events])
+            events = [event for rank, log in enumerate(report.logs) for event in span_events(rank, log.spans)]
+            trace_path.write_text(trace_text(events), encoding="utf-8")
 
 
 def _plot(report: BenchReport, path: Path) -> None:
@@ -233,7 +234,7 @@ def _plot(report: BenchReport, path: Path) -> None:
         title = f"{burst.videos} videos, {burst.ranks} ranks: {burst.ratio:.3f} of the shortest possible time"
     else:
         run = report.runs[-1]
-        start_s = min(start for log in report.logs for _, _, start, _ in log.spans)
+        start_s = min(span.start_s for log in report.logs for span in log.spans)
         end_s = start_s + 3 * run.first_sample_s
         title = (
             f"{run.model}, {run.ranks} {'bound ' if run.segments else ''}ranks, "

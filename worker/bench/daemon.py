@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from PIL import Image
 from svdq.pipeline.bench.harness import IDLE_S, Workload
 from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.errors import SvdqError
+from svdq.pipeline.trace import Span
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.job import parse_job
 from svdq.producer.queue import queue_of, session
@@ -75,14 +76,18 @@ def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -
         else:
             failures.append(f"job {rq_job and rq_job.id} did not finish")
     events = json.loads(trace_path.read_text(encoding="utf-8"))["traceEvents"]
+    usage = {event["pid"]: event["args"] for event in events if event["name"] == "usage"}
     num_ranks = len(workload.models)
     return [
-        _log(
-            [event for event in events if event["pid"] == rank],
+        RankLog(
+            spans=spans,
             finished_s=sorted(finished_s) if rank == num_ranks - 1 else [],
+            started_s=min((span.start_s for span in spans if span.kind == "encode"), default=None),
             failures=failures if rank == 0 else [],
+            cpu_s=usage[rank]["cpu_s"],
+            rss_mb=[usage[rank]["rss_mb"]],
         )
-        for rank in range(num_ranks)
+        for rank, spans in enumerate(_spans(events, rank) for rank in range(num_ranks))
     ]
 
 
@@ -124,23 +129,13 @@ def _wait(connection: redis.Redis, num_videos: int, worker: subprocess.Popen[byt
         time.sleep(POLL_S)
 
 
-def _log(events: Sequence[dict[str, Any]], *, finished_s: list[float], failures: list[str]) -> RankLog:
-    """Read a rank's log from its trace events."""
-    usage = next(event["args"] for event in events if event["name"] == "usage")
-    spans = [
-        (event["name"], event["args"]["job"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+def _spans(events: list[dict[str, Any]], rank: int) -> list[Span]:
+    """Return the spans of a rank among trace events."""
+    return [
+        Span(event["name"], event["args"]["job"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6, event["tid"])
         for event in events
-        if event["ph"] == "X"
+        if event["ph"] == "X" and event["pid"] == rank
     ]
-    return RankLog(
-        spans=spans,
-        events=list(events),
-        finished_s=finished_s,
-        started_s=min((start for name, _, start, _ in spans if name == "encode"), default=None),
-        failures=failures,
-        cpu_s=usage["cpu_s"],
-        rss_mb=[usage["rss_mb"]],
-    )
 
 
 def _noise(width: int, height: int) -> bytes:

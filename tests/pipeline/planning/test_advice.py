@@ -50,7 +50,7 @@ def test_a_rank_that_only_encodes() -> None:
     assert advice.best.factor == pytest.approx(2.0)
 
 
-RUN = {"through": "loop", "ranks": 1, "per_sample_mean_s": 1.2, "steps": 2, "busy_share": [0.9]}
+RUN = {"through": "loop", "ranks": 1, "steps": 2, "busy_share": [0.9]}
 RUN |= {"step_ms": 500.0, "encode_ms": 50.0, "decode_ms": 100.0}
 
 
@@ -86,7 +86,7 @@ def test_a_recording_that_is_nested_deeply(tmp_path: Path) -> None:
 def test_uneven_experts_are_named_with_what_a_rank_with_both_would_gain(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     run = {"through": "loop", "ranks": 7, "steps": 40, "segments": [15, 25], "step_ms": 50, "encode_ms": 0}
-    run |= {"decode_ms": 0, "per_sample_mean_s": 0.3125, "busy_share": [0.8] * 3 + [1.0] * 4}
+    run |= {"decode_ms": 0, "busy_share": [0.8] * 3 + [1.0] * 4}
     path.write_text(json.dumps({"runs": [run]}))
     best = advise(read_profile(path)).best
     assert "the 15 steps of the first expert on 3 ranks and the 25 of the second on 4 are uneven" in best.text
