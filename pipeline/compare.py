@@ -41,7 +41,8 @@ from svdq.pipeline.models.registry import (
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.topology import Links, Topology, build_stage
+from svdq.pipeline.stage import Stage
+from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
 
 
@@ -126,7 +127,7 @@ def _rank_main(
         Request(job_id=f"video-{number}", parameters=parse_parameters(document), photo=image)
         for number, document in enumerate(json.loads(documents))
     ]
-    build_stage(
+    Stage(
         topology=topology,
         links=links,
         model=model,

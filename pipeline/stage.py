@@ -25,9 +25,10 @@ from svdq.pipeline.plan import Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
 from svdq.pipeline.receiving import Router
 from svdq.pipeline.sample import Sample
+from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Message, Work, on_host, sample_body
-from svdq.pipeline.transport.transport import Receiver, Sender
+from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 from svdq.pipeline.warmup import Warmup
 
 logger = logging.getLogger(__name__)
@@ -42,25 +43,40 @@ class Stage:
     def __init__(
         self,
         *,
-        rank: int,
-        num_ranks: int,
+        topology: Topology,
+        links: Links,
+        on_lost: OnLost,
         model: VideoModel,
         device: torch.device | None = None,
         monitor: Monitor,
         tracer: Tracer,
         source: Source | None = None,
         sink: Sink | None = None,
-        upstream: Receiver | None = None,
-        downstream: Sender | None = None,
-        returns: Sender | None = None,
-        reports: Receiver | None = None,
         checkpointer: Checkpointer | None = None,
         planner: Planner | None = None,
         components: Sequence[Components] = (),
         keep_every_s: float = KEEP_EVERY_S,
     ) -> None:
-        assert (source is None) == (upstream is not None)
-        assert (sink is None) == (downstream is not None)
+        """Connect a rank to its surroundings.
+
+        Args:
+            topology: which rank this is.
+            links: what `topology.join` returned.
+            on_lost: called from a thread when a neighbor is gone; should end the process, since the group is broken.
+            model: with the parts that this rank needs.
+            device: of this rank; None: the processor.
+            monitor: receives progress.
+            tracer: records spans.
+            source: on rank 0 only.
+            sink: on the last rank only.
+            checkpointer: keeps unfinished samples; None keeps nothing.
+            planner: decides on rank 0 who does what; None: fair shares.
+            components: on rank 0 the denoising components of each rank; none: all ranks have all.
+            keep_every_s: seconds after which a sample is saved between two steps.
+        """
+        assert (source is not None) == topology.first
+        assert (sink is not None) == topology.last
+        rank, num_ranks = topology.rank, topology.num_ranks
         self.rank = rank
         self._model = model
         self._device = device or torch.device("cpu")
@@ -68,13 +84,13 @@ class Stage:
         self._monitor = monitor
         self._tracer = tracer
         self._sink = sink
-        self._upstream = upstream
-        self._downstream = downstream
+        #: From the rank before, or on rank 0 from the last rank; None on a single rank.
+        self._incoming = Receiver(links.incoming, (rank - 1) % num_ranks, on_lost) if links.incoming else None
         #: To the next rank, or from the last rank to rank 0; None on a single rank.
-        self._outgoing = downstream or returns
-        self._reports = reports
+        self._outgoing = Sender(links.outgoing, (rank + 1) % num_ranks, on_lost) if links.outgoing else None
+        self._downstream = None if topology.last else self._outgoing
         self._inbox = Inbox()
-        self._warmup = Warmup(model, tracer, downstream)
+        self._warmup = Warmup(model, tracer, self._downstream)
         self.costs = CostModel(num_ranks, model.info.prior)
         self._admission: Admission | None = None
         if source is not None:
@@ -107,15 +123,12 @@ class Stage:
         # Freeze existing objects, so that no garbage collection traverses all of torch during a stage.
         gc.collect()
         gc.freeze()
-        if self._reports is not None:
-            assert self._admission is not None
-            self._reports.start(self._admission.handle)
-        if self._upstream is not None:
+        if self._incoming is not None:
             assert self._outgoing is not None
             router = Router(
                 rank=self.rank, inbox=self._inbox, outgoing=self._outgoing, sink=self._sink, report=self._report
             )
-            self._upstream.start(router.handle)
+            self._incoming.start(router.handle if self._admission is None else self._admission.handle)
         while (sample := self._next()) is not None:
             num_stages = len(sample.stages)
             sample = self._steps.run(sample)
@@ -134,7 +147,7 @@ class Stage:
         if self._admission is not None:
             self._admission.release()
         # All of them: after the last sample, rank 0 may wait for reports, and any rank for its last message to be sent.
-        for link in (self._upstream, self._outgoing, self._reports):
+        for link in (self._incoming, self._outgoing):
             if link is not None:
                 link.release()
         if self._sink is not None:
@@ -272,5 +285,5 @@ class Stage:
             self._sink.close()
         if self._outgoing is not None:
             self._outgoing.close()
-        if self._reports is not None:
-            self._reports.join()
+        if self._incoming is not None and self._admission is not None:
+            self._incoming.join()

@@ -1,26 +1,19 @@
-"""The topology of a group: which rank this process is, and how its stage is connected to its neighbours.
+"""The topology of a group: which rank this process is, and how it is connected to its neighbors.
 
 Samples go from rank to rank down the chain; reports go back from the last rank to rank 0.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from svdq.pipeline.binding import Components
-from svdq.pipeline.models.base import VideoModel
-from svdq.pipeline.plan import Planner
-from svdq.pipeline.protocols import Checkpointer, Monitor, Sink, Source
-from svdq.pipeline.stage import Stage
-from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport import rendezvous
 from svdq.pipeline.transport.address_book import AddressBook, FolderBook, address_among_hosts
 from svdq.pipeline.transport.channel import Channel
-from svdq.pipeline.transport.transport import OnLost, Receiver, Sender
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +52,12 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """A rank's channels to its neighbours, None for missing neighbours; a single rank has none."""
+    """A rank's channels to its neighbors; a single rank has none."""
 
-    #: From the previous rank.
-    upstream: Channel | None = None
-    #: To the next rank.
-    downstream: Channel | None = None
-    #: From the last rank to rank 0: set on the last rank.
-    returns: Channel | None = None
-    #: From the last rank to rank 0: set on rank 0.
-    reports: Channel | None = None
+    #: From the rank before; on rank 0 from the last rank, for reports.
+    incoming: Channel | None = None
+    #: To the next rank; on the last rank to rank 0.
+    outgoing: Channel | None = None
     #: On rank 0: what each rank reports of itself, rank 0 first.
     rank_info: tuple[str, ...] = ()
 
@@ -76,7 +65,7 @@ class Links:
 def join(
     topology: Topology, device: torch.device, *, folder: Path, book: AddressBook | None = None, rank_info: str = ""
 ) -> Links:
-    """Connect to the neighbours; waits while other ranks load their models.
+    """Connect to the neighbors; waits while other ranks load their models.
 
     Args:
         topology: which rank this is.
@@ -92,12 +81,9 @@ def join(
         return Links(rank_info=(rank_info,))
     book, address = _meeting_place(topology, folder, book)
     ring = rendezvous.close_ring(book, topology.rank, topology.num_ranks, address, rank_info)
-    outgoing, incoming = Channel(ring.following, device), Channel(ring.preceding, device)
     return Links(
-        upstream=None if topology.first else incoming,
-        downstream=None if topology.last else outgoing,
-        returns=outgoing if topology.last else None,
-        reports=incoming if topology.first else None,
+        incoming=Channel(ring.preceding, device),
+        outgoing=Channel(ring.following, device),
         rank_info=ring.rank_info if topology.first else (),
     )
 
@@ -136,53 +122,3 @@ def _meeting_place(topology: Topology, folder: Path, book: AddressBook | None) -
     elsewhere = (topology.rank - topology.local_rank + topology.local_num_ranks) % topology.num_ranks
     master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     return book, address_among_hosts(book, topology.rank, elsewhere, *master)
-
-
-def build_stage(
-    *,
-    topology: Topology,
-    links: Links,
-    model: VideoModel,
-    monitor: Monitor,
-    tracer: Tracer,
-    source: Source | None,
-    sink: Sink | None,
-    on_lost: OnLost,
-    device: torch.device | None = None,
-    checkpointer: Checkpointer | None = None,
-    planner: Planner | None = None,
-    components: Sequence[Components] = (),
-) -> Stage:
-    """Create a rank's stage and connect it to its neighbours.
-
-    Args:
-        topology: which rank this is.
-        links: what `join` returned.
-        model: with the parts that this rank needs.
-        monitor: receives progress.
-        tracer: records spans.
-        source: on rank 0 only.
-        sink: on the last rank only.
-        on_lost: called from a thread when a neighbour is gone; should end the process, since the group is broken.
-        device: of this rank; None: the processor.
-        checkpointer: keeps unfinished samples; None keeps nothing.
-        planner: decides on rank 0 who does what; None: fair shares, and the last rank decodes.
-        components: on rank 0 the denoising components of each rank; none: all ranks have all.
-    """
-    return Stage(
-        rank=topology.rank,
-        num_ranks=topology.num_ranks,
-        model=model,
-        monitor=monitor,
-        tracer=tracer,
-        device=device,
-        source=source,
-        sink=sink,
-        planner=planner,
-        components=components,
-        upstream=Receiver(links.upstream, topology.rank - 1, on_lost) if links.upstream else None,
-        downstream=Sender(links.downstream, topology.rank + 1, on_lost) if links.downstream else None,
-        returns=Sender(links.returns, 0, on_lost) if links.returns else None,
-        reports=Receiver(links.reports, topology.num_ranks - 1, on_lost) if links.reports else None,
-        checkpointer=checkpointer,
-    )

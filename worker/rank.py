@@ -10,7 +10,6 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.models.registry import parameters_of
 from svdq.pipeline.stage import Stage
-from svdq.pipeline.topology import build_stage
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
@@ -85,7 +84,7 @@ def run_rank(process: RankProcess) -> None:
         ending.callback(checkpoints.flush, FLUSH_S)
 
     stall_s = first_step_s(config, settings.stall_s)
-    stage = build_stage(
+    stage = Stage(
         topology=topology,
         links=links,
         model=loaded.model,

@@ -23,7 +23,8 @@ from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.topology import Links, Topology, build_stage
+from svdq.pipeline.stage import Stage
+from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
 
 #: Seconds in which a group is idle between two bursts.
@@ -81,7 +82,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     drain = _Drain() if topology.last else None
     monitor = _UsageMonitor()
     tracer = Tracer(topology.rank, on=True)
-    stage = build_stage(
+    stage = Stage(
         topology=topology,
         links=links,
         model=model,

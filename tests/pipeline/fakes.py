@@ -18,10 +18,10 @@ from svdq.pipeline.plan import Assignment, Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
+from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.message import sample_body
-from svdq.pipeline.transport.transport import Receiver, Sender
 
 CPU = torch.device("cpu")
 
@@ -183,8 +183,9 @@ class Alone:
         self.sink = ListSink()
         self.monitor = ListMonitor()
         self.stage = Stage(
-            rank=0,
-            num_ranks=1,
+            topology=Topology(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1),
+            links=Links(),
+            on_lost=print,
             model=model,
             monitor=self.monitor,
             tracer=Tracer(0, on=True),
@@ -249,23 +250,18 @@ class Chain:
 
     def _stage(self, rank: int, model: VideoModel) -> Stage:
         is_first, is_last = rank == 0, rank == self.num_ranks - 1
-        outgoing = incoming = None
+        links = Links()
         if self.pairs:
-            outgoing = Sender(Channel(self.pairs[rank][0], CPU), (rank + 1) % self.num_ranks, self.lost.put)
-            before = (rank - 1) % self.num_ranks
-            incoming = Receiver(Channel(self.pairs[before][1], CPU), before, self.lost.put)
+            links = Links(incoming=Channel(self.pairs[rank - 1][1], CPU), outgoing=Channel(self.pairs[rank][0], CPU))
         return Stage(
-            rank=rank,
-            num_ranks=self.num_ranks,
+            topology=Topology(rank=rank, num_ranks=self.num_ranks, local_rank=rank, local_num_ranks=self.num_ranks),
+            links=links,
+            on_lost=self.lost.put,
             model=model,
             monitor=self.monitors[rank],
             tracer=Tracer(rank, on=False),
             source=self.source if is_first else None,
             sink=self.sink if is_last else None,
-            upstream=None if is_first else incoming,
-            downstream=None if is_last else outgoing,
-            returns=outgoing if is_last else None,
-            reports=incoming if is_first else None,
             checkpointer=self.checkpointers[rank],
             planner=self._stage_planner,
             components=self._components,

@@ -16,7 +16,8 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
-from svdq.pipeline.topology import Links, Topology, build_stage
+from svdq.pipeline.stage import Stage
+from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.channel import Channel
 
@@ -77,15 +78,9 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
     threads = []
     for rank in range(RANKS):
         is_first, is_last = rank == 0, rank == RANKS - 1
-        outgoing, incoming = Channel(pairs[rank][0], CPU), Channel(pairs[rank - 1][1], CPU)
-        stage = build_stage(
+        stage = Stage(
             topology=Topology(rank=rank, num_ranks=RANKS, local_rank=rank, local_num_ranks=RANKS),
-            links=Links(
-                upstream=None if is_first else incoming,
-                downstream=None if is_last else outgoing,
-                returns=outgoing if is_last else None,
-                reports=incoming if is_first else None,
-            ),
+            links=Links(incoming=Channel(pairs[rank - 1][1], CPU), outgoing=Channel(pairs[rank][0], CPU)),
             # A decode that is longer than a step, so that every rank decodes and frames are passed on.
             model=open_model("simulated:step_ms=0.5,decode_ms=1", Role.of_rank(rank), CPU, torch.float32),
             monitor=Monitor(),

@@ -22,7 +22,8 @@ from svdq.pipeline.models.svd.full_size import write_full_size_model
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink
-from svdq.pipeline.topology import Links, Topology, build_stage
+from svdq.pipeline.stage import Stage
+from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
 
 #: The smallest picture: its latents are 8x8. Without guidance, which would double the time.
@@ -62,7 +63,7 @@ def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: s
     model = KeepingModel(name, Role.of_rank(topology.rank), device, torch.bfloat16)
     model.folder = Path(folder)
     image = Image.open(photo)
-    build_stage(
+    Stage(
         topology=topology,
         links=links,
         model=model,
