@@ -1,9 +1,10 @@
 """`svdq bench model`: options and output of the measurements of a model's parts."""
 
+import json
 import platform
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -123,8 +124,8 @@ def bench_model(
     from svdq.cli.formatting import table
     from svdq.pipeline.bench import model as bench
     from svdq.pipeline.bench.cases import PARTS, cases_of
-    from svdq.pipeline.bench.files import is_plain, write_json
     from svdq.pipeline.errors import SvdqError
+    from svdq.producer.storage.temporary import is_regular, write_file
 
     family, videos, components = _videos(model, sizes, frames)
     torch_device, where = _computing_on(device)
@@ -139,17 +140,16 @@ def bench_model(
         approximate=approximate,
         chunk_sizes=chunk_sizes or (some, videos[0].num_frames),
     )
-    document = {"device": where, "weights": model or "random weights", "repeats": repeats}
+    document: dict[str, Any] = {"device": where, "weights": model or "random weights", "repeats": repeats, "rows": []}
     rows: list[Row] = []
     echo(f"{where}, {videos[0].num_frames} frames, {document['weights']}", err=True)
     with bench.model_folder(model, {case.part for case in cases}) as folder:
         for row in bench.measure(folder, cases, device=torch_device, repeats=repeats):
             rows.append(row)
             echo(sentence(row), err=True)
-            if json_path is not None and is_plain(json_path):
-                write_json(json_path, document | {"rows": [asdict(one) for one in rows]})
-    if json_path is not None:
-        write_json(json_path, document | {"rows": [asdict(one) for one in rows]})
+            document["rows"].append(asdict(row))
+            if json_path is not None and (is_regular(json_path) or len(rows) == len(cases)):
+                write_file(json_path, [json.dumps(document, indent=2), "\n"])
     shown = [row for row in rows if not row.failure]
     echo(*table(rows_table(shown)))
     if not shown:

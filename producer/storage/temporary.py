@@ -64,17 +64,24 @@ def check_target(path: Path, suffixes: Sequence[str] = (".html",)) -> None:
 
 
 def write_file(path: Path, parts: Iterable[str]) -> None:
-    """Write a file atomically.
+    """Write a file atomically; a link or a device such as /dev/stdout is written in place.
 
     Raises:
         InputError: the file cannot be written.
     """
-    temporary = path.absolute().with_name(f".{temporary_name()}")
+    target = path.absolute().with_name(f".{temporary_name()}") if is_regular(path) else path
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with target.open("w", encoding="utf-8") as file:
             file.writelines(parts)
-        os.replace(temporary, path)
+        if target != path:
+            os.replace(target, path)
     except OSError as error:
         raise InputError(f"The file {str(path)!r} cannot be written ({error.strerror}); give another place.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if target != path:
+            target.unlink(missing_ok=True)
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether a path is a regular file or does not exist."""
+    return not path.is_symlink() and (path.is_file() or not path.exists())

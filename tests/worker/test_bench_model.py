@@ -11,8 +11,6 @@ import torch
 from svdq.cli.main import run
 from svdq.pipeline.bench import model as bench
 from svdq.pipeline.bench.cases import Row
-from svdq.pipeline.bench.files import write_json
-from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.svd import model as svd
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.wan import model as wan
@@ -248,19 +246,6 @@ def test_rows_are_in_the_file_as_soon_as_they_are_measured(
         assert measure(tiny_model, path, "--decode-chunk-size", "1") == 130
     assert [one["part"] for one in rows_in(path)] == ["step", "encode"]
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_is_whole_at_any_moment_and_links_stay_links(tmp_path: Path) -> None:
-    target, link = tmp_path / "target.json", tmp_path / "link.json"
-    link.symlink_to(target)
-    write_json(link, {"rows": [1]})
-    assert link.is_symlink()
-    with pytest.raises(TypeError):
-        write_json(target, {"rows": [object()]})
-    assert json.loads(target.read_text()) == {"rows": [1]}
-    with pytest.raises(InputError, match=r"cannot be written \(No such file"):
-        write_json(tmp_path / "nowhere" / "file.json", {})
-    assert sorted(tmp_path.iterdir()) == [link, target]
 
 
 @pytest.mark.parametrize(

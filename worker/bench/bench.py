@@ -1,5 +1,6 @@
 """`svdq bench`: does runs through loop or daemon, and computes their figures."""
 
+import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,7 +9,6 @@ import torch
 from pydantic import ValidationError
 
 from svdq.pipeline.bench.bursts import Burst, burst_times, make_bursts
-from svdq.pipeline.bench.files import write_json, writing
 from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.bench.plot import plot_timeline
 from svdq.pipeline.bench.report import RankLog, Run, make_run
@@ -21,6 +21,7 @@ from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names import has_weights, split_steps
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.trace import span_events, trace_text
+from svdq.producer.storage.temporary import write_file
 from svdq.worker.bench.daemon import run_daemon
 from svdq.worker.launcher.preflight import check_model
 
@@ -215,14 +216,15 @@ def write_results(
     """
     if json_path is not None:
         document = {"runs": [asdict(run) for run in report.runs], "bursts": [asdict(burst) for burst in report.bursts]}
-        write_json(json_path, document)
+        write_file(json_path, [json.dumps(document, indent=2), "\n"])
     if plot_path is not None:
-        with writing(plot_path):
+        try:
             _plot(report, plot_path)
+        except OSError as error:
+            raise InputError(f"The file {str(plot_path)!r} cannot be written ({error.strerror}).") from error
     if trace_path is not None:
-        with writing(trace_path):
-            events = [event for rank, log in enumerate(report.logs) for event in span_events(rank, log.spans)]
-            trace_path.write_text(trace_text(events), encoding="utf-8")
+        events = [event for rank, log in enumerate(report.logs) for event in span_events(rank, log.spans)]
+        write_file(trace_path, [trace_text(events)])
 
 
 def _plot(report: BenchReport, path: Path) -> None:

@@ -4,6 +4,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.storage.storage import MARKER, Storage
-from svdq.producer.storage.temporary import sweep, temporary_name
+from svdq.producer.storage.temporary import sweep, temporary_name, write_file
 
 
 @pytest.fixture(params=["local", "file", "memory"])
@@ -248,3 +249,20 @@ def test_a_failed_write_leaves_nothing_on_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError):
         storage.write_text("outputs/folder", "{}")  # a folder is in the way of the rename
     assert list((tmp_path / "s/tmp").iterdir()) == []
+
+
+def test_a_file_is_whole_at_any_moment_and_links_stay_links(tmp_path: Path) -> None:
+    def broken() -> Iterator[str]:
+        yield "new"
+        raise RuntimeError
+
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    write_file(link, ["old"])
+    assert link.is_symlink()
+    with pytest.raises(RuntimeError):
+        write_file(target, broken())
+    assert target.read_text() == "old"
+    with pytest.raises(InputError, match=r"cannot be written \(No such file"):
+        write_file(tmp_path / "nowhere" / "file.json", [])
+    assert sorted(tmp_path.iterdir()) == [link, target]
