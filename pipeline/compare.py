@@ -7,7 +7,6 @@ to 255, and exits with 0 when it is within `--tolerance`. Several videos are in 
 
 import argparse
 import importlib
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -36,7 +35,6 @@ from svdq.pipeline.models.registry import (
     family_named,
     family_of,
     imported,
-    parse_parameters,
 )
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
@@ -101,10 +99,8 @@ def render(
     """
     assert all((video.width, video.height) == image.size for video in videos), "the photo is prepared for another size"
     with tempfile.TemporaryDirectory(prefix="svdq-compare-") as folder:
-        image.save(Path(folder, "photo.png"))
-        documents = [parameters.model_dump(mode="json") for parameters in videos]
         spawn_ranks(
-            num_ranks, _rank_main, model, folder, json.dumps(documents), device, options, components, device=device
+            num_ranks, _rank_main, model, Path(folder), image, videos, device, options, components, device=device
         )
         return [np.load(Path(folder, f"video-{number}.npy")) for number in range(len(videos))]
 
@@ -113,8 +109,9 @@ def _rank_main(
     topology: Topology,
     links: Links,
     model_name: str,
-    folder: str,
-    documents: str,
+    folder: Path,
+    image: Image.Image,
+    videos: Sequence[VideoParameters],
     wanted: str,
     options: ComputeOptions,
     components: Sequence[Components],
@@ -122,10 +119,9 @@ def _rank_main(
     device = choose_device(wanted, topology.local_rank)
     role = replace(Role.of_rank(topology.rank), components=components[topology.rank] if components else None)
     model = open_model(model_name, role, device, dtype_for(model_name, device, options), options)
-    image = Image.open(Path(folder, "photo.png"))
     requests = [
-        Request(job_id=f"video-{number}", parameters=parse_parameters(document), photo=image)
-        for number, document in enumerate(json.loads(documents))
+        Request(job_id=f"video-{number}", parameters=parameters, photo=image)
+        for number, parameters in enumerate(videos)
     ]
     Stage(
         topology=topology,
@@ -134,7 +130,7 @@ def _rank_main(
         monitor=Monitor(),
         tracer=Tracer(topology.rank, on=False),
         source=ListSource(requests) if topology.first else None,
-        sink=_FolderSink(Path(folder)) if topology.last else None,
+        sink=_FolderSink(folder) if topology.last else None,
         device=device,
         components=components,
         on_lost=exit_when_lost,
@@ -168,10 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    device = "cuda" if options.device == "auto" and torch.cuda.is_available() else options.device
-    device = "cpu" if device == "auto" else device
     model = str(options.model)
     try:
+        device = choose_device(options.device, 0).type
         videos = _videos(options, model)
         width, height = videos[0].width, videos[0].height
         photo = options.image.read_bytes() if options.image else Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 90)

@@ -36,7 +36,7 @@ def row(ranks: int, steps: int, encode_ms: float, decode_ms: float) -> tuple[flo
         )
     )  # fmt: skip
     run = report.runs[0]
-    started_s = min(log.started_s for log in report.logs if log.started_s is not None)
+    started_s = min(span.start_s for log in report.logs for span in log.spans if span.kind == "encode")
     whole_s = max(time_s for log in report.logs for time_s in log.finished_s) - started_s
     predicted_s = video.time_s(ranks, samples)
     pace_off, run_off = pace_s / run.per_sample_mean_s - 1, predicted_s / whole_s - 1

@@ -45,8 +45,6 @@ class Workload:
     bursts: tuple[int, ...]
     #: cpu, cuda or auto.
     device: str = "cpu"
-    #: Whether all ranks warm up before the first video.
-    warm: bool = True
 
 
 def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
@@ -94,14 +92,12 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         on_lost=exit_when_lost,
         components=components,
     )
-    if workload.warm:
-        stage.warm_up(workload.parameters)
+    stage.warm_up(workload.parameters)
     stage.run()
     monitor.note()
     log = RankLog(
         spans=tracer.spans,
         finished_s=drain.finished_s if drain else [],
-        started_s=feed.started_s if feed else None,
         failures=feed.failures if feed else [],
         cpu_s=monitor.cpu_s,
         rss_mb=monitor.rss_mb,
@@ -124,7 +120,6 @@ class _Feed(Source):
         #: Where replicas wait for each other before a burst.
         self._barrier = barrier
         self._photo = Image.effect_noise((workload.parameters.width, workload.parameters.height), 64).convert("RGB")
-        self.started_s: float | None = None
         self.failures: list[str] = []
 
     def take(self) -> Request | None:
@@ -135,8 +130,6 @@ class _Feed(Source):
     def take_if_ready(self) -> Request | None:
         if not self._seeds:
             return None
-        if self.started_s is None:
-            self.started_s = time.time()
         seed = self._seeds.pop()
         with self._changed:
             self._num_in_flight += 1

@@ -19,8 +19,6 @@ class RankLog:
     spans: list[Span]
     #: When each video was finished, in order; on the last rank only.
     finished_s: list[float]
-    #: When the first video was taken; on rank 0 only.
-    started_s: float | None
     #: Why videos failed; on rank 0 only.
     failures: list[str]
     #: CPU time in seconds, in the loop from the first video on.
@@ -121,8 +119,7 @@ def make_run(
     video = VideoCosts(steps=steps, costs=costs, segments=segments)
     one_rank_s = video.video_s(ranks)
     pace_s = one_rank_s / work_rate(logs, costs, steady_s[0])
-    started_s = min(log.started_s for log in logs if log.started_s is not None)
-    first_sample_s = finished_s[0] - started_s
+    first_sample_s = finished_s[0] - min(span.start_s for log in logs for span in log.spans if span.kind == "encode")
     return Run(
         model=model,
         ranks=ranks,

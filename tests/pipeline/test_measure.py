@@ -14,7 +14,6 @@ def log(*, finished_s: list[float] | None = None, spans: list[tuple[str, str, fl
     return RankLog(
         spans=[Span(*span) for span in spans or ()],
         finished_s=finished_s or [],
-        started_s=0.0,
         failures=[],
         cpu_s=1.0,
         rss_mb=[5.0],
@@ -47,7 +46,7 @@ def test_busy_share_counts_the_work_within_the_period_and_encodes_between_steps_
 def test_efficiency_is_the_ideal_time_over_the_measured_one() -> None:
     finished_s = [10.0 + 4.0 * number for number in range(12)]
     logs = [
-        log(spans=[("encode", "a", 10.0, 12.0), ("steps 0-6", "a", 12.0, 34.0)]),
+        log(spans=[("encode", "-", 0.0, 0.2), ("encode", "a", 10.0, 12.0), ("steps 0-6", "a", 12.0, 34.0)]),
         log(finished_s=finished_s, spans=[("steps 7-13", "a", 10.0, 32.0), ("write", "a", 10.0, 54.0)]),
     ]
     run = make_run(

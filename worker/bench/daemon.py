@@ -82,7 +82,6 @@ def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -
         RankLog(
             spans=spans,
             finished_s=sorted(finished_s) if rank == num_ranks - 1 else [],
-            started_s=min((span.start_s for span in spans if span.kind == "encode"), default=None),
             failures=failures if rank == 0 else [],
             cpu_s=usage[rank]["cpu_s"],
             rss_mb=[usage[rank]["rss_mb"]],
