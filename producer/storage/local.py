@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,12 +54,6 @@ class LocalFiles:
     def read(self, key: str) -> bytes:
         """Read a file."""
         return (self.folder / key).read_bytes()
-
-    def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read small files; missing files are left out."""
-        for key in keys:
-            with contextlib.suppress(FileNotFoundError):
-                yield key, self.read(key)
 
     def copy_out(self, key: str, path: Path) -> None:
         """Copy a file to another path."""

@@ -9,7 +9,7 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,6 @@ class RemoteFiles:
     def read(self, key: str) -> bytes:
         """Read a file."""
         return bytes(self._fs.cat_file(self._path(key)))
-
-    def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read small files, in parallel if the backend can; missing files are left out."""
-
-        def read(key: str) -> tuple[str, bytes] | None:
-            with contextlib.suppress(FileNotFoundError):
-                return key, self.read(key)
-            return None
-
-        for found in ordered_map(read, keys, num_threads=self.num_threads):
-            if found is not None:
-                yield found
 
     def copy_out(self, key: str, path: Path) -> None:
         """Copy a file to a local path."""

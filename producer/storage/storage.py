@@ -18,6 +18,7 @@ from svdq.producer.settings import without_secrets
 from svdq.producer.storage.local import TEMPORARY, Entry, LocalFiles
 from svdq.producer.storage.remote import RemoteFiles
 from svdq.producer.storage.temporary import sweep, temporary_name
+from svdq.producer.threads import ordered_map
 
 #: Prefix of staging folders on this machine, for a remote storage.
 STAGING_PREFIX = "svdq-staging-"
@@ -119,8 +120,14 @@ class Storage:
 
     def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """Read small files, in any order; missing files are left out."""
+
+        def read(key: str) -> tuple[str, bytes] | None:
+            with contextlib.suppress(FileNotFoundError):
+                return key, self._files.read(key)
+            return None
+
         with self._plain_errors():
-            yield from self._files.read_many(keys)
+            yield from filter(None, ordered_map(read, keys, num_threads=self.num_threads))
 
     def copy_out(self, key: str, path: Path) -> None:
         """Copy a file to a local path."""

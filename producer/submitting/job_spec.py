@@ -3,7 +3,7 @@
 import re
 import secrets
 import string
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -92,8 +92,6 @@ class JobSpec:
                 f"--variations and --sweep ask for more than {MAX_VIDEOS:,} videos of a photo, or for none; ask for "
                 "fewer."
             )
-        if self.name is not None:
-            check_template(self.name, NAME_FIELDS)
         for options in self.options:
             for variation in {0, self.variations - 1}:
                 job = self._make(options, variation, spell, **_ANY_PHOTO)
@@ -133,11 +131,15 @@ class JobSpec:
         return job, job_id
 
 
-def check_template(template: str, fields: Collection[str]) -> None:
-    """Check a template for names, independent of values.
+def render_name(template: str, values: Mapping[str, Any]) -> str:
+    """Render a template, and replace characters that file systems refuse.
+
+    Args:
+        template: as for `str.format`, without conversions and nested fields.
+        values: by `NAME_FIELDS`, without those that such videos do not have.
 
     Raises:
-        InputError: the template is invalid, or has a field that is not in `fields`.
+        InputError: the template is invalid, or a value does not fit its format, does not exist or is left to the model.
     """
     try:
         parts = list(string.Formatter().parse(template))
@@ -148,36 +150,19 @@ def check_template(template: str, fields: Collection[str]) -> None:
     if not template.strip():
         raise InputError("The name is empty; give one such as {stem}-{seed}, or leave it out.")
     for text, field, layout, conversion in parts:
+        shown = f"The name {template!r} has the field {{{field}}}"
         if "/" in text or "\\" in text:
             raise InputError(f"The name {template!r} names a folder; give the name alone, and the folder by --output.")
-        if field is not None and field not in fields:
-            raise InputError(
-                f"The name {template!r} has the unknown field {{{field}}}; the fields are {', '.join(sorted(fields))}."
-            )
+        if field is not None and field not in NAME_FIELDS:
+            raise InputError(f"{shown}, which is unknown; the fields are {', '.join(sorted(NAME_FIELDS))}.")
         if conversion or (layout and not _LAYOUT.fullmatch(layout)):
             raise InputError(
-                f"The name {template!r} formats {{{field}}} in a way that is not allowed; write it as {{{field}}} "
-                f"or, for a number, as {{{field}:04}}."
+                f"{shown} in a format that is not allowed; write it as {{{field}}} or, for a number, as {{{field}:04}}."
             )
-
-
-def render_name(template: str, values: Mapping[str, Any]) -> str:
-    """Render a checked template, and replace characters that file systems refuse.
-
-    Raises:
-        InputError: a value does not fit its format, does not exist or is left to the model.
-    """
-    used = {field for _, field, _, _ in string.Formatter().parse(template) if field}
-    for field in used:
-        if field not in values:
-            raise InputError(
-                f"The name {template!r} has the field {{{field}}}, which such videos do not have; leave it out."
-            )
-        if values[field] is None:
-            raise InputError(
-                f"The name {template!r} has the field {{{field}}}, which is left to the model; give {field} or leave "
-                "the field out."
-            )
+        if field is not None and field not in values:
+            raise InputError(f"{shown}, which such videos do not have; leave it out.")
+        if field is not None and values[field] is None:
+            raise InputError(f"{shown}, which is left to the model; give {field} or leave the field out.")
     try:
         return safe_name(template.format_map(values))
     except ValueError as error:

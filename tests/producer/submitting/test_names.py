@@ -1,9 +1,8 @@
 import pytest
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.job_spec import check_template, read_folder, render_name
+from svdq.producer.submitting.job_spec import read_folder, render_name
 
-FIELDS = ("stem", "seed", "frames", "noise_aug_strength")
 VALUES = {"stem": "a photo", "seed": 7, "frames": None, "noise_aug_strength": 0.02}
 
 
@@ -21,7 +20,6 @@ VALUES = {"stem": "a photo", "seed": 7, "frames": None, "noise_aug_strength": 0.
     ],
 )
 def test_names(template: str, name: str) -> None:
-    check_template(template, FIELDS)
     assert render_name(template, VALUES).startswith(name)
     assert len(render_name(template, VALUES).encode()) <= 180
 
@@ -29,7 +27,7 @@ def test_names(template: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        ("{colour}", "{colour}.*frames, noise_aug_strength, seed, stem"),
+        ("{colour}", "{colour}.*frames, .*noise_aug_strength, .*seed, .*stem"),
         ("{}", "fields are"),
         ("{0}", "fields are"),
         ("{stem.__class__}", "fields are"),
@@ -46,7 +44,7 @@ def test_names(template: str, name: str) -> None:
 )
 def test_invalid_templates(template: str, says: str) -> None:
     with pytest.raises(InputError, match=says) as caught:
-        check_template(template, FIELDS)
+        render_name(template, VALUES)
     assert "\n" not in str(caught.value)
 
 
