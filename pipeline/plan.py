@@ -6,7 +6,7 @@ forecast of when each of them is free. Ranks may be bound to a range of a sample
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from svdq.pipeline.blocks import Block, divide, narrow
 from svdq.pipeline.costs import Costs
@@ -19,6 +19,9 @@ STAIR_SHARES = 1.8
 #: How much later each of the last samples reaches the next block than the one before, in fair shares. A rank works on
 #: what has arrived: if a later sample came first, the one before would wait for all of its work.
 APART_SHARES = 0.3
+#: Seconds of work to which very short steps are put together while many samples wait: to take over a sample and to hand
+#: it on costs a rank about a millisecond, however short its steps are.
+MIN_STAGE_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +145,12 @@ class Planner:
         encode_s = 0.0 if encoded else costs.encode_s
         ready_s += encode_s
         free_s[0] += encode_s
+        begin, end, together = first_step, num_steps, 1
+        if bounds is None and num_waiting >= self._num_ranks:
+            together = _steps_together(num_steps - first_step, costs)
+        if together > 1:  # they count as one step until ranks have been chosen
+            first_step, num_steps = 0, math.ceil((end - begin) / together)
+            costs = replace(costs, step_s=tuple(together * step_s for step_s in costs.step_s))
         bounds = bounds or [(0, num_steps)] * self._num_ranks
         if len(self._forecast.in_flight) + num_waiting < self._num_ranks:
             bounds = narrow(bounds[: decoders[-1] + 1], num_steps, costs.step_s)
@@ -187,6 +196,8 @@ class Planner:
         boundaries += [num_steps] * (self._num_ranks + 1 - len(boundaries))
         if not encoded:
             self._reach = reach
+        if together > 1:
+            boundaries = [min(begin + together * step, end) for step in boundaries]
         assignment = Assignment(boundaries=tuple(boundaries), decoder=decoder)
         self._note(index, assignment, shape, share_s, encoded=encoded, now=now)
         return assignment
@@ -233,3 +244,11 @@ class Planner:
             if num_steps or decodes:
                 works.append(RankWork(rank, num_steps, own_encode and rank == 0, decodes))
         self._forecast.in_flight[index] = InFlight(shape, share_s, now, not encoded and not own_encode, works)
+
+
+def _steps_together(num_steps: int, costs: Costs) -> int:
+    """Return how many steps to leave to one rank at least, where a rank's share would be shorter than `MIN_STAGE_S`."""
+    work_s = num_steps * costs.step_s[0]
+    if (work_s + costs.decode_s) / len(costs.step_s) >= MIN_STAGE_S:
+        return 1
+    return math.ceil(num_steps / max(1, round(work_s / MIN_STAGE_S)))

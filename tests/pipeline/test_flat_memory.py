@@ -81,8 +81,8 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
         stage = Stage(
             topology=Topology(rank=rank, num_ranks=RANKS, local_rank=rank, local_num_ranks=RANKS),
             links=Links(incoming=Channel(pairs[rank - 1][1], CPU), outgoing=Channel(pairs[rank][0], CPU)),
-            # A decode that is longer than a step, so that every rank decodes and frames are passed on.
-            model=open_model("simulated:step_ms=0.5,decode_ms=1", Role.of_rank(rank), CPU, torch.float32),
+            # A decode that is longer than the steps, so that every rank decodes and frames are passed on.
+            model=open_model("simulated:step_ms=0.5,decode_ms=4", Role.of_rank(rank), CPU, torch.float32),
             monitor=Monitor(),
             tracer=Tracer(rank, on=False),
             source=feed if is_first else None,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.filling import common_end_s
 from svdq.pipeline.forecast import REPORT_LAG_S
-from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.plan import MIN_STAGE_S, Assignment, Planner
 from tests.pipeline.chain import Chain, Video
 
 RANKS = 7
@@ -81,6 +81,35 @@ def test_short_decodes_are_left_to_the_last_rank_while_videos_wait() -> None:
     decoders = [video.assignment.decoder for video in videos if video.assignment is not None]
     assert set(decoders[: 50 - RANKS]) == {RANKS - 1}
     assert wall_ms <= 1.03 * 50 * (25 * 10 + 1 + 9) / RANKS
+
+
+def test_very_short_steps_stay_together_while_many_videos_wait() -> None:
+    costs = costs_of(0.001, 0.0002, 0.0004)
+    wall_s, videos, _ = run(200, costs, num_steps=28)
+    stages = [sum(load > 0 for load in loads(video.assignment)) for video in videos if video.assignment is not None]
+    assert set(stages[: 200 - RANKS]) == {1}, "shares of 4 ms are too short to hand samples over for"
+    assert max(stages) > 1, "the last ones end together"
+    assert wall_s <= 1.02 * 200 * (28 * 0.001 + 0.0006) / RANKS
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_steps_that_stay_together_are_done_once_and_in_about_the_same_time(data: st.DataObject) -> None:
+    num_ranks, num_steps = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 60))
+    costs = costs_of(data.draw(st.floats(1e-4, 0.03)), 0, data.draw(st.floats(0, 0.1)), [1.0] * num_ranks)
+    resumed = st.none() | st.integers(0, num_steps)
+    videos = [Video(costs=costs, num_steps=num_steps, resumes_at=data.draw(resumed)) for _ in range(30)]
+    wall_s = Chain(Planner(num_ranks), num_ranks).run(videos)
+    left = 0
+    for video in videos:
+        assert video.assignment is not None
+        boundaries = video.assignment.boundaries
+        assert (boundaries[0], boundaries[-1]) == (video.resumes_at or 0, num_steps)
+        assert list(boundaries) == sorted(boundaries)
+        left += boundaries[-1] - boundaries[0]
+    together_s = (left * costs.step_s[0] + 30 * costs.decode_s) / num_ranks
+    longest_s = num_steps * costs.step_s[0] + costs.decode_s
+    assert wall_s <= max(together_s, longest_s) + longest_s + 2 * MIN_STAGE_S
 
 
 @pytest.mark.parametrize("slow", range(RANKS))

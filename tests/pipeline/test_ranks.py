@@ -48,7 +48,7 @@ def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
 
 def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> None:
     parameters = SvdParameters(seed=0, steps=9, frames=2, width=64, height=64)
-    logs = run_loop(Workload(models=("simulated:step_ms=1",) * 4, parameters=parameters, bursts=(30,)))
+    logs = run_loop(Workload(models=("simulated:step_ms=10",) * 4, parameters=parameters, bursts=(30,)))
     assert len(logs[-1].finished_s) == 30
     assert logs[0].failures == []
     assert sum(span.kind == "steps" for log in logs for span in log.spans) >= 30
