@@ -40,16 +40,8 @@ class Admission:
     ) -> None:
         """Begin with the first index.
 
-        Args:
-            source: of requests.
-            planner: decides who does what.
-            costs: what videos cost, by their shape.
-            num_ranks: K.
-            model: with the encoder.
-            monitor: receives progress.
-            tracer: records spans.
-            components: of each rank; none: all ranks have all.
-            warm_up: has the other ranks warm up for a request with an index, if its shape is new.
+        `components` are those of each rank; none: all ranks have all. `warm_up` has the other ranks warm up for a
+        request with an index, if its shape is new.
         """
         self.source = source
         self._planner = planner
@@ -94,9 +86,7 @@ class Admission:
     def take_if_wanted(self, *, is_last: bool, decodes: bool) -> Request | None:
         """Return a request that is ready, if another rank is about to be free; between two pieces of rank 0's work.
 
-        Args:
-            is_last: whether rank 0 itself will be free after the next piece.
-            decodes: whether that is a decode; else it is a step.
+        `is_last` says whether rank 0 itself will be free after the next piece, `decodes` whether that is a decode.
         """
         with self._lock:
             wait_s = self._planner.wait_for_others_s(time.monotonic(), decodes=decodes)

@@ -17,13 +17,9 @@ Bounds = tuple[int, int]
 def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior) -> list[Components]:
     """Bind ranks to the components of a typical video, so that the slowest ranks are as fast as possible.
 
-    Args:
-        segments: of a typical video.
-        has_room: for each rank whether its memory holds all components; each holds any one of them.
-        prior: of the model: rank 0 encodes as well, and the last ranks decode.
-
-    Returns:
-        The components of each rank. Ranks with room hold all where this helps: all ranks, or some at the boundary.
+    `has_room` says for each rank whether its memory holds all components; each holds any one of them. Ranks with room
+    hold all where this helps: all ranks, or some at the boundary. By the `prior`, rank 0 encodes as well, and the last
+    ranks decode.
     """
     num_ranks = len(has_room)
     if len(segments) == 1 or num_ranks == 1 or all(has_room):
@@ -48,11 +44,9 @@ def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior
 
 
 def bounds_of(segments: Sequence[Segment], components: Sequence[Components]) -> list[Bounds]:
-    """Return the steps of a video that each rank may do, nondecreasing down the chain.
+    """Return the steps of a video that each rank may do, nondecreasing down the chain; `components` are from `bind`.
 
-    Args:
-        segments: of the video; a rank whose component has no steps in it has an empty range.
-        components: of each rank, from `bind`.
+    A rank whose component has no steps in the video has an empty range.
     """
     num_steps = segments[-1].stop
     bounds: list[Bounds] = []

@@ -85,14 +85,8 @@ def render(
 ) -> list[Frames]:
     """Render videos of one prepared photo with this pipeline in parallel.
 
-    Args:
-        model: name of the model.
-        image: the photo, of the size of all videos.
-        videos: with the model's defaults filled in; see `complete`.
-        num_ranks: number of processes.
-        device: of all ranks.
-        options: compute options.
-        components: the denoising components of each rank; none: all ranks have all.
+    The photo has the size of all videos, and these have the model's defaults filled in (see `complete`). `components`
+    are the denoising components of each rank; none: all ranks have all.
 
     Returns:
         The frames (F, H, W, 3) of each.

@@ -80,26 +80,13 @@ class CostModel:
     """Running estimates of the costs of a group of ranks."""
 
     def __init__(self, num_ranks: int, prior: CostPrior) -> None:
-        """Begin without measurements.
-
-        Args:
-            num_ranks: K.
-            prior: of encode and decode, until they are measured.
-        """
+        """Begin without measurements: with the prior."""
         self._num_ranks = num_ranks
         self._prior = prior
         self._measured: dict[Shape, _Measured] = defaultdict(_Measured)
 
     def record(self, shape: Shape, rank: int, kind: str, num_steps: int, seconds: float) -> None:
-        """Add the measurement of finished work.
-
-        Args:
-            shape: shape of the sample.
-            rank: which one did it.
-            kind: `encode`, `steps` or `decode`.
-            num_steps: the number of steps that `seconds` are of, if it is `steps`.
-            seconds: how long it took.
-        """
+        """Add the duration of an `encode`, a `decode` or, together, of `num_steps` `steps` on a rank."""
         measured = self._measured[shape]
         if kind == "encode":
             measured.encode_s.append(seconds)

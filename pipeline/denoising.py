@@ -34,16 +34,9 @@ class StepLoop:
     ) -> None:
         """Connect it to its surroundings.
 
-        Args:
-            rank: this rank.
-            model: with the denoiser.
-            monitor: receives progress.
-            tracer: records spans.
-            checkpointer: keeps unfinished samples.
-            stopping: set when the rank stops after the current step.
-            before_step: called before each step with whether it is the last work here on the sample; returns the
-                seconds that it spent on other samples.
-            keep_every_s: seconds after which a sample is saved between two steps.
+        `stopping` is set when the rank stops after the current step. `before_step` is called before each step with
+        whether it is the last work here on the sample, and returns the seconds that it spent on other samples. After
+        `keep_every_s` seconds a sample is saved between two steps.
         """
         self.rank = rank
         self._model = model

@@ -12,10 +12,7 @@ def how_to_install(extra: str) -> str:
 
 
 def require_torch(what: str) -> None:
-    """Refuse a command that needs the worker extra, with a sentence instead of an ImportError.
-
-    Args:
-        what: what needs PyTorch, such as "a worker".
+    """Check that PyTorch is installed, which `what` needs, such as "a worker".
 
     Raises:
         InputError: PyTorch is not installed.

@@ -21,7 +21,7 @@ from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.topology import Topology, join
 
-#: What a rank does: its topology, its links, and whatever else was passed to `spawn_ranks`.
+#: What a rank does; called with its topology, its links, and the further arguments of `spawn_ranks`.
 RankMain = Callable[..., None]
 
 
@@ -34,12 +34,8 @@ def spawn_ranks(
 ) -> None:
     """Run `main(topology, links, *args)` in `num_ranks` processes, one torch thread each, and wait for all of them.
 
-    Args:
-        num_ranks: K.
-        main: a module-level function, since the new processes look it up by name.
-        args: further arguments of `main`.
-        device: cpu, cuda or auto.
-        replicas: each process is a group of one, without links; `local_rank` is its number.
+    `main` is a module-level function, since the new processes look it up by name. With `replicas` each process is a
+    group of one, without links, and `local_rank` is its number.
 
     Raises:
         SvdqError: a rank raised one, or a subclass; the same type is raised here.
@@ -56,9 +52,9 @@ def spawn_ranks(
                 start_method="forkserver",
             )
         except (ProcessExitedException, ProcessRaisedException):
-            for told in Path(folder).glob("*.error"):
-                kind: type[SvdqError] = getattr(errors, told.suffixes[0].removeprefix("."), SvdqError)
-                raise kind(told.read_text(encoding="utf-8")) from None
+            for path in Path(folder).glob("*.error"):
+                kind: type[SvdqError] = getattr(errors, path.suffixes[0].removeprefix("."), SvdqError)
+                raise kind(path.read_text(encoding="utf-8")) from None
             raise
 
 
@@ -79,12 +75,12 @@ def _enter(
         links = join(topology, choose_device(device, topology.local_rank), folder=folder)
         main(topology, links, *args)
     except SvdqError as error:
-        told = folder / f"rank{rank}.{type(error).__name__}.error"
-        told.write_text(str(error), encoding="utf-8")
+        path = folder / f"rank{rank}.{type(error).__name__}.error"
+        path.write_text(str(error), encoding="utf-8")
         sys.exit(1)
 
 
 def exit_when_lost(reason: str) -> None:
-    """End this process: a neighbour is gone, so the group is broken."""
+    """End this process: a neighbor is gone, so the group is broken."""
     print(f"svdq: {reason}", file=sys.stderr)  # noqa: T201
     os._exit(1)

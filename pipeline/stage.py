@@ -59,20 +59,8 @@ class Stage:
     ) -> None:
         """Connect a rank to its surroundings.
 
-        Args:
-            topology: which rank this is.
-            links: what `topology.join` returned.
-            on_lost: called from a thread when a neighbor is gone; should end the process, since the group is broken.
-            model: with the parts that this rank needs.
-            device: of this rank; None: the processor.
-            monitor: receives progress.
-            tracer: records spans.
-            source: on rank 0 only.
-            sink: on the last rank only.
-            checkpointer: keeps unfinished samples; None keeps nothing.
-            planner: decides on rank 0 who does what; None: fair shares.
-            components: on rank 0 the denoising components of each rank; none: all ranks have all.
-            keep_every_s: seconds after which a sample is saved between two steps.
+        `on_lost` is called from a thread when a neighbor is gone; it should end the process, since the group is broken.
+        On rank 0, `components` are the denoising components of each rank; none: all ranks have all.
         """
         assert (source is not None) == topology.first
         assert (sink is not None) == topology.last
@@ -163,11 +151,7 @@ class Stage:
         self._warmup.run(parameters)
 
     def warm_up_group(self, parameters: VideoParameters) -> None:
-        """Warm up on all ranks at the same time; on rank 0, before `run`.
-
-        Args:
-            parameters: of the shape, with the planned decode_chunk_size.
-        """
+        """Warm up on all ranks at the same time; on rank 0, before `run`, with the planned decode_chunk_size."""
         self._warmup.announce(parameters)
         self._warmup.run(parameters)
 

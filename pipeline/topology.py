@@ -69,7 +69,7 @@ def join(
 
     Args:
         topology: which rank this is.
-        device: this rank's.
+        device: of this rank.
         folder: of this group's ranks on this host, which only this user can enter: for Unix sockets and their names.
         book: where ranks of several hosts find each other; not needed on one host.
         rank_info: what this rank reports to rank 0.
@@ -96,14 +96,10 @@ def agree(
     folder: Path,
     book: AddressBook | None = None,
 ) -> str:
-    """Return what rank 0 decides from what all ranks tell, before they load their models.
+    """Return what rank 0 decides from the information of all ranks, before they load their models.
 
-    Args:
-        topology: which rank this is.
-        rank_info: what this rank reports to rank 0.
-        decide: called on rank 0 alone, with what the ranks tell, rank 0 first.
-        folder: as for `join`.
-        book: as for `join`.
+    `decide` is called on rank 0 alone, with the `rank_info` of all ranks in order; `folder` and `book` are those of
+    `join`.
 
     Raises:
         OSError: the other ranks have ended.

@@ -44,16 +44,9 @@ def make_bursts(
     costs: Costs | None,
     segments: tuple[int, int] | None = None,
 ) -> list[Burst]:
-    """Compute the figures of bursts.
+    """Compute the figures of bursts of so many videos each, from the logs of a pipeline and of as many replicas.
 
-    Args:
-        logs: logs of the ranks of a pipeline, in order.
-        replicas: logs of the same number of replicas.
-        through: loop or daemon.
-        steps: T.
-        videos: N of each burst, in order; the first one is the first of a fresh group.
-        costs: the configured costs of a video (simulated models); None measures them from the logs.
-        segments: the steps of each expert, if each rank of the pipeline holds one of two.
+    The other arguments are those of `make_run`.
 
     Raises:
         SvdqError: a video failed.

@@ -70,14 +70,8 @@ def cases_of(
 ) -> list[Case]:
     """List the cases, ordered so that those with the same loaded model are adjacent.
 
-    Args:
-        parts: those of PARTS to measure.
-        videos: the shapes to measure, with the defaults of the model.
-        components: those that do steps; see `denoising_components`.
-        dtypes: of DTYPES.
-        compiled: what to compile for a step, each alone.
-        approximate: the approximate options of a step, each alone.
-        chunk_sizes: frames decoded at a time.
+    The videos have the defaults of the model; `components` are from `denoising_components`. Each value of `compiled`
+    and `approximate` is measured alone.
     """
     ways: list[dict[str, Any]] = [{"compiled": what} for what in compiled]
     ways += [{"approximate": (what,)} for what in approximate]

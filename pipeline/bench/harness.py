@@ -50,9 +50,7 @@ class Workload:
 def run_loop(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
     """Run the workload with one rank per model, and return the log of each rank.
 
-    Args:
-        workload: the work.
-        replicas: each rank renders every K-th video of a burst as a whole; they begin each burst together.
+    As replicas, each rank renders every K-th video of a burst as a whole, and they begin each burst together.
     """
     num_ranks = len(workload.models)
     barrier = torch.multiprocessing.get_context("forkserver").Barrier(num_ranks) if replicas else None

@@ -17,14 +17,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 def plot_timeline(logs: Sequence[RankLog], path: Path, title: str, *, start_s: float, end_s: float) -> None:
-    """Write the timeline of a part of a run as PNG.
-
-    Args:
-        logs: logs of its ranks, in order.
-        path: of the file.
-        title: above it.
-        start_s: where it begins, in seconds since the epoch.
-        end_s: where it ends.
+    """Write the timeline of a run as PNG, from `start_s` to `end_s`, in seconds since the epoch.
 
     Raises:
         InputError: matplotlib is not installed.

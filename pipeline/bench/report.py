@@ -97,8 +97,8 @@ def make_run(
     """Compute the figures of a run.
 
     Args:
-        logs: logs of its ranks, in order.
-        model: name of the model for the figures.
+        logs: those of its ranks, in order.
+        model: its name, for display.
         through: loop or daemon.
         steps: T.
         warmup_samples: number of finished videos to leave out at the start, while costs are measured, and at the end,

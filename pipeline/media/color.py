@@ -21,12 +21,8 @@ def to_srgb(image: Image.Image, note: Callable[[str], object]) -> Image.Image | 
 
     Colors that sRGB lacks become the nearest ones that it has: relative colorimetric with black point compensation.
 
-    Args:
-        image: any image.
-        note: called with a sentence if the profile cannot be used.
-
-    Returns:
-        The converted image, or None: there is no profile, it is sRGB itself, or it cannot be used.
+    Returns None if there is no profile or it is sRGB itself; calls `note` with a sentence and returns None if it cannot
+    be used.
     """
     data = image.info.get("icc_profile")
     if not data:

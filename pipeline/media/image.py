@@ -7,8 +7,8 @@ The steps, so that a comparison can prepare the photo for diffusers in the same 
  3. it is converted to 8-bit RGB: 16-bit gray is divided by 257, an embedded color profile other than sRGB is converted
     to sRGB, transparency becomes black, everything else is Pillow's `convert("RGB")`;
  4. it is fitted:
-    `crop`     the largest centred part with the video's shape is resized (Pillow's `ImageOps.fit`);
-    `pad`      the whole photo is resized to fit inside and centred on black;
+    `crop`     the largest centered part with the video's shape is resized (Pillow's `ImageOps.fit`);
+    `pad`      the whole photo is resized to fit inside and centered on black;
     `stretch`  the whole photo is resized, whatever its shape.
 
 Resizing is Pillow's LANCZOS. A photo that already has the video's size keeps its pixels.
@@ -104,12 +104,9 @@ def pillow_without_limits() -> Iterator[None]:
 def load_photo(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode the first frame of an image file.
 
-    Args:
-        data: the bytes of the file, in one of the formats of `EXTENSIONS`.
-        max_pixels: the largest width times height; checked before anything is decoded.
-
     Raises:
-        SampleError: the bytes are not a complete image, or it has too many pixels.
+        SampleError: the bytes are not a complete image in one of the formats of `EXTENSIONS`, or it has too many
+            pixels, which is checked before anything is decoded.
     """
     try:
         image = open_photo(data)
@@ -139,13 +136,8 @@ def prepare_photo(
 ) -> Image.Image:
     """Fit a photo to exactly `width` x `height` pixels in RGB; see the module's docstring for the steps.
 
-    Args:
-        photo: the bytes of an image file, or an opened image, which is not changed.
-        width: pixels.
-        height: pixels.
-        fit: how a photo of another aspect ratio is fitted.
-        max_pixels: as in `load_photo`.
-        note: called with a sentence if a part of the file, such as its color profile, cannot be used.
+    An opened image is not changed. `note` is called with a sentence if a part of the file, such as its color profile,
+    cannot be used.
 
     Raises:
         SampleError: as from `load_photo`.

@@ -186,7 +186,7 @@ def camera_move(parameters: VideoParameters) -> list[tuple[float, float, float, 
     Returns:
         (left, upper, right, lower) for each frame, in pixels.
     """
-    # Fibonacci hashing: neighbouring seeds look in quite different directions.
+    # Fibonacci hashing: neighboring seeds look in quite different directions.
     angle = 2 * math.pi * ((parameters.seed * 0x9E3779B97F4A7C15) % 2**64) / 2**64
     # Families without this parameter move as its default does.
     motion: int = getattr(parameters, "motion_bucket_id", 127)

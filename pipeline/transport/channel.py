@@ -1,9 +1,9 @@
-"""One-way channels between neighbouring ranks, over sockets.
+"""One-way channels between neighboring ranks, over sockets.
 
 Headers and tensors go through a socket, from and to GPUs by way of pinned memory of the host.
 docs/internals/architecture.md explains why neither NCCL nor gloo is used.
 
-If a neighbour dies, its socket closes; the kernel's keep-alive probes detect a lost host within seconds. An idle
+If a neighbor dies, its socket closes; the kernel's keep-alive probes detect a lost host within seconds. An idle
 channel has no timeout and wakes no process. Only the receiving end detects the loss, since the kernel sends no probes
 while data is in transit; every host has a receiving end, since the channels of a group form a ring.
 """
@@ -38,19 +38,14 @@ _MAX_BUFFERS = 256
 
 
 class ChannelClosedError(ConnectionError):
-    """The neighbour closed the connection without a CLOSE message."""
+    """The neighbor closed the connection without a CLOSE message."""
 
 
 class Channel:
     """One end of a channel."""
 
     def __init__(self, connection: socket.socket, device: torch.device) -> None:
-        """Wrap a connected socket.
-
-        Args:
-            connection: to the neighbour.
-            device: of this rank, from and to which tensors are copied.
-        """
+        """Wrap a connected socket; tensors are copied from and to the rank's device."""
         self._connection = connection
         self.device = device
         #: For what is passed on; allocated once.
@@ -75,7 +70,7 @@ class Channel:
         """Send the rest from `begin`, and wait until the kernel has all of it.
 
         Raises:
-            OSError: the neighbour is gone.
+            OSError: the neighbor is gone.
         """
         while buffers:
             buffers = self._send_some(buffers, 0)
@@ -84,7 +79,7 @@ class Channel:
         """Send a message whose tensors follow as bytes, with `send_bytes`.
 
         Raises:
-            OSError: the neighbour is gone.
+            OSError: the neighbor is gone.
         """
         self.send_bytes(_framed(encode_header(message, layout)))
 
@@ -92,7 +87,7 @@ class Channel:
         """Send a part of the tensors that `send_header` has announced.
 
         Raises:
-            OSError: the neighbour is gone.
+            OSError: the neighbor is gone.
         """
         self._connection.sendall(data)
 
@@ -108,7 +103,7 @@ class Channel:
         """Wait, possibly for days, for the next message; return it without its tensors, and their layout.
 
         Raises:
-            ChannelClosedError: the neighbour is gone.
+            ChannelClosedError: the neighbor is gone.
             ValueError: what it sent is not a message.
         """
         length = bytearray(_LENGTH.size)
@@ -131,7 +126,7 @@ class Channel:
         """Receive the tensors that a header has announced piece by piece; each is valid until the next.
 
         Raises:
-            ChannelClosedError: the neighbour is gone.
+            ChannelClosedError: the neighbor is gone.
         """
         rest = num_payload_bytes(layout)
         if rest and self._relayed is None:

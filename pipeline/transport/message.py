@@ -16,7 +16,7 @@ from torch import Tensor
 from svdq.pipeline.models.registry import parse_parameters
 from svdq.pipeline.sample import Resumption, Sample
 
-#: Bytes of a header, and of all tensors of a message, at most: a corrupt neighbour must not fill the memory. The
+#: Bytes of a header, and of all tensors of a message, at most: a corrupt neighbor must not fill the memory. The
 #: largest sample, 1024 frames of 4096x4096 in float32, has 8.6 GB.
 MAX_HEADER_BYTES = 1 << 24
 MAX_PAYLOAD_BYTES = 1 << 34
@@ -126,9 +126,7 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
 def encode_header(message: Message, layout: Layout | None = None) -> bytes:
     """Encode all of a message but the content of its tensors as JSON.
 
-    Args:
-        message: what to encode.
-        layout: of tensors that are still on their way from another rank; None: of the message's own.
+    `layout` is that of tensors that are still on their way from another rank; None: of the message's own.
     """
     if layout is None:
         layout = [

@@ -52,7 +52,7 @@ class Ring:
     following: socket.socket
     #: From the rank before.
     preceding: socket.socket
-    #: What the ranks told, rank 0 first: on rank 0 of all ranks, elsewhere of those before and of this one.
+    #: The ranks' information, rank 0 first: on rank 0 of all ranks, elsewhere of those before and of this one.
     rank_info: tuple[str, ...]
 
 
@@ -112,15 +112,9 @@ def agree(
     rank_info: str,
     decide: Callable[[tuple[str, ...]], str],
 ) -> str:
-    """Return what rank 0 decides from what all ranks tell; waits for all ranks. Leaves no connection.
+    """Return what rank 0 decides from the information of all ranks; waits for all ranks. Leaves no connection.
 
-    Args:
-        book: the same for all ranks.
-        rank: this rank.
-        num_ranks: K, at least two.
-        address: where this rank listens, as in `close_ring`.
-        rank_info: what rank 0 is to know of this rank.
-        decide: called on rank 0 alone, with what the ranks tell, rank 0 first.
+    `decide` is called on rank 0 alone, with the `rank_info` of all ranks in order; the rest is as for `close_ring`.
 
     Raises:
         OSError: the others have ended, or been restarted.

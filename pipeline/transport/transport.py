@@ -1,4 +1,4 @@
-"""Links between neighbouring ranks: messages in order, asynchronous, bounded.
+"""Links between neighboring ranks: messages in order, asynchronous, bounded.
 
 A link is a channel with a thread at each end, so that a rank computes one sample while it receives the next and sends
 the previous one. Several threads of a rank send to one link: the stage loop its samples and frames, the receiving
@@ -20,7 +20,7 @@ from svdq.pipeline.models.base import State
 from svdq.pipeline.transport.channel import Channel
 from svdq.pipeline.transport.message import Kind, Layout, Message, Work, num_payload_bytes
 
-#: Called once with a sentence, from a link's thread, when the neighbour is gone.
+#: Called once with a sentence, from a link's thread, when the neighbor is gone.
 OnLost = Callable[[str], None]
 
 #: Seconds between two messages that carry nothing but finished work. Where more is finished, samples follow each other
@@ -59,9 +59,9 @@ class _Rest:
 class Sender:
     """The sending end of a link; any thread may send."""
 
-    def __init__(self, channel: Channel, neighbour: int, on_lost: OnLost) -> None:
+    def __init__(self, channel: Channel, neighbor: int, on_lost: OnLost) -> None:
         self._channel = channel
-        self._neighbour = neighbour
+        self._neighbor = neighbor
         self._on_lost = on_lost
         self._outbox: queue.SimpleQueue[_Rest] = queue.SimpleQueue()
         #: Taken while a message is on its way; the thread that finishes it gives it back.
@@ -72,7 +72,7 @@ class Sender:
         self._released = False
         #: Set when CLOSE is sent, or when `close` must not wait for that any more.
         self._closed = threading.Event()
-        threading.Thread(target=self._run, name=f"send-to-{neighbour}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"send-to-{neighbor}", daemon=True).start()
 
     def send(self, message: Message) -> None:
         """Send a message; waits while the previous one is on its way."""
@@ -178,7 +178,7 @@ class Sender:
         return now
 
     def _lost(self, error: Exception) -> None:
-        self._on_lost(f"Cannot send to rank {self._neighbour} any more: {error}.")
+        self._on_lost(f"Cannot send to rank {self._neighbor} any more: {error}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,9 +209,9 @@ class Arrival:
 class Receiver:
     """The receiving end of a link: a thread that hands over each message, in order."""
 
-    def __init__(self, channel: Channel, neighbour: int, on_lost: OnLost) -> None:
+    def __init__(self, channel: Channel, neighbor: int, on_lost: OnLost) -> None:
         self._channel = channel
-        self._neighbour = neighbour
+        self._neighbor = neighbor
         self._on_lost = on_lost
         #: Set when CLOSE has arrived, or when `join` must not wait for that any more.
         self._closed = threading.Event()
@@ -224,7 +224,7 @@ class Receiver:
                 returns. The next message waits in the socket until then. CLOSE is the last.
         """
         target = partial(self._run, handle)
-        threading.Thread(target=target, name=f"receive-from-{self._neighbour}", daemon=True).start()
+        threading.Thread(target=target, name=f"receive-from-{self._neighbor}", daemon=True).start()
 
     def join(self) -> None:
         """Wait until CLOSE is handled, or `release` is called."""
@@ -246,6 +246,6 @@ class Receiver:
                     break
             self._channel.close()
         except (OSError, RuntimeError, ValueError, LookupError) as error:  # the last two: an invalid sample
-            self._on_lost(f"Cannot receive from rank {self._neighbour} any more: {error}.")
+            self._on_lost(f"Cannot receive from rank {self._neighbor} any more: {error}.")
         finally:
             self._closed.set()

@@ -1,4 +1,4 @@
-"""The ends of a link: messages arrive whole and in order, and a rank that stops waits for no neighbour."""
+"""The ends of a link: messages arrive whole and in order, and a rank that stops waits for no neighbor."""
 
 import queue
 import socket
@@ -46,13 +46,13 @@ def collect(connection: socket.socket) -> list[Message]:
     return found
 
 
-def test_a_close_that_waits_for_a_neighbour_that_takes_nothing_is_released(pair) -> None:
+def test_a_close_that_waits_for_a_neighbor_that_takes_nothing_is_released(pair) -> None:
     sender = Sender(Channel(pair[0], CPU), 1, print)
     sender.send(Message(kind=Kind.REPORT, body=LARGE))
     closing = threading.Thread(target=sender.close, daemon=True)
     closing.start()
     closing.join(0.5)
-    assert closing.is_alive(), "the neighbour has not taken the message"
+    assert closing.is_alive(), "the neighbor has not taken the message"
     sender.release()
     closing.join(60)
     assert not closing.is_alive()
@@ -127,7 +127,7 @@ def test_finished_work_is_sent_at_once_and_then_with_the_next_message(pair) -> N
     assert kinds[-1] == (Kind.CLOSE, [])
 
 
-def test_a_neighbour_that_sends_nonsense_is_reported_as_lost(pair) -> None:
+def test_a_neighbor_that_sends_nonsense_is_reported_as_lost(pair) -> None:
     lost: queue.SimpleQueue[str] = queue.SimpleQueue()
     Receiver(Channel(pair[1], CPU), 0, lost.put).start(lambda arrival: None)
     pair[0].sendall(b"\0\0\0\2[]")

@@ -80,7 +80,7 @@ def test_a_tensor_that_is_not_contiguous_arrives_as_it_looks() -> None:
     assert torch.equal(over_a_socket(Message(kind=Kind.SAMPLE, tensors={"x": latents})).tensors["x"], latents)
 
 
-def test_a_neighbour_that_closes_in_mid_message_is_noticed() -> None:
+def test_a_neighbor_that_closes_in_mid_message_is_noticed() -> None:
     near, far = socket.socketpair()
     with near, far:
         near.sendall(b"\0\0\1\0{")

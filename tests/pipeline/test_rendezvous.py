@@ -92,7 +92,7 @@ def test_another_program_has_the_port_of_a_rank_that_is_gone(book: FolderBook) -
         gone = {"address": LOOPBACK, "port": other.getsockname()[1], "secret": "0" * 32, "answer": "1" * 32}
         book.publish("rank1", json.dumps(gone))
         first = pool.submit(close_ring, book, 0, 2, LOOPBACK, "rank_info 0")
-        caller, _ = other.accept()  # rank 0 has taken it for its neighbour
+        caller, _ = other.accept()  # rank 0 has taken it for its neighbor
         caller.sendall(b"220 mail.example.org ready to talk")
         second = pool.submit(close_ring, book, 1, 2, LOOPBACK, "rank_info 1")
         check([first.result(60), second.result(60)])

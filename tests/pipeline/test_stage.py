@@ -80,7 +80,7 @@ def test_the_most_that_any_rank_took_counts() -> None:
         (ValueError("an odd shape"), "ValueError"),
     ],
 )
-def test_a_sample_that_fails_anywhere_ends_with_a_sentence_and_its_neighbours_finish(where, error, words) -> None:
+def test_a_sample_that_fails_anywhere_ends_with_a_sentence_and_its_neighbors_finish(where, error, words) -> None:
     model = CountingModel()
     getattr(model, where)[2] = error
     group = Alone(model, [request(1), request(2), request(3)])

@@ -37,7 +37,7 @@ def tensors(tiny_model, photo):
 
 
 def denoise(model, tensors, parameters=PARAMETERS):
-    """Do all steps of one video, on tensors as they come from a neighbour: made outside of inference mode."""
+    """Do all steps of one video, on tensors as they come from a neighbor: made outside of inference mode."""
     tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     denoiser = model.denoiser(tensors, parameters)
     with torch.inference_mode():
