@@ -203,13 +203,14 @@ def _videos(options: argparse.Namespace, model: str) -> list[VideoParameters]:
         InputError, ValueError: the model is of another family or cannot make such videos.
     """
     family = family_of(find_folder(model), model)
+    title = family.parameters.title
     if options.family is not None and options.family != family.name:
-        raise InputError(f"The model {model} makes videos of {family.title}; leave --family {options.family} out.")
+        raise InputError(f"The model {model} makes videos of {title}; leave --family {options.family} out.")
     width, _, height = options.size.partition("x")
     given = {name: getattr(options, name) for name in _fields() if getattr(options, name) is not None}
     given |= {"width": int(width), "height": int(height)}
     if unknown := given.keys() - family.parameters.model_fields:
-        raise InputError(f"{family.title} has no {', '.join(sorted(unknown))}; leave that out.")
+        raise InputError(f"{title} has no {', '.join(sorted(unknown))}; leave that out.")
     return [
         complete(model, family.parameters.model_validate(given | {"seed": options.seed + number}))
         for number in range(options.videos)

@@ -19,9 +19,10 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.bench.cases import Case, Row
-from svdq.pipeline.models.base import FolderModel, Role
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.components import acceptable
 from svdq.pipeline.models.device_memory import is_out_of_memory
+from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.loader import open_folder
@@ -122,7 +123,7 @@ class _Bench:
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._repeats = repeats
-        self._model: FolderModel | None = None
+        self._model: DiffusersModel | None = None
         self._results: Results | None = None
 
     def measure(self, case: Case) -> tuple[dict[str, Any], Results | None]:
@@ -172,7 +173,7 @@ class _Bench:
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - started
 
-    def _work(self, model: FolderModel, case: Case) -> Callable[[int], None]:
+    def _work(self, model: DiffusersModel, case: Case) -> Callable[[int], None]:
         """Return a function that does the work of a case for the n-th time and keeps the first results."""
         family = model.info.family
         assert family is not None
@@ -194,7 +195,7 @@ class _Bench:
             return lambda number: self._keep(number, model.decode(state, video, chunk_size))
         return self._step(model, case, video)
 
-    def _step(self, model: FolderModel, case: Case, video: VideoParameters) -> Callable[[int], None]:
+    def _step(self, model: DiffusersModel, case: Case, video: VideoParameters) -> Callable[[int], None]:
         """Return a function that does the n-th step of a component."""
         segment = next(each for each in model.segments(video) if case.component in (None, each.component))
         steps = range(segment.start, segment.stop)

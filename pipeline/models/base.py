@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
@@ -144,32 +143,6 @@ class VideoModel(Protocol):
             SampleError: the frames are not finite.
         """
         ...
-
-
-class FolderModel(VideoModel, Protocol):
-    """A model of a family, opened from a diffusers folder."""
-
-    @property
-    def pipeline(self) -> Any:
-        """The diffusers pipeline with the components of the role."""
-        ...
-
-    def random_state(self, parameters: VideoParameters, index: int) -> State:
-        """Draw an artificial state before step `index`, to measure a step or a decode without an encoder.
-
-        Its numbers follow from `parameters.seed` and are the same in all dtypes, but for rounding. Before the step
-        after the last it can be decoded.
-        """
-        ...
-
-
-def random_like(state: State, seed: int) -> dict[str, Tensor]:
-    """Draw normally distributed numbers for each tensor of a state: the same in all dtypes, but for rounding."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
-        for name, tensor in state.items()
-    }
 
 
 def check_tensor(state: State, name: str, shape: Sequence[int | None], dtype: str | None) -> None:

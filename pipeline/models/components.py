@@ -1,4 +1,4 @@
-"""Loads single components of a diffusers folder, with errors that name the weight.
+"""Loads from a diffusers folder the components that a role needs, with errors that name the weight.
 
 Weights are read only from safetensors, never from pickles. Never uses the network.
 """
@@ -7,93 +7,183 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.files import Shapes, read_json, stored_shapes, variants
-from svdq.pipeline.models.folder_check import Layout, another_model
-from svdq.pipeline.models.options import DTYPES, WEIGHTS, stored_parts
+from svdq.pipeline.models.folder_check import Layout, another_model, check_folder, class_in, pipeline_of
+from svdq.pipeline.models.hub import find_folder
+from svdq.pipeline.models.load_errors import in_a_sentence
+from svdq.pipeline.models.options import DTYPES, WEIGHTS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """The components of a checked model folder."""
+    """The components of a checked model folder that a role needs."""
 
     #: The folder itself, or its snapshot in the hub's cache.
     path: Path
     #: The requested name, for messages.
     name: str
-    #: Of the family.
     layout: Layout
-    #: The components of transformers, and the config class of each; the others are of diffusers.
-    transformers: Mapping[str, str]
+    role: Role
+    #: Of the weights, where a component or a layer is not kept in float32.
+    dtype: torch.dtype
 
-    def config(self, component: str) -> dict[str, Any]:
-        """Read a component's configuration without loading its weights.
+    @classmethod
+    def find(cls, name: str, layouts: Mapping[str, Layout], role: Role, dtype: torch.dtype) -> Self:
+        """Find a model on this machine, and check it without opening the weights that the role lacks.
+
+        Args:
+            name: a folder or a hub id.
+            layouts: of the family, by the class of the pipeline; the first one if the model has another class.
+            role: what the model is used for.
+            dtype: of the weights.
 
         Raises:
-            InputError: the configuration cannot be read.
+            InputError: the model does not exist here, or is not complete.
         """
-        return read_json(self.path, f"{component}/config.json", self.name)
+        path = find_folder(name)
+        layout = layouts.get(pipeline_of(path, name)) or next(iter(layouts.values()))
+        found = cls(path=path, name=name, layout=layout, role=role, dtype=dtype)
+        check_folder(path, name, layout, components=())
+        for component in found.needed():
+            half = acceptable(found.dtype_of(component))
+            check_folder(path, name, layout, half=half, components=(component,))
+        return found
 
-    def weight_bytes(self, component: str, dtype: torch.dtype) -> int:
-        """Return the bytes of a component's weights in a dtype."""
-        return dtype.itemsize * sum(map(math.prod, self._stored(component, dtype).values()))
+    def needed(self) -> list[str]:
+        """Return the components with weights that the role needs, of those that the model has."""
+        index, role = read_json(self.path, "model_index.json", self.name), self.role
+        return [
+            component
+            for component in self.layout.key_weights
+            if class_in(index, component) is not None
+            and (
+                role.has(component)
+                if component in self.layout.denoisers
+                else role.encode or (component == "vae" and role.decode)
+            )
+        ]
 
-    def load(self, component: str, dtype: torch.dtype, device: torch.device) -> Any:
+    def dtype_of(self, component: str) -> torch.dtype:
+        """Return the dtype that a component is loaded in."""
+        return torch.float32 if component in self.layout.float32 else self.dtype
+
+    def load_pipeline(self, pipeline_class: str, device: torch.device, *, denoisers_on_host: bool) -> Any:
+        """Load a diffusers pipeline whose other components are None.
+
+        Weights are mapped from their files and copied to a GPU one by one. On a CPU, weights that already have the
+        dtype stay mapped, so that all ranks of a host share their pages.
+
+        Args:
+            pipeline_class: its class.
+            device: of its components.
+            denoisers_on_host: leave the denoising components on the host, for the caller to move.
+
+        Raises:
+            InputError: a component cannot be loaded, for whatever reason.
+        """
+        be_quiet()
+        import diffusers
+
+        parts: dict[str, Any] = dict.fromkeys(self.layout.components)
+        for each in self.needed():
+            place = torch.device("cpu") if each in self.layout.denoisers and denoisers_on_host else device
+            with in_a_sentence(f"The {each} of the model {self.name}", device, self._needed_bytes):
+                parts[each] = self.load(each, place)
+        with in_a_sentence(f"The model {self.name}", device, self._needed_bytes):
+            parts |= self._without_weights()
+            pipeline: Any = getattr(diffusers, pipeline_class)(**parts)
+            if pipeline.vae is not None:
+                if not self.role.encode:
+                    pipeline.vae.encoder = pipeline.vae.quant_conv = None
+                if not self.role.decode:
+                    pipeline.vae.decoder = pipeline.vae.post_quant_conv = None
+            return pipeline
+
+    def _without_weights(self) -> dict[str, Any]:
+        """Load the scheduler and, to encode, the tokenizer and the image processor; return all settings, too."""
+        import diffusers
+        import transformers
+
+        index = read_json(self.path, "model_index.json", self.name)
+        parts: dict[str, Any] = {name: index[name] for name in self.layout.settings if name in index}
+        for component in self.layout.components.keys() - self.layout.key_weights.keys():
+            kind: Any = class_in(index, component)
+            if component == "scheduler":
+                parts[component] = getattr(diffusers, kind).from_pretrained(self.path / component)
+            elif component == "tokenizer" and self.role.encode:
+                parts[component] = transformers.AutoTokenizer.from_pretrained(self.path / component)
+            elif kind is not None and self.role.encode:
+                # Old models name a class that is gone; a composite processor would want a tokenizer, too.
+                named = None if kind == "CLIPProcessor" else getattr(transformers, kind, None)
+                parts[component] = (named or transformers.CLIPImageProcessor).from_pretrained(self.path / component)
+        return parts
+
+    def load(self, component: str, device: torch.device) -> Any:
         """Load one component that has weights.
 
         Raises:
             InputError: its weights do not match its config.
         """
         try:
-            return self._load(component, dtype, device)
+            return self._load(component, device)
         except (ValueError, RuntimeError) as error:
             # The libraries report a weight of another shape only in a log report or a page of advice.
-            if misfit := self._misfit(component, dtype):
+            if misfit := self._misfit(component):
                 raise InputError(f"{misfit}; get the model again, or one whose files belong to its config.") from error
             raise
 
-    def _misfit(self, component: str, dtype: torch.dtype) -> str:
+    def _misfit(self, component: str) -> str:
         """Describe a weight whose shape does not match the config; "" if there is none."""
         try:
-            skeleton = self.without_weights(component)
+            skeleton = self.skeleton(component)
         except Exception:  # noqa: BLE001 - the config is invalid, and the caller raises an error about it
             return ""
-        found = self._stored(component, dtype)
+        found = self._stored(component)
         for weight, tensor in skeleton.state_dict().items():
             expected = list(tensor.shape)
             if found.get(weight, expected) != expected:
                 return another_model(component, self.name, weight, found[weight], expected)
         return ""
 
-    def without_weights(self, component: str) -> Any:
+    def skeleton(self, component: str) -> Any:
         """Create one component from its config on the meta device, without memory for weights."""
+        kind = self._class_of(component)
+        with torch.device("meta"):
+            if hasattr(kind, "_from_config"):  # of transformers
+                return kind._from_config(kind.config_class.from_pretrained(self.path / component))
+            return kind.from_config(read_json(self.path, f"{component}/config.json", self.name))
+
+    def _class_of(self, component: str) -> Any:
         import diffusers
         import transformers
 
-        kind = self.layout.components[component][0]
-        with torch.device("meta"):
-            if component in self.transformers:
-                config = getattr(transformers, self.transformers[component]).from_pretrained(self.path / component)
-                return getattr(transformers, kind)._from_config(config)
-            return getattr(diffusers, kind).from_config(self.config(component))
+        name = self.layout.components[component][0]
+        return getattr(diffusers if hasattr(diffusers, name) else transformers, name)
 
-    def _stored(self, component: str, dtype: torch.dtype) -> Shapes:
-        """Read the shapes of the weights that are loaded for a dtype."""
-        return stored_shapes(self.path, component, half=self._is_half(component, dtype))
+    def _needed_bytes(self) -> int:
+        """Return the bytes of all weights that the role needs."""
+        return sum(
+            self.dtype_of(component).itemsize * sum(map(math.prod, self._stored(component).values()))
+            for component in self.needed()
+        )
 
-    def _is_half(self, component: str, dtype: torch.dtype) -> bool:
-        """Return whether half precision weights of a component are loaded for a dtype."""
+    def _stored(self, component: str) -> Shapes:
+        """Read the shapes of the weights that are loaded."""
+        return stored_shapes(self.path, component, half=self._is_half(component))
+
+    def _is_half(self, component: str) -> bool:
+        """Return whether half precision weights of a component are loaded."""
         there = variants(self.path, component)
-        return next(kind for kind in acceptable(dtype) if kind in there)
+        return next(kind for kind in acceptable(self.dtype_of(component)) if kind in there)
 
-    def _load(self, component: str, dtype: torch.dtype, device: torch.device) -> Any:
+    def _load(self, component: str, device: torch.device) -> Any:
         """Load one component that has weights.
 
         Raises:
@@ -102,19 +192,17 @@ class Components:
         import diffusers
         import transformers
 
-        variant = "fp16" if self._is_half(component, dtype) else None
+        kind = self._class_of(component)
+        variant = "fp16" if self._is_half(component) else None
         arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
         if device.type != "cpu":
             arguments["device_map"] = {"": device}
-        library: Any = transformers if component in self.transformers else diffusers
         # Both libraries renamed the argument and warn about the old name.
         renamed = hasattr(diffusers.utils, "_resolve_dtype")
-        if library is transformers:
+        if issubclass(kind, transformers.PreTrainedModel):
             renamed = int(transformers.__version__.partition(".")[0]) >= 5
-        arguments["dtype" if renamed else "torch_dtype"] = dtype
-        model, loading = getattr(library, self.layout.components[component][0]).from_pretrained(
-            self.path / component, output_loading_info=True, **arguments
-        )
+        arguments["dtype" if renamed else "torch_dtype"] = self.dtype_of(component)
+        model, loading = kind.from_pretrained(self.path / component, output_loading_info=True, **arguments)
         if missing := sorted(loading["missing_keys"]):
             raise InputError(
                 f"The {component} of the model {self.name} lacks {len(missing)} of its weights, such as {missing[0]}; "
@@ -140,20 +228,3 @@ def be_quiet() -> None:
     # diffusers imports torchao if it is installed, which warns about each of its GPU parts that does not match.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def first_not_finite(pipeline: Any) -> str:
-    """Name the first weight of a diffusers pipeline that is NaN or infinite, such as `unet (conv_in.weight)`, or ""."""
-    for component, module in pipeline.components.items():
-        weights = (module.named_parameters(), module.named_buffers()) if isinstance(module, torch.nn.Module) else ()
-        for name, weight in chain(*weights):
-            if not all(_is_finite(part) for part in stored_parts(weight)):
-                return f"{component} ({name})"
-    return ""
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return True
-    # aminmax propagates NaN.
-    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor.detach()))).all())

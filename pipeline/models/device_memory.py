@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -79,20 +79,8 @@ def share_of_gpu(free: int, total: int, held: int, ranks_per_gpu: int) -> int:
     return min(total // ranks_per_gpu, held + free // ranks_per_gpu)
 
 
-class Counter(Protocol):
-    """Measures the memory in use on a device, in bytes."""
-
-    def restart(self) -> int:
-        """Reset the peak; return the bytes in use."""
-        ...
-
-    def peak(self) -> int:
-        """Return the peak since `restart`."""
-        ...
-
-
 class CudaCounter:
-    """PyTorch's allocator of one GPU.
+    """Measures the memory that PyTorch's allocator holds on one GPU.
 
     It counts reserved bytes, since other processes cannot use fragmented or cached blocks.
     """
@@ -101,20 +89,20 @@ class CudaCounter:
         self._device = device
 
     def restart(self) -> int:
-        """See `Counter`."""
+        """Reset the peak; return the bytes in use."""
         torch.cuda.empty_cache()  # blocks cached by an earlier activity would hide the memory of this one
         torch.cuda.reset_peak_memory_stats(self._device)
         return torch.cuda.memory_reserved(self._device)
 
     def peak(self) -> int:
-        """See `Counter`."""
+        """Return the peak since `restart`."""
         return torch.cuda.max_memory_reserved(self._device)
 
 
 class MemoryMeter:
     """Measures encode, step and decode once for each shape. Use it from one thread."""
 
-    def __init__(self, counter: Counter | None) -> None:
+    def __init__(self, counter: CudaCounter | None) -> None:
         """Measure with a counter; None measures nothing.
 
         CPUs have no counter: Linux reports the peak of all resident memory, including the mapped files of weights.

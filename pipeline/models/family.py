@@ -7,12 +7,11 @@ model class of a family, which imports torch, implements `base.VideoModel`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.folder_check import Layout
-from svdq.pipeline.models.memory import Activity, Shape
 from svdq.pipeline.parameters import VideoParameters
 
 #: What a family has read from the configs of a folder, such as the default number of frames. Empty if no folder is
@@ -32,30 +31,12 @@ class Segment:
     stop: int
 
 
-class EstimateMemory(Protocol):
-    """Estimates the peak bytes of an activity, besides the weights."""
-
-    def __call__(self, activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
-        """Return the bytes.
-
-        Args:
-            activity: what is computed.
-            shape: of the video, from `memory.shape_for`.
-            dtype: torch's name of the compute dtype.
-            facts: of the model.
-            has_decoder: whether the encoding rank also has the decoder.
-        """
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A model family, without torch."""
 
     #: Value of `VideoParameters.family`, and the name of the package.
     name: str
-    #: Its name in messages, such as "Stable Video Diffusion".
-    title: str
     #: The parameters of its videos.
     parameters: type[VideoParameters]
     #: Its kinds of folders, by the pipeline class in model_index.json.
@@ -76,8 +57,9 @@ class Family:
     segments: Callable[[VideoParameters, Facts], tuple[Segment, ...]]
     #: Returns what encode and decode cost before they are measured.
     prior: Callable[[Facts], CostPrior]
-    #: Estimates memory.
-    memory: EstimateMemory
+    #: Estimates the peak bytes of an activity, besides the weights, from the activity, its shape (`memory.shape_for`),
+    #: torch's name of the compute dtype and the facts; `has_decoder`: whether the encoding rank also has the decoder.
+    memory: Callable[..., int]
 
     def fill_in(self, parameters: VideoParameters, model: str, facts: Facts) -> VideoParameters:
         """Fill in what the parameters of a job leave open; `model` is its name in messages.
@@ -87,7 +69,8 @@ class Family:
         """
         if not isinstance(parameters, self.parameters):
             raise InputError(
-                f"The model {model} makes videos of {self.title}, and this one is for {parameters.title}: start a "
-                f"worker with a model of {parameters.title}, or submit the photo again with --family {self.name}."
+                f"The model {model} makes videos of {self.parameters.title}, and this one is for {parameters.title}: "
+                f"start a worker with a model of {parameters.title}, or submit the photo again with --family "
+                f"{self.name}."
             )
         return self.complete(parameters, facts)

@@ -25,6 +25,12 @@ class Layout:
     components: Mapping[str, tuple[str, ...]]
     #: Those of the components that a model may lack; the index then names no class for them.
     optional: frozenset[str] = frozenset()
+    #: The components that denoise.
+    denoisers: frozenset[str]
+    #: Components that are loaded in float32 whatever the dtype.
+    float32: frozenset[str] = frozenset()
+    #: Entries of the index that are arguments of the pipeline.
+    settings: tuple[str, ...] = ()
     #: For each component with weights, from its config: a weight and its shape, to detect files of another model.
     key_weights: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, list[int]]]]
     #: Checks that the configs in a folder belong to the family and fit each other; the name is for messages.

@@ -3,7 +3,8 @@
 import torch
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.base import FolderModel, Role, VideoModel
+from svdq.pipeline.models.base import Role, VideoModel
+from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
@@ -54,10 +55,10 @@ def open_model(
 
 def open_folder(
     name: str, role: Role, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
-) -> FolderModel:
+) -> DiffusersModel:
     """Open a diffusers folder or hub id; see `open_model`."""
     from svdq.pipeline.models.load_errors import in_a_sentence
 
     with in_a_sentence(f"The model {name}", device):
-        model: FolderModel = imported(family_of(find_folder(name), name).model)(name, role, device, dtype, options)
+        model: DiffusersModel = imported(family_of(find_folder(name), name).model)(name, role, device, dtype, options)
         return model

@@ -5,7 +5,6 @@ an incomplete model is not found.
 """
 
 import contextlib
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.models.files import is_half, read_shapes, weight_files
+from svdq.pipeline.models.files import is_half, read_json, read_shapes, weight_files
 from svdq.pipeline.models.folder_check import Layout, class_in
 from svdq.pipeline.models.hub import cached, explained, hub_client
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.names import split_id
-from svdq.pipeline.models.registry import FAMILIES, needed_pipelines
+from svdq.pipeline.models.registry import layout_of, needed_pipelines
 
 #: fp16 suits GPUs; CPUs need full.
 Variant = Literal["fp16", "full"]
@@ -93,7 +92,9 @@ def make_plan(name: str, variant: Variant) -> Plan:
     with explained(name):
         # By its commit, so that the cache does not find the model before it is complete.
         index_file = client.hf_hub_download(repository, INDEX, revision=found.sha)
-    layout, components = _layout(Path(index_file), name)
+    layout = layout_of(Path(index_file).parent, name)
+    index = read_json(Path(index_file).parent, INDEX, name)
+    components = [each for each in layout.components if class_in(index, each) is not None]
     chosen, variant = _choose(list(sizes), variant, layout, components)
     files = sorted((RemoteFile(path=path, size=sizes[path]) for path in chosen), key=lambda file: file.size)
     place = _snapshot(repository, found.sha)
@@ -149,24 +150,6 @@ def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
     if folder is None or folder.name != plan.commit:
         raise UnavailableError(f"The model {plan.name} was changed on the hub while it was fetched; pull it again.")
     return folder
-
-
-def _layout(index_file: Path, name: str) -> tuple[Layout, list[str]]:
-    """Return the layout of a model by its index, and those of its components that the model has.
-
-    Raises:
-        InputError: svdq does not run such a model.
-    """
-    try:
-        index = json.loads(index_file.read_text(encoding="utf-8"))
-        pipeline = index["_class_name"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"The {INDEX} of the model {name} names no pipeline; {needed_pipelines()}.") from error
-    for family in FAMILIES:
-        if pipeline in family.layouts:
-            layout = family.layouts[pipeline]
-            return layout, [each for each in layout.components if class_in(index, each) is not None]
-    raise InputError(f"The model {name} is a {str(pipeline)[:100]}; {needed_pipelines()}.")
 
 
 def _choose(names: list[str], variant: Variant, layout: Layout, components: list[str]) -> tuple[list[str], Variant]:

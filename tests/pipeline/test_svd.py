@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.diffusers_model import to_uint8
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.pixels import to_uint8
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.svd.reference import call_diffusers

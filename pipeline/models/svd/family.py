@@ -5,20 +5,20 @@ from pathlib import Path
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.models.family import Facts, Family, Segment
 from svdq.pipeline.models.files import read_json
-from svdq.pipeline.models.memory import Activity, Shape
 from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
-from svdq.pipeline.models.svd.memory import estimate
+from svdq.pipeline.models.svd.memory import memory
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.parameters import VideoParameters
 
 
 def read_facts(folder: Path, name: str) -> Facts:
-    """Return `num_frames`, with which the model was trained.
+    """Return `num_frames`, with which the model was trained, and the width of CLIP's projection.
 
     Raises:
         InputError: the config of the UNet cannot be read.
     """
-    return {"num_frames": (UNET_DEFAULTS | read_json(folder, "unet/config.json", name))["num_frames"]}
+    config = UNET_DEFAULTS | read_json(folder, "unet/config.json", name)
+    return {setting: config[setting] for setting in ("num_frames", "cross_attention_dim")}
 
 
 def complete(parameters: VideoParameters, facts: Facts) -> VideoParameters:
@@ -38,14 +38,8 @@ def prior(facts: Facts) -> CostPrior:
     return CostPrior(encode_steps=0.18, decode_steps=4.4)
 
 
-def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
-    """Estimate the peak bytes of an activity, besides the weights; see `family.EstimateMemory`."""
-    return estimate(activity, shape, dtype, has_decoder=has_decoder)
-
-
 FAMILY = Family(
     name="svd",
-    title=SvdParameters.title,
     parameters=SvdParameters,
     layouts={LAYOUT.pipeline: LAYOUT},
     model="svdq.pipeline.models.svd.model:SvdModel",

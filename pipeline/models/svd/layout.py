@@ -102,6 +102,7 @@ LAYOUT = Layout(
         ),
         "scheduler": ("EulerDiscreteScheduler",),
     },
+    denoisers=frozenset({"unet"}),
     key_weights={"unet": _unet_weight, "vae": _vae_weight, "image_encoder": _image_encoder_weight},
     check_configs=check_configs,
 )

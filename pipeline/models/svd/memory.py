@@ -1,5 +1,6 @@
 """Estimates the memory of Stable Video Diffusion from the size of a video. Does not import torch."""
 
+from svdq.pipeline.models.family import Facts
 from svdq.pipeline.models.memory import Activity, Shape
 
 # Elements (of the dtype computed in) alive at the peak, besides the weights. Taken from the published modules with
@@ -15,15 +16,8 @@ VAE_ENCODER_BYTES, VAE_DECODER_BYTES = 137_000_000, 254_000_000
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def estimate(activity: Activity, shape: Shape, dtype: str, *, has_decoder: bool = False) -> int:
-    """Estimate the peak bytes of an activity of Stable Video Diffusion, besides the weights.
-
-    Args:
-        activity: what is computed.
-        shape: of the video, from `shape_for`.
-        dtype: torch's name of the compute dtype.
-        has_decoder: whether the encoding rank also has the VAE decoder.
-    """
+def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
+    """Estimate the peak bytes of an activity, besides the weights; see `Family.memory`."""
     pixels = shape[0] * shape[1]
     if activity == "encode":
         if dtype != "float16":

@@ -138,7 +138,6 @@ def prior(facts: Facts) -> CostPrior:
 
 FAMILY = Family(
     name="wan",
-    title="Wan",
     parameters=WanParameters,
     layouts={layout.pipeline: layout for layout in (LAYOUT, TEXT_AND_IMAGE_LAYOUT)},
     model="svdq.pipeline.models.wan.model:WanModel",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,10 @@ LAYOUT = Layout(
         "scheduler": tuple(SHIFT_SETTINGS),
     },
     optional=frozenset({LOW_NOISE, "image_encoder", "image_processor"}),
+    denoisers=frozenset({HIGH_NOISE, LOW_NOISE}),
+    # As diffusers' documentation recommends.
+    float32=frozenset({"vae", "image_encoder"}),
+    settings=("boundary_ratio", "expand_timesteps"),
     key_weights={
         HIGH_NOISE: _transformer_weight,
         LOW_NOISE: _transformer_weight,
@@ -246,7 +251,8 @@ LAYOUT = Layout(
     check_configs=check_configs,
 )
 #: The folder of TI2V-5B names the class that makes videos from text.
-TEXT_AND_IMAGE_LAYOUT = Layout(
+TEXT_AND_IMAGE_LAYOUT = replace(
+    LAYOUT,
     pipeline="WanPipeline",
     example="Wan-AI/Wan2.2-TI2V-5B-Diffusers",
     components={name: kinds for name, kinds in LAYOUT.components.items() if name not in LAYOUT.optional},

@@ -22,7 +22,7 @@ _VAE_ITEM_BYTES = 4
 
 
 def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_decoder: bool) -> int:
-    """Estimate the peak bytes of an activity, besides the weights; see `family.EstimateMemory`.
+    """Estimate the peak bytes of an activity, besides the weights; see `Family.memory`.
 
     The two passes of guidance come one after the other, so guidance needs no more memory.
     """

@@ -7,9 +7,9 @@ import torch
 
 from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.wan import schedule
+from svdq.pipeline.models.wan.denoiser import Schedule
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.scheduling import Schedule
 from svdq.pipeline.models.wan.tiny import SCHEDULERS
 
 STEPS = [1, 2, 3, 4, 5, 7, 8, 20, 25, 30, 40, 50, 99, 100]
@@ -34,7 +34,7 @@ def test_timesteps_and_experts_are_those_of_diffusers(kind):
             # (6) of diffusers' `__call__`.
             expected = ["transformer" if t >= boundary else "transformer_2" for t in scheduler.timesteps]
             assert schedule.components(ours, boundary) == expected
-            assert Schedule(scheduler, boundary, "transformer", "transformer_2").components == expected
+            assert Schedule(scheduler, boundary).components == expected
 
 
 def test_the_published_model_has_15_noisy_steps_of_40():
@@ -59,7 +59,7 @@ def test_a_scheduler_is_left_as_it_was():
 
     scheduler = UniPCMultistepScheduler(**SCHEDULERS["UniPCMultistepScheduler"])
     scheduler.set_timesteps(3)
-    shared = Schedule(scheduler, None, "transformer", "transformer_2")
+    shared = Schedule(scheduler, None)
     state = {"latents": torch.ones(1, 2)}
     shared.step(torch.ones(1, 2), 0, state)
     assert scheduler.model_outputs == [None, None]

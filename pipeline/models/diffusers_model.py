@@ -1,0 +1,208 @@
+"""What the models of all families have in common: a diffusers folder whose components are opened for a role."""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from itertools import chain
+from typing import Any, ClassVar
+
+import PIL.Image
+import torch
+from torch import Tensor
+
+from svdq.pipeline.errors import SampleError
+from svdq.pipeline.models.base import Denoiser, ModelInfo, Role, State, check_tensor, nan_advice
+from svdq.pipeline.models.components import Components
+from svdq.pipeline.models.device_memory import MemoryMeter
+from svdq.pipeline.models.family import Family, Segment
+from svdq.pipeline.models.load_errors import in_a_sentence
+from svdq.pipeline.models.memory import shape_for
+from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, apply, stored_parts, weight_bytes
+from svdq.pipeline.models.untrained import is_untrained
+from svdq.pipeline.parameters import VideoParameters
+
+logger = logging.getLogger(__name__)
+
+#: The shape of a tensor, with None for a side of any length, and torch's name of its dtype, or None for any float.
+TensorType = tuple[tuple[int | None, ...], str | None]
+
+
+class DiffusersModel(ABC):
+    """A `VideoModel` from a diffusers folder, or a hub id whose files are in the hub's cache."""
+
+    family: ClassVar[Family]
+
+    def __init__(
+        self, name: str, role: Role, device: torch.device, dtype: torch.dtype, options: ComputeOptions = DEFAULTS
+    ) -> None:
+        """Load the components that a role needs, in `dtype`, which overrides that of the options.
+
+        Raises:
+            InputError: the model does not exist, or a component is missing, broken or of another class.
+        """
+        started = time.perf_counter()
+        found = Components.find(name, self.family.layouts, role, dtype)
+        self._facts = self.family.read_facts(found.path, name)
+        self._role = role
+        self._device = device
+        self._dtype = dtype
+        self._options = options
+        # Quantized weights may fit where full ones do not, so they are moved to the GPU layer by layer.
+        on_host = "int8" in options.approximate and device.type != "cpu"
+        #: The diffusers pipeline with the components of the role.
+        self.pipeline = found.load_pipeline(next(iter(self.family.layouts)), device, denoisers_on_host=on_host)
+        #: The UNet or the transformers of the role, by component.
+        self._denoisers: dict[str, Any] = {
+            component: getattr(self.pipeline, component)
+            for component in found.needed()
+            if component in found.layout.denoisers
+        }
+        for component, module in self._denoisers.items():
+            with in_a_sentence(f"The {component} of the model {name}", device):
+                apply(module, options, device)
+                if on_host:
+                    module.to(device)
+        self._meter = MemoryMeter.of(device)
+        #: The tensors that a scheduler keeps: a state lacks them before the first steps.
+        self._history: Collection[str] = ()
+        notices = ["tiny (untrained: shows noise)"] if is_untrained(found.path) else []
+        notices += [f"approximate ({way})" for way in options.approximate]
+        self._info = ModelInfo(
+            name=name,
+            notice=", ".join(notices),
+            family=self.family,
+            facts=self._facts,
+            prior=self.family.prior(self._facts),
+            weight_bytes=sum(map(weight_bytes, self._modules().values())),
+            compute=options.changed() | {"dtype": str(dtype).removeprefix("torch.")},
+        )
+        logger.info("Loaded %s (%s) in %.1f s.", name, role, time.perf_counter() - started)
+
+    @property
+    def info(self) -> ModelInfo:
+        """The properties of this model."""
+        return self._info
+
+    def complete(self, parameters: VideoParameters) -> VideoParameters:
+        """Fill in what a job leaves open; see `VideoModel`."""
+        return self.family.fill_in(parameters, self._info.name, self._facts)
+
+    def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
+        """Return which component does which steps of a video."""
+        return self.family.segments(parameters, self._facts)
+
+    def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
+        """Return the measured memory of parts on this rank's GPU for a shape; see `VideoModel`."""
+        return self._meter.measured(parameters)
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        parts = self.pipeline.components.items()
+        return {name: part for name, part in parts if isinstance(part, torch.nn.Module)}
+
+    def broken_weights(self) -> str:
+        """Return the name of the first weight that is not finite, such as `unet (conv_in.weight)`, or ""."""
+        for component, module in self._modules().items():
+            for name, weight in chain(module.named_parameters(), module.named_buffers()):
+                if not all(_is_finite(part) for part in stored_parts(weight)):
+                    return f"{component} ({name})"
+        return ""
+
+    @abstractmethod
+    def tensor_types(self, parameters: VideoParameters) -> Mapping[str, TensorType]:
+        """Return the tensors of a state by name."""
+
+    def check_state(self, state: State, parameters: VideoParameters) -> None:
+        """Check the tensors of a state; see `VideoModel`."""
+        for name, (shape, dtype) in self.tensor_types(parameters).items():
+            if name in state or name not in self._history:
+                check_tensor(state, name, shape, dtype)
+
+    def _zeros(self, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Return a state of zeros; sides of any length are 1."""
+        return {
+            name: torch.zeros([side or 1 for side in shape]).to(self._device, getattr(torch, dtype or "float32"))
+            for name, (shape, dtype) in self.tensor_types(parameters).items()
+        }
+
+    def random_state(self, parameters: VideoParameters, index: int) -> dict[str, Tensor]:
+        """Draw an artificial state before step `index`, to measure a step or a decode without an encoder.
+
+        Its numbers follow from `parameters.seed` and are the same in all dtypes, but for rounding. Before the step
+        after the last it can be decoded.
+        """
+        generator = torch.Generator().manual_seed(parameters.seed)
+        return {
+            name: torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+            for name, tensor in self._zeros(parameters).items()
+        }
+
+    def warm_up(self, parameters: VideoParameters) -> None:
+        """Run each part once on a gray photo, so that the first video does not wait for compiling and kernel selection.
+
+        Each component of this rank does one of its own steps. On a CPU only compiling is worth a step.
+        """
+        on_cpu = self._device.type == "cpu"
+        if on_cpu and self._options.compiled == "off":
+            return
+        if self._role.encode and not on_cpu:
+            self.encode(PIL.Image.new("RGB", (parameters.width, parameters.height), "gray"), parameters)
+        state = self._zeros(parameters)
+        for segment in self.segments(parameters):
+            if segment.component in self._denoisers:
+                self.denoiser(state, parameters).step(state, segment.start)
+        if self._role.decode and not on_cpu:
+            self.decode(state, parameters, parameters.decode_chunk_size or parameters.num_frames)
+
+    @torch.inference_mode()
+    def encode(self, photo: PIL.Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Encode a photo of exactly width x height and draw the initial noise; see `VideoModel`."""
+        assert self._role.encode
+        assert photo is not None
+        assert photo.size == (parameters.width, parameters.height)
+        with self._meter.measuring("encode", shape_for("encode", parameters)):
+            return self._encode(photo, parameters)
+
+    @torch.inference_mode()
+    def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
+        """Decode a state after the last step; return frames (F, H, W, 3), uint8.
+
+        Raises:
+            SampleError: the frames are not finite.
+        """
+        assert self._role.decode
+        as_decoded = parameters.model_copy(update={"decode_chunk_size": decode_chunk_size})
+        with self._meter.measuring("decode", shape_for("decode", as_decoded)):
+            video = self._decode(state, parameters, decode_chunk_size)
+            if not torch.isfinite(video).all():
+                raise SampleError(f"The decoded frames are not numbers (NaN or infinity){nan_advice(self)}")
+            return to_uint8(video)
+
+    @abstractmethod
+    def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
+        """Encode; see `encode`."""
+
+    @abstractmethod
+    def denoiser(self, state: State, parameters: VideoParameters) -> Denoiser:
+        """Prepare the denoising of one sample, from any step on that this rank has the component for."""
+
+    @abstractmethod
+    def _decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
+        """Decode to a video (3, F, H, W), float32, -1 to 1."""
+
+
+def to_uint8(video: Tensor) -> Tensor:
+    """Convert a decoded video (3, F, H, W), float32, -1 to 1, to frames (F, H, W, 3) on its device, in place.
+
+    These are the operations of VideoProcessor.postprocess_video for PIL images, each rounded to float32 as there, on
+    the video's device: on a CPU they would take as long as several steps of a GPU.
+    """
+    video = video.mul_(0.5).add_(0.5).clamp_(0, 1).mul_(255).round_()
+    return video.to(torch.uint8).permute(1, 2, 3, 0).contiguous()
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    # aminmax propagates NaN.
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor.detach()))).all())
