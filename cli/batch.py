@@ -1,19 +1,20 @@
 """`svdq batch`: submit the photos of a list, each with its own parameters."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.parameters import submission_options
+from svdq.cli.parameters import VideoCommand, parameter_options, read_options, submission_options
 from svdq.producer.job import PARAMETER_KEYS
 
 HELP = f"""Submit the photos of a list, each with its own parameters.
 
 FILE is a .csv file whose first line names the columns, or a .jsonl file with an object on each line. Columns are photo
 (a path, relative to the list), the parameters of `svdq submit` ({", ".join(PARAMETER_KEYS)}; also
-width and height instead of size), and priority, at, name and output. An empty or missing field takes its default,
-and the prompt that of photo.txt beside photo.jpg.
+width and height instead of size), and priority, at, name and output. An empty or missing field takes the value of the
+option, such as --frames, or else its default, and the prompt that of photo.txt beside photo.jpg.
 
 All rows and photos are checked before anything is submitted; each error names the line. One bad row stops the whole
 submission, unless --skip-bad leaves bad rows out. Rows that were submitted before are recognized, so a list can grow
@@ -23,6 +24,7 @@ and be submitted again.
 EXAMPLES = """\b
 Examples:
   svdq batch tonight.csv --wait
+  svdq batch tonight.csv --size 576x320 --format gif
 \b
   tonight.csv:
     photo,frames,motion_bucket_id,name,output,at
@@ -35,8 +37,9 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, help=HELP)
+@click.command(cls=VideoCommand, epilog=EXAMPLES, help=HELP)
 @click.argument("file", type=click.Path(path_type=Path))
+@parameter_options
 @submission_options
 @storage_option
 @redis_options
@@ -48,6 +51,7 @@ def batch(
     as_json: bool,
     storage: str | None,
     redis_url: str | None,
+    **parameters: Any,
 ) -> int:
     """Submit the photos of a list, each with its own parameters."""
     # Imported here so that `svdq batch --help` stays fast.
@@ -56,9 +60,12 @@ def batch(
     from svdq.cli.submissions import submit_and_print
     from svdq.producer.settings import Settings
     from svdq.producer.submitting.family import ConfiguredModel
+    from svdq.producer.submitting.job_spec import JobSpec
     from svdq.producer.submitting.lists import read_batch
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
     model = ConfiguredModel.of(settings.model)
-    requests = read_batch(file, datetime.now().astimezone(), model=model, force=force)
+    defaults = read_options(**parameters)
+    JobSpec(options=(defaults,), model=model).check()
+    requests = read_batch(file, datetime.now().astimezone(), defaults=defaults, model=model, force=force)
     return submit_and_print(settings, requests, skip_bad=skip_bad, do_wait=do_wait, as_json=as_json)

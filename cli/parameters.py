@@ -21,7 +21,8 @@ class VideoCommand(click.Command):
         """Write the options of all families first."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
+            # click also has records of arguments, which the usage line shows.
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
                 sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
         for title, records in sections.items():
             with formatter.section(title):

@@ -1,7 +1,7 @@
 """Reads lists of photos, each with its own parameters, from csv or JSON lines. Does not open the photos.
 
 A row names a photo, by a path relative to the list, and may give every parameter of a video, a priority, a time, a
-name and an output folder. Missing and empty fields take their defaults.
+name and an output folder. Missing and empty fields take the defaults of the whole list, or of a video.
 """
 
 import csv
@@ -22,15 +22,23 @@ from svdq.producer.timeparse import parse_future
 #: Columns that are not parameters of a video.
 OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
 COLUMNS = (*OWN_COLUMNS, *FIELDS)
+NO_OPTIONS = SubmitOptions()
 
 #: The first line of a row, and its columns or the reason why it cannot be read.
 Row = tuple[int, Mapping[str, Any] | InputError]
 
 
 def read_batch(
-    path: Path, now: datetime, *, model: ConfiguredModel | None = None, force: bool = False
+    path: Path,
+    now: datetime,
+    *,
+    defaults: SubmitOptions = NO_OPTIONS,
+    model: ConfiguredModel | None = None,
+    force: bool = False,
 ) -> list[Request | InputError]:
     """Read a list without opening the photos; return a request for each row, or why the row is invalid.
+
+    A row takes what it leaves open from `defaults`.
 
     Raises:
         InputError: the file cannot be read or split into rows.
@@ -54,7 +62,7 @@ def read_batch(
         for line, row in read_rows(text):
             where = f"{path.name}, line {line}: "
             try:
-                photo, spec = _parse(row, now, model, force)
+                photo, spec = _parse(row, now, defaults, model, force)
             except InputError as error:
                 requests.append(InputError(f"{where}{error}"))
             else:
@@ -73,7 +81,11 @@ class _BadFileError(InputError):
 
 
 def _parse(
-    row: Mapping[str, Any] | InputError, now: datetime, model: ConfiguredModel | None, force: bool
+    row: Mapping[str, Any] | InputError,
+    now: datetime,
+    defaults: SubmitOptions,
+    model: ConfiguredModel | None,
+    force: bool,
 ) -> tuple[str, JobSpec]:
     """Return the photo of a row, and what is to be made of it."""
     if isinstance(row, InputError):
@@ -91,8 +103,10 @@ def _parse(
             if fields.keys() & values.keys():
                 raise InputError(f"The column {name} repeats the value of another column; leave one of them empty.")
             fields |= values
+    if fields.keys() & {"width", "height"}:  # a size of its own is not one for the shape of the photo
+        fields.setdefault("auto_size", None)
     spec = JobSpec(
-        options=(SubmitOptions(**fields),),
+        options=(SubmitOptions(**(defaults.given() | fields)),),
         model=model,
         priority=given.get("priority", "default"),
         name=given.get("name"),

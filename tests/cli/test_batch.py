@@ -82,3 +82,14 @@ def test_nothing_is_done_when_photos_are_bad(svdq: Cli, home: Path, folder: Path
     assert not home.exists()
     done = svdq("batch", folder / "list.csv", "--skip-bad")
     assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)
+
+
+def test_options_are_for_the_rows_that_leave_them_open(svdq: Cli, connection: redis.Redis, folder: Path) -> None:
+    (folder / "list.csv").write_text("photo,frames,prompt\n0.png,,\n1.png,21,A dog.\n")
+    done = svdq("batch", folder / "list.csv", "--frames", 18, "--prompt", "A cat.")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: --frames 18 is not allowed: it must be 1 more than a multiple of 4")
+    done = svdq("batch", folder / "list.csv", "--frames", 17, "--prompt", "A cat.", "--size", "128x64", "--json")
+    ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
+    jobs = [read_job(fetch(connection, each)) for each in ids]
+    assert [(job.frames, job.prompt, job.width) for job in jobs if job] == [(17, "A cat.", 128), (21, "A dog.", 128)]

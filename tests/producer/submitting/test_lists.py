@@ -199,3 +199,18 @@ def test_no_such_list(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(InputError, match="cannot be read"):
         read_batch(tmp_path / "folder.csv", NOW)
+
+
+def test_a_row_takes_what_it_leaves_open_from_the_options(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("photo,frames,size,prompt\na.jpg,,,\nb.jpg,21,320x64,One.\nc.jpg,,auto,\n")
+    defaults = SubmitOptions(frames=17, width=128, height=64, auto_size=True, prompt="All.")
+    found = []
+    for request in read_batch(path, NOW, defaults=defaults):
+        assert isinstance(request, Request)
+        found.append(request.spec.options[0])
+    assert found == [
+        defaults,
+        SubmitOptions(frames=21, width=320, height=64, prompt="One."),
+        defaults,
+    ]
