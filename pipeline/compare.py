@@ -3,6 +3,7 @@
 Both get the same prepared photo, the same arguments and a CPU generator with the same seed, and run one thread a
 process, since float32 sums on a CPU depend on the number of threads. Prints the largest difference of any pixel, from 0
 to 255, and exits with 0 when it is within `--tolerance`. Several videos are in flight at once, with different seeds.
+With `--bound`, each rank loads only the expert of its steps, as on GPUs without room for both.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from svdq.pipeline.binding import Components
+from svdq.pipeline.binding import Components, bind
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
@@ -165,7 +166,8 @@ def _compare(options: argparse.Namespace) -> int:
         width, height = videos[0].width, videos[0].height
         photo = options.image.read_bytes() if options.image else Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 90)
         image = prepare_photo(photo, width, height, options.fit, max_pixels=10**9)
-        ours = render(model, image, videos, num_ranks=options.ranks, device=device)
+        components = _bound(model, videos[0], options.ranks) if options.bound else ()
+        ours = render(model, image, videos, num_ranks=options.ranks, device=device, components=components)
     except (SvdqError, OSError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -181,8 +183,24 @@ def _compare(options: argparse.Namespace) -> int:
             f"seed {parameters.seed}: {len(frames)} frames of {frames.shape[2]}x{frames.shape[1]}, "
             f"largest pixel difference {difference}"
         )
-    print(f"largest pixel difference over {len(videos)} videos on {options.ranks} ranks ({device}): {largest}")  # noqa: T201
+    ranks = f"{options.ranks} {'bound ranks' if options.bound else 'ranks'}"
+    print(f"largest pixel difference over {len(videos)} videos on {ranks} ({device}): {largest}")  # noqa: T201
     return 0 if largest <= options.tolerance else 1
+
+
+def _bound(model: str, parameters: VideoParameters, num_ranks: int) -> list[Components]:
+    """Return the expert of each rank, as for a worker whose ranks have no room for both.
+
+    Raises:
+        InputError: the model has one component for all steps, or there is one rank.
+    """
+    folder = find_folder(model)
+    family = family_of(folder, model)
+    facts = family.read_facts(folder, model)
+    segments = family.segments(parameters, facts)
+    if len(segments) < 2 or num_ranks < 2:
+        raise InputError("--bound needs a model with two experts that both have steps, and two ranks; leave it out.")
+    return bind(segments, [False] * num_ranks, family.prior(facts))
 
 
 def complete(model: str, parameters: VideoParameters) -> VideoParameters:
@@ -235,6 +253,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="folder of a diffusers pipeline [default: the family's tiny one]")
     parser.add_argument("--image", type=Path, help="a photo [default: a fractal]")
     parser.add_argument("--ranks", type=int, default=7)
+    parser.add_argument("--bound", action="store_true", help="bind each rank to one of the model's two experts")
     parser.add_argument("--alone", action="store_true", help="compare with one rank in place of diffusers")
     parser.add_argument("--videos", type=int, default=2, help="videos in flight at once, with seeds from --seed on")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")

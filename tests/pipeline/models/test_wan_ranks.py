@@ -77,6 +77,7 @@ def test_the_command_compares_each_family(tmp_path, capsys):
     assert compare.main([*arguments, "--model", str(folder)]) == 0
     assert "largest pixel difference over 1 videos on 1 ranks (cpu): 0" in capsys.readouterr().out
     for more, words in (
+        (["--bound"], "--bound needs a model with two experts"),
         (["--family", "svd"], "makes videos of Wan; leave --family svd out"),
         (["--motion-bucket-id", "3"], "Wan has no motion_bucket_id"),
         (["--guidance-scale-2", "3"], "has one transformer, so it has no guidance_scale_2"),
@@ -84,3 +85,10 @@ def test_the_command_compares_each_family(tmp_path, capsys):
     ):
         assert compare.main([*arguments, "--model", str(folder), *more]) == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_binds_ranks_to_experts(tiny_wan, capsys):
+    shape = ["--size", "64x64", "--frames", "5", "--steps", "4", "--videos", "1", "--guidance-scale", "1"]
+    assert compare.main(["--model", str(tiny_wan), "--bound", "--ranks", "2", *shape]) == 0
+    assert "largest pixel difference over 1 videos on 2 bound ranks (cpu): 0" in capsys.readouterr().out
