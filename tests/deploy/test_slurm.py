@@ -225,7 +225,7 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_under_slurm_it_is_stopped_before_the_end_and_comes_back(
     night: Night, slurm: dict[str, str], until: Callable[..., None]
 ) -> None:

@@ -76,10 +76,17 @@ def render(ranks, photo, values, boundaries, decode_chunk_size):
     return ranks[-1].decode(tensors, values, decode_chunk_size).numpy()
 
 
-@pytest.mark.parametrize("guidance", GUIDANCE)
 @pytest.mark.parametrize(
-    ("steps", "boundaries"),
-    [(1, (0, 1, 1, 1)), (1, (0, 0, 0, 1)), (4, (0, 1, 2, 4)), (4, (0, 0, 4, 4)), (7, (0, 3, 4, 7)), (7, (0, 2, 2, 7))],
+    ("guidance", "steps", "boundaries"),
+    [
+        ("on", 1, (0, 1, 1, 1)),
+        ("off", 1, (0, 0, 0, 1)),
+        ("on", 4, (0, 1, 2, 4)),
+        ("high", 4, (0, 0, 4, 4)),
+        ("off", 4, (0, 1, 2, 4)),
+        ("on", 7, (0, 2, 2, 7)),
+        ("high", 7, (0, 3, 4, 7)),
+    ],
 )
 def test_same_bits_as_diffusers_wherever_the_steps_are_split(ranks, reference, photo, guidance, steps, boundaries):
     values = parameters(guidance, steps=steps)

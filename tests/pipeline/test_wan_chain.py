@@ -105,7 +105,7 @@ def plan(data: st.DataObject, bounds: list[tuple[int, int]]) -> Assignment:
 
 
 @given(st.data())
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_frames_are_those_of_diffusers_for_any_plan(opened, requests, reference, data) -> None:
     components = data.draw(bindings())
     models = [opened(rank, held) for rank, held in enumerate(components)]

@@ -1,14 +1,13 @@
 """The GPUs that a worker finds, with a stub of nvidia-smi on PATH, and what it does when they cannot be used."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from svdq.pipeline.device import choose_device
 from svdq.producer.process_identity import is_running
 from svdq.worker import doctor
 from svdq.worker.launcher.gpus import all_gpus, ask, num_gpus, visible_gpus
@@ -119,15 +118,9 @@ def test_gpus_that_torch_cannot_use_are_not_replaced_by_processors(
     assert "Ready" not in done.stderr
 
 
-def test_ranks_get_one_mig_instance_each() -> None:
+@pytest.mark.parametrize(("rank", "expected"), list(enumerate(["MIG-1111", "MIG-2222", "MIG-1111"])))
+def test_ranks_get_one_mig_instance_each(monkeypatch: pytest.MonkeyPatch, rank: int, expected: str) -> None:
     """CUDA computes on the first one that a process is told of, and on no other."""
-    code = (
-        "import os, sys; from svdq.pipeline.device import choose_device;"
-        "print(choose_device('cpu', int(sys.argv[1])), os.environ['CUDA_VISIBLE_DEVICES'])"
-    )
-    for rank, expected in enumerate(["MIG-1111", "MIG-2222", "MIG-1111"]):
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "MIG-1111, MIG-2222"}
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(rank)], env=environment, capture_output=True, text=True, check=True
-        )
-        assert done.stdout == f"cpu {expected}\n"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1111, MIG-2222")
+    assert choose_device("cpu", rank).type == "cpu"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected

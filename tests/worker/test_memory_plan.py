@@ -416,7 +416,7 @@ def test_a_chunk_size_that_ran_out_of_memory_is_remembered_by_the_next_worker_an
     assert "Out of GPU memory" not in second.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_with_too_little_memory_for_its_weights_does_not_start(house, tiny_model: Path) -> None:
     job = house.submit()
     ended = house.run("svdq", "worker", "--ranks", 2, "--device", "cpu", "--model", tiny_model, "--memory-limit", 1)

@@ -85,7 +85,7 @@ def check_complete(server: Server, data: list[bytes], accepted: dict[int, str], 
 
 
 @pytest.mark.usefixtures("own_server")
-@pytest.mark.parametrize("num_accepted", [1, 8, 20])
+@pytest.mark.parametrize("num_accepted", [8, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 20))])
 def test_a_killed_server(serve: Serve, settings: Settings, num_accepted: int) -> None:
     data, first = photos(), serve()
     uploads = Uploads(first, data)

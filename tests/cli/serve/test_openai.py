@@ -80,19 +80,18 @@ def test_create_poll_list_download_delete(client: "openai.OpenAI", server: Serve
         client.with_options(api_key="wrong").videos.list()
     assert [model.id for model in client.models.list()] == ["preview"]
 
+    fields = {"size": "1024x576", "num_frames": 14, "num_inference_steps": 1000}
+    in_flight = server.create(photo.read_bytes(), **fields).json["id"]
+    wait_until(lambda: server.get(f"/v1/videos/{in_flight}").json["status"] == "in_progress", 200)
+    assert server.ask("DELETE", f"/v1/videos/{in_flight}").json["deleted"]
+    wait_until(lambda: server.get(f"/v1/videos/{in_flight}").status == 404)
+
     begin = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - begin < 30  # the worker stops after a step
 
 
-def test_delete_in_flight(serve: Serve, photo: Path) -> None:
-    server = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_MODEL="simulated:step_ms=300")
-    video_id = server.create(photo.read_bytes(), size="64x64", num_frames=2).json["id"]
-    wait_until(lambda: server.get(f"/v1/videos/{video_id}").json["status"] == "in_progress", 200)
-    assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
-    wait_until(lambda: server.get(f"/v1/videos/{video_id}").status == 404)
-
-
+@pytest.mark.long
 def test_the_worker_ends_with_a_killed_server_and_the_next_one_goes_on(
     server: Server, serve: Serve, photo: Path
 ) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -26,6 +27,8 @@ from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
 
+#: Free memory for the weights, which are in it twice while they are written, and for three processes.
+NEEDED_BYTES = 10 * 2**30
 #: The smallest picture: its latents are 8x8. Without guidance, which would double the time.
 SMALL = SvdParameters(seed=5, frames=2, steps=2, width=64, height=64, max_guidance_scale=1.0)
 
@@ -80,6 +83,9 @@ def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: s
 
 @pytest.fixture(scope="module")
 def full_size_model(tmp_path_factory) -> Path:
+    free = psutil.virtual_memory().available
+    if free < NEEDED_BYTES:
+        pytest.skip(f"needs 10 GiB of free memory, and there are {free / 2**30:.1f}")
     kept = os.environ.get("SVDQ_FULL_SIZE_MODEL")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("models") / "full"
     if not (folder / "model_index.json").exists():
