@@ -19,6 +19,8 @@ from svdq.producer.embedded_redis.binary import find_binaries
 from svdq.producer.queue import SvdqQueue, read_job
 from tests.faults.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 Drop = Callable[..., bytes]
 

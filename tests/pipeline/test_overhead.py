@@ -19,6 +19,8 @@ from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.reference import call_diffusers
 from tests.pipeline.fakes import Alone, request
 
+pytestmark = pytest.mark.slow
+
 #: Gives how much was counted so far.
 Meter = Callable[[], int]
 

@@ -23,7 +23,7 @@ def test_an_idle_group_takes_a_few_hundredths_of_a_core(house) -> None:
     used_s = sum(_cpu_s(process) for process in processes) - before_s
     num_commands = house.connection.info("stats")["total_commands_processed"] - num_commands
     # Hundreds of groups share one Redis. Commands inside scripts are not counted here.
-    assert num_commands < 40 * (time.monotonic() - at)
+    assert num_commands < 60 * (time.monotonic() - at)
     assert all(process.is_running() for process in processes)
     assert used_s < 0.05 * WINDOW_S
 

@@ -1,7 +1,11 @@
 """Who is let in: token, cookie, host and origin; and the headers of every response."""
 
+import pytest
+
 from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import TOKEN, Serve, Server
+
+pytestmark = pytest.mark.slow
 
 
 def test_without_the_token(server: Server) -> None:

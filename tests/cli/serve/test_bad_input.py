@@ -17,6 +17,8 @@ from svdq.producer.settings import Settings
 from tests.cli.serve.multipart import BOUNDARY, TYPE, multipart
 from tests.cli.serve.servers import Serve, Server, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def nothing_left(settings: Settings, connection: redis.Redis) -> Any:

@@ -15,6 +15,8 @@ from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
 from tests.cli.serve.servers import Serve, Server, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def storage(settings: Settings) -> Storage:

@@ -23,6 +23,8 @@ from tests.cli.serve.ended import finish
 from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import Answer, Serve, Server, wait_until
 
+pytestmark = pytest.mark.slow
+
 NUM = 50
 #: What a busy machine may need more than an idle one.
 PATIENCE_S = 7

@@ -27,6 +27,8 @@ from tests.cli.serve.ended import fail, finish
 from tests.cli.serve.servers import Answer, Serve, Server, wait_until
 from tests.queued import enqueue
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def storage(settings: Settings) -> Storage:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.cli.serve.servers import Serve
 
+pytestmark = pytest.mark.slow
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

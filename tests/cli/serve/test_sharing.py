@@ -9,6 +9,8 @@ import redis
 from svdq.cli.serve.sharing import Shared
 from tests.cli.serve.servers import Server
 
+pytestmark = pytest.mark.slow
+
 
 def test_one_read_for_all_who_ask() -> None:
     reads = []

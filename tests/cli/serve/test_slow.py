@@ -12,6 +12,8 @@ import pytest
 from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import TOKEN
 
+pytestmark = pytest.mark.slow
+
 #: A server whose limits are a second, instead of fifteen and thirty.
 RUN = f"""
 from svdq.cli.serve.app import make_app

@@ -18,6 +18,8 @@ from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.servers import Server
 
+pytestmark = pytest.mark.slow
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -16,6 +16,8 @@ from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.svd.reference import call_diffusers
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 #: Divisors of 1000 and not, powers of 3 (where a rounding once went wrong), fewer and more than ranks.
 STEP_COUNTS = [1, 2, 3, 4, 5, 7, 9, 10, 14, 20, 25, 27, 28, 30, 50, 81, 100, 243, 333, 500, 999, 1000]

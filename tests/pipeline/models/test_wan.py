@@ -18,6 +18,8 @@ from svdq.pipeline.models.wan.reference import call_diffusers
 from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
 from svdq.pipeline.sample import Sample
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 EVERYTHING = Role(encode=True, decode=True)
 #: What each rank has: the expert of the noisy steps and the encoder, then that of the others and the decoder.
