@@ -56,7 +56,7 @@ DEAREST = (
 
 def pytest_configure() -> None:
     """Undo what a test runner's surroundings leave in a process and its children."""
-    # pytest-xdist tells its workers of a terminal that is not theirs.
+    # pytest-xdist gives its workers the size of a terminal that is not theirs.
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
     # A runner in the background of a shell is started deaf to Ctrl-C.

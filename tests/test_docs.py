@@ -114,7 +114,7 @@ def canonical(requirement: str) -> str:
 
 
 def test_the_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
-    """Each fixed part of a message, between the `…`, stands in a string of the product."""
+    """Each fixed part of a message, between the `…`, is in a string of the product."""
     joined = re.compile(r'"\s*\n\s*f?"')
     sources = [path for folder in ("cli", "pipeline", "producer", "worker") for path in (ROOT / folder).rglob("*.py")]
     code = "\n".join(joined.sub("", path.read_text(encoding="utf-8")) for path in sources)

@@ -1,7 +1,7 @@
 """Decides at the start of a group which of a model's experts each rank loads.
 
-The ranks tell rank 0 how much memory they have, and rank 0 decides for all, before any weights are read. It opens no
-weights of another expert than its own.
+The ranks report to rank 0 how much memory they have, and rank 0 decides for all, before any weights are read. No rank
+opens the weights of an expert that it does not load.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The frames in a file, and the frames that an undisturbed run puts there. Knows no Redis and no processes."""
+"""The frames in a file, and the frames that an undisturbed run puts there."""
 
 from pathlib import Path
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""A running `svdq worker` and its process tree, to be killed, paused and stopped. Knows no jobs."""
+"""A running `svdq worker` and its process tree, to be killed, paused and stopped."""
 
 import contextlib
 import os

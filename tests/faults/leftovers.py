@@ -40,7 +40,7 @@ def _files(arena: Arena) -> list[str]:
         *(arena.settings.home / "run").glob("*"),
         *(arena.settings.home / "runs").glob("*"),
     ]
-    # Nothing stands beside the files of finished jobs and their sidecars.
+    # Nothing is beside the files of finished jobs and their sidecars.
     allowed = set()
     for view in view_many(arena.connection, arena.jobs):
         if view.status == "finished":

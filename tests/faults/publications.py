@@ -1,4 +1,4 @@
-"""Counts what is renamed into a folder, by the kernel's own account (inotify, Linux). Knows no jobs."""
+"""Counts what is renamed into a folder, by the kernel's own account (inotify, Linux)."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""The embedded Redis server of a campaign as a process that is killed, paused and started again. Knows no jobs."""
+"""The embedded Redis server of a campaign as a process that is killed, paused and started again."""
 
 import os
 import signal

@@ -16,7 +16,7 @@ from svdq.producer.status.status import JobView, view_many
 from tests.faults.arena import Arena
 from tests.faults.frames import read_frames
 
-#: Where a job of each state stands, and nowhere else.
+#: Where a job of each state is, and nowhere else.
 PLACE_OF = {"finished": "finished", "failed": "failed", "stopped": "failed", "canceled": "canceled"}
 
 
@@ -49,7 +49,7 @@ def verify(arena: Arena) -> Verdict:
         elif expected.reason not in (view.error or ""):
             verdict.lost.append(f"{job_id} failed without saying {expected.reason!r}: {view.error}")
         if places[job_id] != {PLACE_OF.get(view.status, "?"): 1}:
-            verdict.duplicated.append(f"{job_id} is {view.status} and stands in {dict(places[job_id])}")
+            verdict.duplicated.append(f"{job_id} is {view.status} and is in {dict(places[job_id])}")
         rq_job = fetch(arena.connection, job_id)
         if view.status == "finished" and rq_job.retries_left != keys.MAX_RETRIES:
             verdict.lost.append(f"{job_id} finished, and has {rq_job.retries_left} of {keys.MAX_RETRIES} retries left")
@@ -93,7 +93,7 @@ def _verify_files(arena: Arena, view: JobView, published: Counter[str], verdict:
 
 
 def _places(arena: Arena) -> dict[str, Counter[str]]:
-    """Count for each job where in RQ it stands."""
+    """Count for each job the places in RQ that it is in."""
     places: dict[str, Counter[str]] = {job_id: Counter() for job_id in arena.jobs}
     for queue in queues(arena.connection):
         lists = {

@@ -1,4 +1,4 @@
-"""Waiting for something to come true, with an end to the patience. Knows nothing of what is waited for."""
+"""Waits for a condition, up to a limit of time."""
 
 import time
 from collections.abc import Callable

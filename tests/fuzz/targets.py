@@ -241,7 +241,7 @@ def video_comment(folder: Path, stack: ExitStack) -> Target:
 
 
 def rank_message(folder: Path, stack: ExitStack) -> Target:
-    """What a neighbouring rank sends, through a socket."""
+    """What a neighboring rank sends, through a socket."""
     return Target(
         seeds=[framed(message) for message in messages(_PARAMETERS)],
         mutate=mutate_message,

@@ -1,4 +1,4 @@
-"""Hosts on one machine: namespaces of Linux that share a bridge, each with a cable that can be pulled. Knows no svdq.
+"""Hosts on one machine: namespaces of Linux that share a bridge, each with a cable that can be pulled.
 
 A host has a network, a name, process ids and mounts of its own, so a process in it can neither be reached nor be looked
 up from another one. Hosts end with the process that made them, however that ends; a bridge and cables that it leaves
@@ -151,7 +151,7 @@ class Network:
 
 
 def _hosts_file(name: str, addresses: dict[str, str]) -> str:
-    """Write /etc/hosts as Debian's installer does: the host's own name stands for an address of its loopback."""
+    """Write /etc/hosts as Debian's installer does: the host's own name means an address of its loopback."""
     lines = {"localhost": "127.0.0.1", **addresses, name: "127.0.1.1"}
     return "".join(f"{address} {other}\n" for other, address in lines.items())
 

@@ -139,7 +139,7 @@ class House:
         return submit(self.settings, [photo or self.photo], SubmitOptions(**options), priority, force=True)[0].id
 
     def view(self, job_id: str) -> JobView:
-        """How a job stands."""
+        """Return the state of a job."""
         return view(self.connection, job_id)
 
     def states(self, job_ids: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from svdq.producer.results.provenance import read_provenance
 SIMULATED = "simulated:step_ms=100"
 #: What an exit leaves on a terminal when something is broken.
 NOISE = ("Traceback", "Warning", "Error", "torch.distributed", "SIGTERM", "exitcode")
-#: What stands in the JSON beside a video and not in the video itself.
+#: What is in the JSON beside a video and not in the video itself.
 TIMINGS = ("finished_at", "group", "seconds", "stages", "outputs")
 
 pytestmark = pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_group_renders_what_is_submitted_while_it_runs(house, ranks: int) -> N
             assert num_frames(path) == frames
             assert size_of(path) == (width, height)
 
-        # The same account of how it was made stands in every file and, with timings, beside them.
+        # The same account of how it was made is in every file and, with timings, beside them.
         sidecar = json.loads((outputs[0].parent / f"{stem}.json").read_text())
         job = sidecar["job"]
         assert {key: job[key] for key in ("frames", "steps", "seed", "decode_chunk_size")} == {

@@ -1,4 +1,4 @@
-"""Rank 0's intake against a real Redis and a real storage; the test stands in the place of the stage loop."""
+"""Rank 0's intake against a real Redis and a real storage; the test takes the place of the stage loop."""
 
 import json
 import time

@@ -5,7 +5,7 @@ TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 
 def multipart(photo: bytes | None = None, file_name: str = "a photo.jpg", **fields: object) -> bytes:
-    """A form with a photo and fields; `__` in a name stands for a bracket."""
+    """A form with a photo and fields; `__` in a name means a bracket."""
     parts = []
     for field, value in fields.items():
         parts.append(f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'.encode())

@@ -50,7 +50,7 @@ def mixed(arena: Arena) -> None:
 
 
 def _roles(num_jobs: int, rng: Random) -> list[str]:
-    """Give every job its role; each of the four bad ones stands once in every block, anywhere."""
+    """Give every job its role; each of the four bad ones is once in every block, anywhere."""
     roles: list[str] = []
     while len(roles) < num_jobs:
         block = ["poison", "nan", "corrupt", "canceled"] + ["good"] * (min(BLOCK, num_jobs - len(roles)) - 4)

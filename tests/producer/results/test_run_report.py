@@ -29,7 +29,7 @@ def report(*records: RunRecord, **options: object) -> RunReport:
 
 def test_each_job_counts_once_as_it_ended_last() -> None:
     found = report(
-        record(1, 10),  # as the sidecar tells it, and a little later as Redis does
+        record(1, 10),  # as in the sidecar, and a little later as in Redis
         record(1, 10.01),
         record(2, 20, "failed", error="The photo is damaged."),
         record(2, 30),  # it was tried again
