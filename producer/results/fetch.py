@@ -16,6 +16,7 @@ from svdq.producer.results.results import OUTPUTS, Result, find_results
 from svdq.producer.selection import complete_id, complete_ids
 from svdq.producer.settings import Settings
 from svdq.producer.status.status import view
+from svdq.producer.storage.local import publish
 from svdq.producer.storage.storage import Storage
 from svdq.producer.storage.temporary import sweep, temporary_name
 
@@ -103,7 +104,7 @@ def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
         # The sidecar goes last, so its presence means that the files beside it are complete.
         sidecar.unlink(missing_ok=True)
         for top in result.outputs:
-            _put_in_place(_place(arriving, top), _place(folder, top), arriving / "old")
+            publish(_place(arriving, top), _place(folder, top))
         _place(arriving, result.sidecar.key).write_bytes(result.data)
         os.replace(_place(arriving, result.sidecar.key), sidecar)
     finally:
@@ -122,16 +123,6 @@ def _is_there(result: Result, folder: Path) -> bool:
 
 def _place(folder: Path, key: str) -> Path:
     return folder / key.removeprefix(f"{OUTPUTS}/")
-
-
-def _put_in_place(arrived: Path, target: Path, aside: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        target.rename(aside)  # a folder cannot be replaced in one step
-        arrived.rename(target)
-        shutil.rmtree(aside)
-    else:
-        arrived.replace(target)
 
 
 def _why_missing(settings: Settings, storage: Storage, job_id: str) -> str:

@@ -86,13 +86,13 @@ class LocalFiles:
         temporary = self.temporary_path()
         try:
             temporary.write_bytes(data)
-            _publish(temporary, self.folder / key)
+            publish(temporary, self.folder / key)
         finally:
             temporary.unlink(missing_ok=True)  # leave no partial file on a full disk
 
     def publish(self, path: Path, key: str) -> None:
         """Move a file or folder of `temporary_path` to a key, replacing what exists."""
-        _publish(path, self.folder / key)
+        publish(path, self.folder / key)
 
     def renew(self, key: str) -> bool:
         """Set a file's time to now; only its owner may."""
@@ -146,8 +146,8 @@ def _unless_missing(error: OSError) -> None:
         raise error
 
 
-def _publish(source: Path, target: Path) -> None:
-    """Flush a file or folder below the root to disk, and rename it to `target`."""
+def publish(source: Path, target: Path) -> None:
+    """Flush a file or folder to disk, and rename it to `target` on the same disk, replacing what exists."""
     target.parent.mkdir(parents=True, exist_ok=True)
     for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
         _flush(path)
