@@ -1,6 +1,7 @@
 """Finished videos without a worker: real files and the JSON beside them, as the last rank leaves them."""
 
 import hashlib
+import io
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -8,12 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from svdq.pipeline.media.video import write_video
 from svdq.producer.job import SvdJob
 from svdq.producer.storage.storage import Storage
 
 NOTICE = "preview (no diffusion model)"
+
+
+def _photo() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (96, 64), "navy").save(buffer, "jpeg")
+    return buffer.getvalue()
+
+
+PHOTO = _photo()
 
 
 def add_video(
@@ -23,7 +34,7 @@ def add_video(
     name: str = "photo",
     formats: Sequence[str] = ("mp4",),
     folder: str = "",
-    photo: bytes = b"a photo",
+    photo: bytes = PHOTO,
     suffix: str = "jpg",
     source: str = "",
     motion_bucket_id: int = 127,

@@ -6,14 +6,13 @@ import secrets
 from collections import OrderedDict
 from dataclasses import replace
 from datetime import datetime
-from pathlib import PurePosixPath
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from svdq.cli.serve.creation import create, with_seed
+from svdq.cli.serve.creation import create, make_again, options_of
 from svdq.cli.serve.errors import ApiError, Json, no_such_video
 from svdq.cli.serve.fields import VideoRequest, decode_data_url, read_request
 from svdq.cli.serve.polling import Polled
@@ -21,7 +20,7 @@ from svdq.cli.serve.removing import remove
 from svdq.cli.serve.videos import model_stem, models, video_object
 from svdq.producer.status.paging import Place, place_of, read_page
 from svdq.producer.status.status import JobView
-from svdq.producer.submitting.options import SEED_BITS, SubmitOptions
+from svdq.producer.submitting.options import SEED_BITS
 
 #: Ids of jobs that RQ allows.
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -139,39 +138,18 @@ async def remix_video(request: Request) -> Response:
     view, _ = await _find(request)
     form = await request.app.state.reader.read(request)
     form.close()
-    if "image" not in view.parameters:
-        raise no_such_video(view.id)
-    base = replace(SubmitOptions().with_defaults_from(_options_of(view)), seed=None)
+    base = replace(options_of(view), seed=None)
     asked = read_request(form.fields, _now(), request.app.state.model, base)
     await _check_model(request, asked)
     if form.file is not None or asked.photo_url:
         raise ApiError(400, "A remix has the photo of its video; leave the photo out.", param="input_reference")
-    spec = replace(
-        asked.spec,
-        folder=asked.spec.folder or view.parameters.get("folder", ""),
-        notes=(*asked.spec.notes, ("remixed_from", view.id)),
-    )
-    if all(options.seed is None for options in spec.options):
-        spec = with_seed(spec, _new_seed(request, view.id))
-    backend, key = request.app.state.backend, view.parameters["image"]
-
-    def read() -> bytes:
-        if backend.storage.entry(key) is None:
-            raise ApiError(404, f"The photo of the video {view.id!r} was removed; upload it again.", code="not_found")
-        data: bytes = backend.storage.read_input(key)
-        return data
-
-    data = await backend.in_thread(read)
-    photo = PurePosixPath(view.photo.replace("\\", "/"))
-    file_name = photo.name if photo.stem == view.name else f"{view.name}.photo"
-    [[submission], views] = await create(backend, data, file_name, spec)
+    [options] = asked.spec.options
+    if options.seed is None:
+        options = replace(options, seed=_new_seed(request, view.id))
+    notes = (*asked.spec.notes, ("remixed_from", view.id))
+    spec = replace(asked.spec, options=(options,), notes=notes)
+    [[submission], views] = await make_again(request.app.state.backend, view, spec)
     return await _answer(request, submission.id, views)
-
-
-def _options_of(view: JobView) -> dict[str, Any]:
-    """Return the recorded parameters with which a video was requested."""
-    formats = tuple(view.parameters.get("formats", ()))
-    return view.parameters | {"formats": formats}
 
 
 def _new_seed(request: Request, video_id: str) -> int:

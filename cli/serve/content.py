@@ -5,10 +5,13 @@ import tempfile
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.responses import FileResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.errors import ApiError
@@ -59,9 +62,9 @@ class Content:
             message = f"The video has no {kind[:20]!r}; it has {', '.join(names)}."
             raise ApiError(400, message, param="format", code="invalid_value")
         path, is_temporary = await self._backend.in_thread(lambda: self._local_file(view, names[kind], kind))
-        response = _TemporaryFile if is_temporary else FileResponse
-        return response(
+        return _File(
             path,
+            is_temporary=is_temporary,
             headers=CACHING,
             media_type=MEDIA_TYPES.get(kind, "application/octet-stream"),
             filename=f"{names[kind]}.zip" if kind == "png" else names[kind],
@@ -131,15 +134,38 @@ class Content:
         return _temporary(fill)
 
 
-class _TemporaryFile(FileResponse):
-    """A file that is removed after the response, whatever that is."""
+class _File(FileResponse):
+    """A file, or a part of it; errors have the API's shape."""
+
+    def __init__(self, path: Path, *, is_temporary: bool, **options: Any) -> None:
+        """Create the response; a temporary file is removed after it."""
+        super().__init__(path, **options)
+        self._is_temporary = is_temporary
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the file, a part of it, or why there is no such part."""
+        refusal: ApiError | None = None
+
+        async def send_unless_refused(message: Message) -> None:
+            nonlocal refusal
+            if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
+                size = MutableHeaders(raw=message["headers"]).get("content-range")
+                refusal = ApiError(
+                    message["status"],
+                    "The Range header names no part of the file; ask for bytes=FIRST-LAST within its size.",
+                    code="invalid_range",
+                    headers={"Content-Range": size} if size else {},
+                )
+            elif refusal is None:
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_unless_refused)
+            if refusal is not None:
+                await refusal.response()(scope, receive, send)
         finally:
-            Path(self.path).unlink(missing_ok=True)
+            if self._is_temporary:
+                Path(self.path).unlink(missing_ok=True)
 
 
 def _temporary(fill: Callable[[Path], None]) -> Path:

@@ -1,16 +1,17 @@
 """Creates videos, for the page and the API alike, by the same function as `svdq submit`."""
 
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import redis
 
 from svdq.cli.serve.backend import Backend
-from svdq.cli.serve.errors import ApiError, without_paths
+from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
 from svdq.pipeline.errors import InputError
 from svdq.producer.status.status import JobView, view_many
 from svdq.producer.submitting.job_spec import JobSpec
+from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import Request, Submission, submit_all
 from svdq.producer.threads import Budget
 
@@ -53,9 +54,32 @@ async def create(
     return await backend.write(work)
 
 
-def with_seed(spec: JobSpec, seed: int) -> JobSpec:
-    """Return a spec with a given seed for every set of parameters."""
-    return replace(spec, options=tuple(replace(options, seed=seed) for options in spec.options))
+def options_of(view: JobView) -> SubmitOptions:
+    """Return the parameters of a video, to make another one with.
+
+    Raises:
+        ApiError: its record has none.
+        InputError: another version of svdq made it.
+    """
+    if "image" not in view.parameters:
+        raise no_such_video(view.id)
+    return SubmitOptions().with_defaults_from(view.parameters | {"formats": tuple(view.parameters["formats"])})
+
+
+async def make_again(backend: Backend, view: JobView, spec: JobSpec) -> tuple[list[Submission], list[JobView]]:
+    """Make another video of the photo of a video; returns and raises as `create`."""
+    key = view.parameters["image"]
+
+    def read() -> bytes:
+        if backend.storage.entry(key) is None:
+            raise ApiError(404, f"The photo of {view.name!r} was removed; add it again.", code="not_found")
+        return backend.storage.read_input(key)
+
+    photo = PurePosixPath(view.photo.replace("\\", "/"))
+    # A job is named by the stem of its photo, unless it was given a name.
+    file_name = photo.name if photo.stem == view.name else f"{view.name}.photo"
+    spec = replace(spec, folder=spec.folder or view.parameters.get("folder", ""))
+    return await create(backend, await backend.in_thread(read), file_name, spec, source=view.source)
 
 
 def _plain_name(file_name: str) -> Path:

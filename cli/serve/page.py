@@ -3,6 +3,7 @@
 import re
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,15 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
-from svdq.cli.serve import actions, live, review, spec
+from svdq.cli.serve import actions, creation, live, review, spec
 from svdq.cli.serve.access import is_token, log_in
 from svdq.cli.serve.archive import zip_of
-from svdq.cli.serve.creation import create
 from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
-from svdq.cli.serve.form import families, fields
+from svdq.cli.serve.form import families, fields, label_of
 from svdq.pipeline.models.registry import PARAMETERS
 from svdq.producer.queue import MAX_SOURCE_LENGTH
 from svdq.producer.status.status import JobView, view_many
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SEED_BITS
 from svdq.producer.submitting.sources import SUFFIXES
 
@@ -103,7 +104,9 @@ async def add(request: Request) -> Response:
         given = {name: str(value) for name, value in form.fields}
         source = given.pop("source", "")[:MAX_SOURCE_LENGTH]
         wanted = spec.read_spec(given)
-        submissions, _ = await create(request.app.state.backend, form.file, form.file_name, wanted, source=source)
+        submissions, _ = await creation.create(
+            request.app.state.backend, form.file, form.file_name, wanted, source=source
+        )
     finally:
         form.close()
     jobs = [
@@ -114,19 +117,20 @@ async def add(request: Request) -> Response:
 
 async def picture(request: Request) -> Response:
     """Return a small picture of a video: its first frame, or its photo before it is finished."""
-    response: Response = await request.app.state.content.poster(await _find(request))
+    response: Response = await request.app.state.content.poster(await _find(request, request.path_params["video_id"]))
     return response
 
 
 async def content(request: Request) -> Response:
     """Return a file of a finished video, also of one whose job Redis has forgotten."""
     kind = request.query_params.get("format")
-    response: Response = await request.app.state.content.video(await _find(request), kind)
+    response: Response = await request.app.state.content.video(
+        await _find(request, request.path_params["video_id"]), kind
+    )
     return response
 
 
-async def _find(request: Request) -> JobView:
-    video_id = request.path_params["video_id"]
+async def _find(request: Request, video_id: str) -> JobView:
     found = await _views(request, [video_id]) if _are_ids([video_id]) else []
     if not found:
         raise no_such_video(video_id)
@@ -173,12 +177,15 @@ async def repeat(request: Request) -> Response:
     job_id, changes = body.get("id", ""), body.get("changes", {})
     if not _are_ids([job_id]) or not isinstance(changes, dict) or not all(map(_is_text, changes.values())):
         raise ApiError(400, "A repetition needs an id, and changes as text.", code="invalid_value")
-    older, seed = request.app.state.older, secrets.randbits(SEED_BITS)
-    enqueued = await backend.write(
-        lambda connection: actions.repeat(connection, backend.storage, older, str(job_id), changes, seed)
-    )
-    status = enqueued.rq_job.get_status(refresh=False).value
-    return JSONResponse({"id": enqueued.rq_job.id, "is_new": enqueued.is_new, "status": status})
+    view = await _find(request, job_id)
+    options = replace(creation.options_of(view), **(spec.read_options(changes).given() if changes else {"seed": None}))
+    if options.seed is None:
+        options = replace(options, seed=secrets.randbits(SEED_BITS))
+    priority = view.queue.removeprefix("svdq-") or "default"
+    wanted = JobSpec(options=(options,), priority=priority)
+    wanted.check(label_of)
+    [[submission], _] = await creation.make_again(backend, view, wanted)
+    return JSONResponse({"id": submission.id, "is_new": submission.is_new, "status": submission.status})
 
 
 async def download(request: Request) -> Response:

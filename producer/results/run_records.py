@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
 import redis
-from rq.registry import BaseRegistry
+from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry
 
 from svdq.producer import keys
 from svdq.producer.queue import queues
@@ -28,6 +28,8 @@ _TTLS_S = {
     "stopped": keys.FAILURE_TTL_S,
     "canceled": 0,
 }
+#: Seconds by which the clocks of Redis and of workers may differ.
+SLACK_S = 24 * 60 * 60
 #: Phases that keep a rank busy; files are written in parallel with the next video.
 _COMPUTE = ("encode", "denoise", "decode")
 #: Largest values accepted from a sidecar: a year, and more ranks than any group has.
@@ -79,9 +81,11 @@ def _ended_in(
 ) -> Iterator[RunRecord]:
     """Find the jobs of a registry that ended in a period.
 
-    RQ sorts ended jobs by expiry, which differs per job, so all of them are read.
+    RQ sorts ended jobs by expiry. svdq keeps all of a status equally long, so those that expire too early are not read.
     """
-    found: Any = connection.zrange(registry.key, 0, -1, withscores=True)
+    kept_s = {FinishedJobRegistry: keys.RESULT_TTL_S, FailedJobRegistry: keys.FAILURE_TTL_S}.get(type(registry), 0)
+    least = since.timestamp() + kept_s - SLACK_S
+    found: Any = connection.zrangebyscore(registry.key, least, "+inf", withscores=True)
     scores = {job_id.decode(errors="backslashreplace"): score for job_id, score in found}
     ids = list(scores)
     for start in range(0, len(ids), AT_ONCE):

@@ -34,13 +34,10 @@ def place_of(connection: redis.Redis, job_id: str) -> Place | None:
 def read_page(
     connection: redis.Redis, limit: int, after: Place | None = None, *, newest_first: bool = True
 ) -> tuple[list[JobView], bool]:
-    """Read the jobs after a place, and whether there are more.
-
-    Pages with the oldest jobs first take longer: all ids are read for them.
-    """
-    window = WINDOW if newest_first else 1 << 31
+    """Read the jobs after a place, and whether there are more."""
+    window = WINDOW
     while True:
-        job_ids = newest_ids(connection, window)
+        job_ids = newest_ids(connection, window, oldest=not newest_first)
         places = sorted(_places(connection, job_ids), reverse=newest_first)
         if after is not None:
             places = [place for place in places if (place < after if newest_first else place > after)]

@@ -75,21 +75,25 @@ def num_ended_since(connection: redis.Redis, since: float) -> tuple[int, int]:
     return num_finished, num_failed
 
 
-def newest_ids(connection: redis.Redis, limit: int = _ALL, statuses: Sequence[str] = ()) -> list[str]:
+def newest_ids(
+    connection: redis.Redis, limit: int = _ALL, statuses: Sequence[str] = (), *, oldest: bool = False
+) -> list[str]:
     """Return the ids of the newest jobs of every status and queue, up to `limit` of each, unique but in no order.
 
-    Registries are sorted by expiry, which for ended jobs follows their end.
+    Registries are sorted by expiry, which for ended jobs follows their end. With `oldest`, the oldest instead; not for
+    one of `failed` and `stopped` alone.
     """
+    first, last = (0, limit - 1) if oldest else (-limit, -1)
     wanted = set(statuses or STATUSES)
     entries: list[bytes] = []
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
             if "queued" in wanted:
-                pipeline.lrange(queue.key, -limit, -1)
-                pipeline.lrange(_between(queue), -limit, -1)
+                pipeline.lrange(queue.key, first, last)
+                pipeline.lrange(_between(queue), first, last)
             for status, registry in _registries(queue).items():
                 if status in wanted and (status != "failed" or "stopped" in wanted):
-                    pipeline.zrange(registry.key, 0, limit - 1, desc=True)
+                    pipeline.zrange(registry.key, 0, limit - 1, desc=not oldest)
         for answer in pipeline.execute():
             entries += answer
     if len(wanted & {"failed", "stopped"}) == 1:  # one half of a registry

@@ -197,28 +197,21 @@ class GroupWorker(CompletionWorker):
     def _begin(self, rq_job: rq.job.Job, queue: rq.Queue) -> Execution | None:
         """Start the execution of a popped job; None if it was canceled, deleted or returned since it was popped."""
         rq_job.origin = queue.name  # RQ chooses registries by it
-        with self.connection.pipeline() as pipeline:
-            while True:
-                pipeline.watch(keys.POPPED, rq_job.key)
-                is_ours = pipeline.hget(keys.POPPED, rq_job.id) == self.name.encode()
-                if not is_ours or pipeline.hget(rq_job.key, "status") != b"queued":
-                    logger.info("Job %s was canceled, deleted or taken back before it was begun.", rq_job.id)
-                    break
-                seconds, _ = pipeline.time()
-                # RQ's `prepare_execution` and `prepare_job_execution` in one step.
-                pipeline.multi()
-                pipeline.hset(rq_job.key, "origin", queue.name)
-                execution = Execution.create(rq_job, LEASE_S, pipeline=pipeline, worker_name=self.name)
-                transitions.write_lease(pipeline, queue, execution, seconds + LEASE_S, is_new=True)
-                rq_job.prepare_for_execution(self.name, pipeline=pipeline)
-                transitions.drop_popped(pipeline, queue, rq_job.id)
-                self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
-                try:
-                    pipeline.execute()
-                except redis.WatchError:
-                    continue  # another group may have popped a job
-                return execution
-        if is_ours:
+        # RQ's `prepare_execution` and `prepare_job_execution` in one step.
+        pipeline = self.connection.pipeline()
+        pipeline.hset(rq_job.key, "origin", queue.name)
+        execution = Execution.create(rq_job, LEASE_S, pipeline=pipeline, worker_name=self.name)
+        until_s = transitions.server_time(self.connection) + LEASE_S
+        transitions.write_lease(pipeline, queue, execution, until_s, is_new=True)
+        rq_job.prepare_for_execution(self.name, pipeline=pipeline)
+        transitions.drop_popped(pipeline, queue, rq_job.id)
+        self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
+        commands = [arguments for arguments, _ in pipeline.command_stack]
+        begun = transitions.begin(self.connection, self.name, execution, commands)
+        if begun == 1:
+            return execution
+        logger.info("Job %s was canceled, deleted or taken back before it was begun.", rq_job.id)
+        if begun == -1:
             transitions.drop_popped(self.connection, queue, rq_job.id)
         return None
 

@@ -78,6 +78,29 @@ redis.call('hset', KEYS[3], ARGV[1], ARGV[2])
 return 1
 """
 
+#: Executes commands that begin a popped job. A script, since WATCH on the hash of all popped jobs makes hundreds of
+#: groups wait for each other.
+#: KEYS: svdq:popped, job, execution. ARGV: job id, the worker's name, and the commands: number of words, words.
+#: Returns 1 if the job is begun, also by an earlier call whose answer was lost; 0 if the worker does not own it, -1 if
+#: it owns it and the job is not queued.
+_BEGIN = """
+if redis.call('exists', KEYS[3]) == 1 then
+  return 1
+end
+if redis.call('hget', KEYS[1], ARGV[1]) ~= ARGV[2] then
+  return 0
+end
+if redis.call('hget', KEYS[2], 'status') ~= 'queued' then
+  return -1
+end
+local i = 3
+while i <= #ARGV do
+  redis.call(unpack(ARGV, i + 1, i + ARGV[i]))
+  i = i + ARGV[i] + 1
+end
+return 1
+"""
+
 #: One step for what RQ's scheduler does in several, between which others may cancel or queue the job.
 #: KEYS: rq:scheduled:<queue>, queue, job. ARGV: job id, now as RQ writes it, now in seconds, and seconds for which the
 #: record of a job that is due may be missing: RQ registers a job before it writes it.
@@ -163,6 +186,13 @@ def claim(connection: redis.Redis, queue: rq.Queue, job_id: str, worker_name: st
     """Take a given job off a queue as `pop` takes the next; return whether it was there."""
     names = (queue.key, queue.intermediate_queue_key, keys.POPPED)
     return bool(_eval(connection, _CLAIM, names, job_id, worker_name))
+
+
+def begin(connection: redis.Redis, worker_name: str, execution: Execution, commands: Sequence[Sequence[Any]]) -> int:
+    """Begin a popped job by commands that are executed together, if the worker still owns it; as `_BEGIN` returns."""
+    names = (keys.POPPED, key_of(execution.job_id), execution.key)
+    words = [word for command in commands for word in (len(command), *command)]
+    return int(_eval(connection, _BEGIN, names, execution.job_id, worker_name, *words))
 
 
 def drop_popped(pipeline: redis.Redis, queue: rq.Queue, job_id: bytes | str) -> None:

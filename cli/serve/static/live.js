@@ -11,6 +11,8 @@ let source = null;
 let silence = 0;
 let lostAt = null;
 let retry = 0;
+//: Whether the page was hidden, without a connection.
+let wasHidden = false;
 //: Whether the server runs but cannot reach Redis.
 let isOut = false;
 
@@ -26,7 +28,9 @@ export function connect(onState, onBack) {
       const isBack = isOut && !state.outage;
       show(state.outage);
       onState(state);
-      if (isBack) onBack();
+      if (isBack || wasHidden) onBack();
+      wasHidden = false;
+      if (document.hidden) leave();
     });
     source.onerror = () => {
       // The browser itself tries again only while the answer was good.
@@ -69,9 +73,20 @@ export function connect(onState, onBack) {
     onBack();
   };
   addEventListener("online", () => { if (lostAt !== null) again(0); });
-  // A page that leaves gives its connection back at once; one that the browser kept connects again.
-  addEventListener("pagehide", () => { clearTimeout(silence); clearTimeout(retry); source.close(); });
-  addEventListener("pageshow", (event) => { if (event.persisted) open(); });
+  // A page that leaves gives its connection back at once, and so does a hidden one: a browser has six for each server.
+  const leave = () => {
+    clearTimeout(silence);
+    clearTimeout(retry);
+    source.close();
+    wasHidden = true;
+  };
+  addEventListener("pagehide", leave);
+  addEventListener("pageshow", (event) => { if (event.persisted && !document.hidden) open(); });
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) open();
+    // One that has lost its connection tries on, since uploads wait for it.
+    else if (lostAt === null && !isOut) leave();
+  });
   open();
 }
 

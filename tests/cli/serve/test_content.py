@@ -59,7 +59,9 @@ def test_no_temporary_file_is_left(
     video_id = finish(connection, storage, 1, formats=("png",))
     path = f"/v1/videos/{video_id}/content"
     for part, status in [("bytes=0-3", 206), ("bytes=9999999-", 416), ("bytes=5-2", 400), ("bytes=0-1,4-5", 206)]:
-        assert server.get(path, Range=part).status == status
+        answer = server.get(path, Range=part)
+        assert answer.status == status
+        assert status == 206 or answer.error["code"] == "invalid_range"
         wait_until(lambda: not list(folder.iterdir()))
 
     # Larger than what the kernel holds for a client that does not read.
@@ -86,9 +88,9 @@ def test_a_thumbnail(server: Server, connection: redis.Redis, storage: Storage, 
 
 def test_removed_files(server: Server, connection: redis.Redis, storage: Storage) -> None:
     video_id = finish(connection, storage, 1)
-    for entry in list(storage.entries("outputs")):
+    for entry in [*storage.entries("outputs"), *storage.entries("inputs")]:
         storage.remove(entry.key)
-    for query in ("", "?variant=thumbnail"):  # nor is there a photo that could be decoded
+    for query in ("", "?variant=thumbnail"):  # nor is there a photo
         answer = server.get(f"/v1/videos/{video_id}/content{query}")
         assert (answer.status, answer.error["code"]) == (404, "not_found")
 

@@ -321,7 +321,7 @@ def test_a_video_is_repeated_with_a_new_seed_or_one_changed_value(
     assert (refused.status, "Steps 0 is not allowed" in refused.error["message"]) == (400, True)
     assert repeat(wings="2").status == 400
     storage.remove(again.parameters["image"])
-    assert "drop it on the page again" in repeat().error["message"]
+    assert "add it again" in repeat().error["message"]
 
 
 def test_a_zip_has_the_files_of_the_chosen_videos(server: Server, connection: redis.Redis, storage: Storage) -> None:
