@@ -127,6 +127,12 @@ class Settings(BaseSettings):
             InitSettingsSource(settings_cls, there),
         )
 
+    def environment(self) -> dict[str, str]:
+        """Return the variables with which a child process has these settings, flags included."""
+        # An empty variable counts as not set; the words of a list are separated by spaces.
+        texts = {name: " ".join(value) if isinstance(value, tuple) else value for name, value in self}
+        return {f"{ENV_PREFIX}{name.upper()}": "" if text is None else str(text) for name, text in texts.items()}
+
 
 def origins(**flags: Any) -> dict[str, str]:
     """Return the source of each setting: `flag`, the name of a variable, the path of a file, or `default`.

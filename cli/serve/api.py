@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from svdq.cli.serve.content import not_ready
 from svdq.cli.serve.creation import create, make_again, options_of
 from svdq.cli.serve.errors import ApiError, Json, no_such_video
 from svdq.cli.serve.fields import VideoRequest, decode_data_url, read_request
@@ -21,6 +22,7 @@ from svdq.cli.serve.videos import model_stem, models, video_object
 from svdq.producer.status.paging import Place, place_of, read_page
 from svdq.producer.status.status import JobView
 from svdq.producer.submitting.options import SEED_BITS
+from svdq.producer.submitting.submit import Submission
 
 #: Ids of jobs that RQ allows.
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -80,7 +82,7 @@ async def create_video(request: Request) -> Response:
     finally:
         form.close()
     request.app.state.polls.forget(submission.id)
-    return await _answer(request, submission.id, views)
+    return await _answer(request, submission, views)
 
 
 async def list_videos(request: Request) -> Response:
@@ -127,7 +129,7 @@ async def video_content(request: Request) -> Response:
     if variant == "video":
         response: Response = await request.app.state.content.video(view, request.query_params.get("format"))
     elif view.status != "finished":
-        raise ApiError(404, f"The video {view.id!r} is not ready.", code="not_ready")
+        raise not_ready(view)
     else:
         response = await request.app.state.content.poster(view)
     return response
@@ -149,7 +151,7 @@ async def remix_video(request: Request) -> Response:
     notes = (*asked.spec.notes, ("remixed_from", view.id))
     spec = replace(asked.spec, options=(options,), notes=notes)
     [[submission], views] = await make_again(request.app.state.backend, view, spec)
-    return await _answer(request, submission.id, views)
+    return await _answer(request, submission, views)
 
 
 def _new_seed(request: Request, video_id: str) -> int:
@@ -160,12 +162,12 @@ def _new_seed(request: Request, video_id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{video_id} {key}".encode()).digest()[: SEED_BITS // 8])
 
 
-async def _answer(request: Request, job_id: str, views: list[JobView]) -> Response:
+async def _answer(request: Request, submission: Submission, views: list[JobView]) -> Response:
     request.app.state.pages.forget()
     if not views:
-        raise no_such_video(job_id)  # somebody has just deleted it
-    names = await _models(request)
-    return Json(video_object(views[0], None, names, request.app.state.backend.settings))
+        raise no_such_video(submission.id)  # somebody has just deleted it
+    names, settings = await _models(request), request.app.state.backend.settings
+    return Json(video_object(views[0], None, names, settings, warning=submission.warning))
 
 
 async def _find(request: Request) -> tuple[JobView, Any]:

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.errors import ApiError
-from svdq.cli.serve.videos import file_names
+from svdq.cli.serve.videos import STATUS, file_names
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
 from svdq.producer.status.status import JobView
@@ -56,7 +56,7 @@ class Content:
         """
         names = {found: name for name, found in file_names(view)}
         if not names:
-            raise ApiError(404, f"The video {view.id!r} is not ready.", code="not_ready")
+            raise not_ready(view)
         kind = kind or ("mp4" if "mp4" in names else next(iter(names)))
         if kind not in names:
             message = f"The video has no {kind[:20]!r}; it has {', '.join(names)}."
@@ -178,6 +178,14 @@ def _temporary(fill: Callable[[Path], None]) -> Path:
         path.unlink(missing_ok=True)
         raise
     return path
+
+
+def not_ready(view: JobView) -> ApiError:
+    """Create the error for a video without files."""
+    status = STATUS.get(view.status, "failed")
+    if status == "failed":
+        return ApiError(404, f"The video {view.id!r} has failed, so there is no file of it.", code="not_ready")
+    return ApiError(404, f"The video {view.id!r} is {status}; get its file when it is completed.", code="not_ready")
 
 
 def _removed(video_id: str) -> ApiError:

@@ -217,7 +217,8 @@ def _with_family(plain: Mapping[str, Any], texts: Mapping[str, str], family: str
         fps = fields.get("fps", defaults["fps"].default) or fields.setdefault("fps", USUAL[family][1])
         frames = seconds * min(max(fps, 1), 1e6)  # an fps that is not allowed is refused below
         if not 0 < frames < 1e6:
-            raise _bad("seconds", f"seconds {texts['seconds'][:80]} is not allowed: it must be more than 0.")
+            rule = "more than 0" if frames <= 0 else "shorter; videos have 1,024 frames at most"
+            raise _bad("seconds", f"seconds {texts['seconds'][:80]} is not allowed: it must be {rule}.")
         fields["frames"] = max(0, round((frames - 1) / step)) * step + 1
     return SubmitOptions(**fields)
 

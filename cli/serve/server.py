@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 import uvicorn
+from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -120,4 +121,6 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Report the end, and shut down."""
         self._on_stop()
+        # sse-starlette finds out by itself only where uvicorn handles the signals.
+        AppStatus.should_exit = True
         await super().shutdown(sockets)

@@ -36,9 +36,9 @@ def models(snapshot: Snapshot, settings: Settings) -> list[str]:
 
 
 def video_object(
-    view: JobView, estimate: Estimate | None, current_models: Sequence[str], settings: Settings
+    view: JobView, estimate: Estimate | None, current_models: Sequence[str], settings: Settings, warning: str = ""
 ) -> dict[str, Any]:
-    """Describe a job."""
+    """Describe a job; the warning is that of its submission."""
     status = STATUS.get(view.status, "failed")
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
@@ -61,7 +61,7 @@ def video_object(
         "size": f"{width}x{height}" if width and height else "auto",
         "remixed_from_video_id": view.notes.get("remixed_from"),
         "error": _error(view, settings) if status == "failed" else None,
-        "svdq": _own(view, estimate, settings),
+        "svdq": _own(view, estimate, settings, warning),
     }
 
 
@@ -71,10 +71,12 @@ def _error(view: JobView, settings: Settings) -> dict[str, str]:
     return {"code": "failed", "message": without_paths(view.error or "The video failed.", settings)}
 
 
-def _own(view: JobView, estimate: Estimate | None, settings: Settings) -> dict[str, Any]:
+def _own(view: JobView, estimate: Estimate | None, settings: Settings, warning: str) -> dict[str, Any]:
     estimate = estimate or Estimate()
     ignored = [name for name in ("prompt", "negative_prompt") if name in view.notes and name not in view.parameters]
     notices = [view.notice] if view.notice else []
+    if warning:
+        notices.append(f"{warning[0].upper()}{warning[1:]}.")
     if ignored:
         notices.append(f"This model takes no {' and no '.join(ignored)}: recorded, and ignored.")
     return {

@@ -28,14 +28,12 @@ class WorkerBeside:
             InputError: PyTorch is not installed.
         """
         require_torch("a worker beside the server")
-        settings = {"HOME": str(self._settings.home), "STORAGE": self._settings.storage, "MODEL": self._settings.model}
-        if self._settings.redis_url:
-            settings["REDIS_URL"] = self._settings.redis_url
-        environment = {name: value for name, value in os.environ.items() if name != "SVDQ_SERVE_TOKEN"}
+        environment = os.environ | self._settings.environment()
+        environment.pop("SVDQ_SERVE_TOKEN", None)
         # A separate session: Ctrl-C in the terminal would reach the worker, too, and make it finish all videos.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "svdq.cli", "worker"],
-            env=environment | {f"SVDQ_{name}": value for name, value in settings.items()},
+            env=environment,
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from svdq.producer.keys import DAY_S
 from svdq.producer.process_identity import die_with_parent
-from svdq.producer.settings import ENV_PREFIX, Settings
+from svdq.producer.settings import Settings
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.hosts import Hosts
 
@@ -158,11 +158,7 @@ def _on_one_host(run_dir: Path) -> list[str]:
 
 def environment_of(settings: Settings) -> dict[str, str]:
     """Return the environment of a child with these settings, flags included, and one thread."""
-    environment = dict(os.environ)
-    for name, value in settings:
-        # An empty variable counts as not set; the words of a list are separated by spaces.
-        text = " ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
-        environment[f"{ENV_PREFIX}{name.upper()}"] = text
+    environment = os.environ | settings.environment()
     # Without it `python -m` looks for modules in the current folder first, and runs a redis.py there.
     environment["PYTHONSAFEPATH"] = "1"
     # torchrun sets it with a warning; the ranks set their threads themselves.

@@ -374,3 +374,40 @@ def test_a_lost_connection_is_shown_and_recovers(desk: Watched, house: House) ->
     expect(page.locator(".card h3", has_text="Bridge")).to_be_visible()
     expect(page.locator("#connection")).to_be_hidden()
     desk.forgive("ERR_|Failed to load resource")
+
+
+#: Keeps the connections of a page, and lets a test hide it: a browser without a screen never does.
+HIDE = """() => {
+  const { EventSource } = window;
+  window.sources = [];
+  window.EventSource = function (url) {
+    const source = new EventSource(url);
+    window.sources.push(source);
+    return source;
+  };
+  let isHidden = false;
+  Object.defineProperty(document, 'hidden', { get: () => isHidden });
+  window.hide = (value) => { isHidden = value; document.dispatchEvent(new Event('visibilitychange')); };
+}"""
+NUM_OPEN = "() => window.sources.filter((source) => source.readyState !== EventSource.CLOSED).length"
+
+
+def test_a_hidden_page_has_no_connection_and_a_shown_one_is_up_to_date(browser: Any, house: House) -> None:
+    """A browser has six connections for each server: a seventh tab showed nothing."""
+    with watched_page(browser, house.url) as watched:
+        page = watched.page
+        page.add_init_script(f"({HIDE})()")
+        page.reload()
+        page.wait_for_function("() => document.querySelector('#figure-waiting').textContent !== '…'")
+        assert page.evaluate(NUM_OPEN) == 1
+        page.evaluate("hide(true)")
+        assert page.evaluate(NUM_OPEN) == 0
+        page.wait_for_timeout(8000)  # longer than a page waits before it shows that the connection is lost
+        assert page.evaluate(NUM_OPEN) == 0
+        expect(page.locator("#connection")).to_be_hidden()
+        page.evaluate("hide(false)")
+        assert page.evaluate(NUM_OPEN) == 1
+        page.locator("#pause").click()
+        expect(page.locator("#warnings")).to_contain_text("Paused")
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator("#warnings")).not_to_contain_text("Paused")

@@ -1,6 +1,7 @@
 """`/v1/videos`: create, retrieve, list, delete and remix, without a worker."""
 
 import base64
+import io
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 import rq
+from PIL import Image
 from rq.job import JobStatus
 
 from svdq.producer.queue import fetch, read_job
@@ -270,7 +272,23 @@ def test_a_canceled_video_has_failed(server: Server, data: bytes, svdq: Cli) -> 
     assert svdq("cancel", video_id).returncode == 0
     video = server.get(f"/v1/videos/{video_id}").json
     assert (video["status"], video["error"]["code"]) == ("failed", "cancelled")
-    assert server.get(f"/v1/videos/{video_id}/content").error["code"] == "not_ready"
+    error = server.get(f"/v1/videos/{video_id}/content").error
+    assert (error["code"], "has failed" in error["message"]) == ("not_ready", True)
+
+
+def test_the_content_of_a_queued_video(server: Server, data: bytes) -> None:
+    video_id = server.create(data).json["id"]
+    for query in ("", "?variant=thumbnail"):
+        error = server.get(f"/v1/videos/{video_id}/content{query}").error
+        assert (error["code"], "is queued" in error["message"]) == ("not_ready", True)
+
+
+def test_a_crop_that_removes_much_is_said_once(server: Server) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (300, 900)).save(buffer, "png")
+    video = server.create(buffer.getvalue()).json
+    assert "removes" in video["svdq"]["notice"]
+    assert server.get(f"/v1/videos/{video['id']}").json["svdq"]["notice"] is None
 
 
 def test_models(server: Server) -> None:
