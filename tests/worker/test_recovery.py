@@ -178,15 +178,17 @@ def test_what_other_groups_have_in_flight_costs_a_group_nothing(
 def test_a_job_whose_begin_was_not_confirmed_comes_back(
     connection: redis.Redis, worker: GroupWorker, clock: Clock
 ) -> None:
-    """The answer was lost with the connection, which raised an error."""
+    """The answer was lost with the connection, so nobody renews the lease."""
     put(connection, "a", "b")
-    held, _ = worker.pop(), worker.pop()
+    held, lost = worker.pop(), worker.pop()
     recovery = Recovery(worker, 2, clock)
     recovery.unknown([held.execution.id])
-    assert waiting(connection) == ["b"]
-    worker.pop()
-    recovery.redis_failed()
+    assert waiting(connection) == []
+    connection.zincrby("rq:wip:svdq-default", -7, lost.execution.composite_key)
     recovery.unknown([held.execution.id])
+    assert waiting(connection) == ["b"]
+    lost = worker.pop()
+    recovery.unknown([held.execution.id], is_last=True)  # a burst would end
     assert waiting(connection) == ["b"]
     assert worker.holds_lease(held)
 

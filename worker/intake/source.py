@@ -83,7 +83,7 @@ class Intake(Source):
             wake=self._wake,
             on_taken=lambda active: self._active_jobs.update({active.rq_job.id: active}),
             on_report=self._add_report,
-            take_back_unknown=self._take_back_unknown,
+            take_back_unknown=lambda: self._take_back_unknown(is_last=True),
         )
         #: Number of requests that the stage has taken or waits for, and that it wants by now; it alone writes both.
         self._num_taken = self._num_wanted = 0
@@ -209,7 +209,6 @@ class Intake(Source):
             except Exception:
                 # An error of this program with one job must not let the leases of the others expire.
                 logger.exception("The bookkeeping failed; it continues.")
-                self._recovery.redis_failed()
                 time.sleep(RETRY_S)
             self._wake.wait(self._pause_s())
             self._wake.clear()
@@ -257,8 +256,8 @@ class Intake(Source):
             threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
             self._sweep_at = time.monotonic() + SWEEP_S
 
-    def _take_back_unknown(self) -> None:
-        self._recovery.unknown({active.execution.id for active in self._active_jobs.values()})
+    def _take_back_unknown(self, *, is_last: bool = False) -> None:
+        self._recovery.unknown({active.execution.id for active in self._active_jobs.values()}, is_last=is_last)
 
     def _forget(self, active: ActiveJob, finished: bool) -> None:
         """Remove the checkpoints of a job that has ended."""

@@ -82,8 +82,6 @@ class Recovery:
         self._leases, self._ownerless = StalenessTracker(monotonic), StalenessTracker(monotonic)
         self._connection: redis.Redis = worker.connection
         self._max_attempts = max_attempts
-        #: Whether an answer of Redis may have been lost, and with it the begin of a job.
-        self._may_hold_unknown = True
         #: Whether the crash before this start is counted.
         self._is_counted = False
         #: Number of jobs returned so far.
@@ -109,17 +107,18 @@ class Recovery:
                 self._connection.hdel(keys.CRASHES, job_id)
         self._forget_pauses()
 
-    def unknown(self, held: Collection[str]) -> None:
+    def unknown(self, held: Collection[str], *, is_last: bool = False) -> None:
         """Return jobs of this worker whose begin Redis did not confirm before it became unavailable; call between pops.
 
-        `held` has the ids of the executions that the worker has.
+        `held` has the ids of the executions that the worker has. Their leases are renewed by nobody, so they are found
+        after seconds; with `is_last`, at once.
         """
+        now_s = transitions.server_time(self._connection)
         for queue in self._worker.queues:
             popped = self._return_popped_to_queue(queue, self._worker.name.__eq__)
-            begun = self._taken(queue, self._entries(queue)) if self._may_hold_unknown else []
+            begun = self._taken(queue, self._entries(queue) if is_last else self._late(queue, now_s))
             unknown = [item for item in begun if item.worker == self._worker.name and item.execution.id not in held]
             self._log_taken_back(queue, popped + self._return_to_queue(queue, unknown, transitions.FOREVER))
-        self._may_hold_unknown = False
 
     def expired(self) -> None:
         """Return the jobs of other groups whose leases have expired, and those that ended groups had popped."""
@@ -131,9 +130,8 @@ class Recovery:
             self._log_taken_back(queue, popped + self._return_to_queue(queue, others, now_s))
 
     def redis_failed(self) -> None:
-        """Watch leases from now on, since nobody could renew one; an answer about a job of ours may be lost."""
+        """Watch leases from now on, since nobody could renew one."""
         self._leases.forget()
-        self._may_hold_unknown = True
 
     def _entries(self, queue: rq.Queue) -> list[bytes]:
         """Return the entries of a queue's registry of executions."""
@@ -142,11 +140,15 @@ class Recovery:
 
     def _silent(self, queue: rq.Queue, now_s: float) -> list[bytes]:
         """Return the entries whose lease has ended and was not renewed while this process watched."""
-        key = queue.started_job_registry.key
-        leases: Any = self._connection.zrangebyscore(key, "-inf", now_s + EARLY_S, withscores=True)
-        ends = dict(leases)
+        ends = self._late(queue, now_s)
         unchanged_s = self._leases.seconds(queue.name, ends)
         return [name for name, end_s in ends.items() if end_s <= now_s and unchanged_s[name] >= SILENT_S]
+
+    def _late(self, queue: rq.Queue, now_s: float) -> dict[bytes, float]:
+        """Return the entries whose lease ends soon or has ended, with its end; living groups renew theirs earlier."""
+        key = queue.started_job_registry.key
+        leases: Any = self._connection.zrangebyscore(key, "-inf", now_s + EARLY_S, withscores=True)
+        return dict(leases)
 
     def _log_taken_back(self, queue: rq.Queue, job_ids: list[str]) -> None:
         self.num_taken_back += len(job_ids)
