@@ -1,4 +1,4 @@
-"""`svdq plan`: estimate the number of GPUs, the time and the cost of a number of videos."""
+"""`svdq plan` and `advise`: estimate GPUs, time and cost of videos, and show what would help a run most."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -14,10 +14,12 @@ from svdq.cli.option_types import MILLISECONDS, Number, parse_experts
 from svdq.producer.timeparse import duration
 
 if TYPE_CHECKING:
+    from svdq.pipeline.planning.advice import Remedy
     from svdq.pipeline.planning.capacity import Plan, VideoCosts
-    from svdq.producer.status.ranks import ShapeCosts
+    from svdq.pipeline.planning.recordings import Profile
+    from svdq.producer.status.ranks import GroupStatus
 
-EXAMPLES = """\b
+PLAN_EXAMPLES = """\b
 Examples:
   svdq plan --videos 500 --deadline 8h --from bench.json
   svdq plan --videos 500 --deadline 07:00 --from live
@@ -27,7 +29,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=PLAN_EXAMPLES)
 @click.option("--videos", type=click.IntRange(1, 10**9), required=True, metavar="N", help="Number of videos to render.")
 @click.option("--deadline", metavar="TIME", help="Time available, such as 8h, or the time of day, such as 07:00.")
 @click.option("--gpus", type=click.IntRange(1, 512), help="GPUs [default: as measured, else what the deadline needs].")
@@ -66,19 +68,22 @@ def plan(
 
     With --segments, a pipeline needs the memory for one expert on each GPU; one GPU and replicas need it for both.
     """
+    from svdq.pipeline.costs import Costs
     from svdq.pipeline.errors import InputError
     from svdq.pipeline.models.names import split_steps
-    from svdq.pipeline.planning.capacity import Question, make_plan
+    from svdq.pipeline.planning.capacity import Question, VideoCosts, make_plan
+    from svdq.pipeline.planning.recordings import read_profile
 
     now = datetime.now().astimezone()
-    if (source is None) == (step_ms is None):
-        raise InputError("Give the costs of a video in one way: --from FILE, --from live, or --step-ms.")
-    if source is not None:
-        video, origin = _live(redis_url, steps) if source == "live" else _recorded(source, steps)
+    if source is not None and step_ms is None:
+        profile = _live_profiles(redis_url)[-1] if source == "live" else read_profile(Path(source))
+        origin, video = profile.source, replace(profile.video, steps=steps or profile.video.steps)
+        segments = segments or video.segments
+    elif step_ms is not None and source is None:
+        costs = Costs(step_s=(step_ms / 1000,), encode_s=encode_ms / 1000, decode_s=decode_ms / 1000)
+        origin, video = "As given", VideoCosts(steps=steps or sum(segments or (25,)), costs=costs)
     else:
-        assert step_ms is not None
-        steps = steps or (sum(segments) if segments is not None else 25)
-        video, origin = _video(steps, (step_ms / 1000,), encode_ms / 1000, decode_ms / 1000), "As given"
+        raise InputError("Give the costs of a video in one way: --from FILE, --from live, or --step-ms.")
     if segments is not None:
         video = replace(video, segments=split_steps(video.steps, segments))
     question = Question(
@@ -93,54 +98,6 @@ def plan(
         echo_json({"source": origin, **asdict(found)})
     else:
         echo(origin, *table(_rows(found)), "", *_sentences(found, now.timestamp()))
-
-
-def _video(steps: int, step_s: tuple[float, ...], encode_s: float, decode_s: float) -> "VideoCosts":
-    from svdq.pipeline.costs import Costs
-    from svdq.pipeline.planning.capacity import VideoCosts
-
-    return VideoCosts(steps=steps, costs=Costs(step_s=step_s, encode_s=encode_s, decode_s=decode_s))
-
-
-def _recorded(source: str, steps: int | None) -> "tuple[VideoCosts, str]":
-    from svdq.pipeline.models.names import split_steps
-    from svdq.pipeline.planning.recordings import read_profile
-
-    video = read_profile(Path(source)).video
-    steps = steps or video.steps
-    segments = None if video.segments is None else split_steps(steps, video.segments)
-    return replace(video, steps=steps, segments=segments), f"From {source}"
-
-
-def _live(redis_url: str | None, steps: int | None) -> "tuple[VideoCosts, str]":
-    """Return the costs that a live group has measured for its latest shape, and name the group.
-
-    Raises:
-        InputError: no live group has measured a video.
-    """
-    from svdq.pipeline.errors import InputError
-    from svdq.producer.status.ranks import read_groups
-
-    with connect(redis_url=redis_url) as connection:
-        measured = [group for group in read_groups(connection) if group.intake and group.intake.costs]
-    if not measured:
-        raise InputError(
-            "No live group has measured any video; render one with svdq worker first, or use svdq bench --json."
-        )
-    group = measured[-1]
-    assert group.intake is not None
-    costs = group.intake.costs[-1]
-    return costs_of(costs, steps or 25), f"From group {group.name}, {shape_name(costs)}"
-
-
-def costs_of(costs: "ShapeCosts", steps: int) -> "VideoCosts":
-    """Convert a group's measured costs of a shape to those of a video with `steps` steps."""
-    return _video(steps, costs.step_s, costs.encode_s, costs.decode_s)
-
-
-def shape_name(costs: "ShapeCosts") -> str:
-    """Format a shape as options do: 1024x576x25."""
-    return f"{costs.width}x{costs.height}x{costs.frames}"
 
 
 def _describe(video: "VideoCosts") -> str:
@@ -207,3 +164,75 @@ def _sentences(found: "Plan", now_s: float) -> Iterator[str]:
     for change in found.changes:
         time = seconds(change.time_s)
         yield f"{change.what}: {change.factor:.2f} times as many videos; {question.videos:,} in {time}."
+
+
+ADVISE_EXAMPLES = """\b
+Examples:
+  svdq advise                       the groups that are running now
+  svdq advise bench.json            what svdq bench --json bench.json wrote
+"""
+
+
+@click.command(epilog=ADVISE_EXAMPLES)
+@click.argument("recording", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@json_option("group")
+@redis_options
+def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None:
+    """Show where the time goes, which resource limits the run, and the one change that would help most.
+
+    RECORDING is a file of svdq bench --json. Without it, the running groups are analyzed, by their figures of the last
+    ten seconds.
+    """
+    from svdq.pipeline.planning.advice import advise as advise_on
+    from svdq.pipeline.planning.recordings import read_profile
+
+    profiles = [read_profile(recording)] if recording is not None else _live_profiles(redis_url)
+    for profile in profiles:
+        advice = advise_on(profile)
+        if as_json:
+            echo_json({"source": profile.source, "busy": profile.busy, **asdict(advice)})
+            continue
+        echo(f"{profile.source}:", advice.time, f"This would help most: {_remedy(advice.best)}")
+        echo(*(f"After that: {_remedy(other)}" for other in advice.others))
+
+
+def _remedy(remedy: "Remedy") -> str:
+    return f"{remedy.text} Expected: {remedy.factor:.2f} times as many videos."
+
+
+def _live_profiles(redis_url: str | None) -> "list[Profile]":
+    """Build the profiles of all groups that have finished a video."""
+    from svdq.pipeline.errors import InputError
+    from svdq.producer.status.ranks import read_groups
+
+    with connect(redis_url=redis_url) as connection:
+        groups = read_groups(connection)
+    profiles = [profile for group in groups if (profile := _profile(group)) is not None]
+    if not profiles:
+        raise InputError("No running group has finished a video; give a file of svdq bench --json, or try again later.")
+    return profiles
+
+
+def _profile(group: "GroupStatus") -> "Profile | None":
+    """Build the current profile of a group; None before its first video and while a rank is missing."""
+    from svdq.pipeline.costs import Costs
+    from svdq.pipeline.planning.capacity import VideoCosts
+    from svdq.pipeline.planning.recordings import Profile
+
+    intake = group.intake
+    if intake is None or not intake.costs or len(group.ranks) != group.ranks[0].num_ranks:
+        return None
+    costs = intake.costs[-1]
+    steps = next((rank.steps for rank in group.ranks if rank.steps), 25)
+    busy = tuple(min(1.0, rank.busy_share) for rank in group.ranks)
+    idle = 1 - sum(busy) / len(busy)
+    is_writing = any(condition.job_ids for condition in group.conditions)
+    return Profile(
+        source=f"Group {group.name}, {costs.width}x{costs.height}x{costs.frames}",
+        video=VideoCosts(
+            steps=steps, costs=Costs(step_s=costs.step_s, encode_s=costs.encode_s, decode_s=costs.decode_s)
+        ),
+        busy=busy,
+        no_jobs=idle if not is_writing and len(intake.in_flight) < len(busy) else 0.0,
+        writing=idle if is_writing else 0.0,
+    )

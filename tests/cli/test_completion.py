@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -54,15 +53,3 @@ def test_scripts_ask_svdq(svdq: Cli, shell: str) -> None:
     done = svdq("completion", shell)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"_SVDQ_COMPLETE={shell}_complete" in done.stdout
-
-
-def test_bash_completes_with_the_script(svdq: Cli, tmp_path: Path) -> None:
-    script = tmp_path / "svdq.bash"
-    script.write_text(svdq("completion", "bash").stdout)
-    program = tmp_path / "svdq"
-    program.write_text(f"#!{sys.executable}\nfrom svdq.cli.main import main\nmain()\n")
-    program.chmod(0o755)
-    asked = f"source {script}; COMP_WORDS=(svdq com); COMP_CWORD=1; _svdq_completion svdq; echo ${{COMPREPLY[@]}}"
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, env=environment, timeout=60)
-    assert done.stdout == "completion\n"

@@ -96,7 +96,7 @@ def test_costs_from_a_live_group(connection: redis.Redis) -> None:
         ("--videos 5 --step-ms 50 --segments 15", "written like 15+25"),
         ("--videos 5 --step-ms 50 --segments 0+40", "written like 15+25"),
         ("--videos 5 --step-ms nan", "'nan' is not a finite number"),
-        ("--videos 5 --from live", "No live group has measured any video"),
+        ("--videos 5 --from live", "No running group has finished a video"),
     ],
 )
 def test_wrong_input_is_one_sentence(home: Path, capsys: Any, arguments: str, words: str) -> None:
