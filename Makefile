@@ -3,8 +3,8 @@
 #   make demo         turn a photo into a video, without a GPU and without weights
 #   make check        lint, type-check and run the unit tests
 #   make test         lint, type-check and run all tests but those marked long
-#   make test-long    run the tests marked long, such as those that wait for cron and for leases
-#   make test-all     run `make test`, then `make test-long`
+#   make test-long    run the tests marked long, but those that need the memory of the machine for themselves
+#   make test-all     run `make test`, `make test-long` and what that leaves out
 #   make docs         build the documentation into build/docs; broken links are errors
 #   make gpu-check    measure what needs a GPU, into gpu-check.md; MODEL=DIR names a model with weights
 #   make lint         run the linters and type checkers only
@@ -28,7 +28,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 # Without byte code seven ranks would compile torch's Python sources at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check unit-tests test tests test-long test-all docs gpu-check lint format constraints clean
+.PHONY: demo check unit-tests test tests test-long test-exclusive test-all docs gpu-check lint format constraints clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-worker
@@ -49,10 +49,13 @@ tests: $(VENV)/installed-dev
 
 test-long: $(VENV)/installed-dev
 	$(PYTEST) -n 3 -m 'long and not exclusive'
+
+test-exclusive: $(VENV)/installed-dev
 	$(PYTEST) -n 0 -m exclusive
 
 test-all: test
 	@$(MAKE) --no-print-directory test-long
+	@$(MAKE) --no-print-directory test-exclusive
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
