@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import redis
-import rq
 from rq.job import Dependency
 
 from svdq.producer import control
@@ -99,15 +98,6 @@ def test_a_child_waits_for_all_its_parents(connection: redis.Redis, worker: Grou
     assert worker.pop() is None
     worker.succeed(first, {"outputs": []})
     assert rest(worker) == ["child"]
-
-
-def test_a_parent_that_is_tried_again_keeps_them_waiting(connection: redis.Redis, worker: GroupWorker) -> None:
-    queue = SvdqQueue("svdq-default", connection=connection)
-    parameters = {"job": JOB.model_dump(mode="json")}
-    queue.enqueue(RENDER, kwargs=parameters, job_id="parent", retry=rq.Retry(max=1, interval=[0, 60]))
-    put(connection, "child", Dependency("parent", allow_failure=True))
-    worker.fail(worker.pop(), "The first time.")
-    assert fetch(connection, "child").get_status().value == "deferred"
 
 
 # Crashes.

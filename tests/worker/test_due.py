@@ -137,62 +137,17 @@ def test_a_job_that_was_put_off_meanwhile_is_not_queued(connection: redis.Redis,
     assert scheduled(connection) == [b"a"]
 
 
-# RQ's Retry with intervals.
-
-
-def test_a_retry_with_an_interval_waits_for_it(connection: redis.Redis, worker: GroupWorker) -> None:
+@pytest.mark.parametrize("interval", [0, 60])
+def test_rqs_retry_is_not_used(connection: redis.Redis, worker: GroupWorker, interval: int) -> None:
+    """The same seed would fail again."""
     queue = SvdqQueue("svdq-default", connection=connection)
-    parameters = {"job": JOB.model_dump(mode="json")}
-    queue.enqueue(RENDER, kwargs=parameters, job_id="a", retry=rq.Retry(max=2, interval=[60, 0]))
-
-    worker.fail(worker.pop(), "The first time.")
-    assert fetch(connection, "a").get_status().value == "scheduled"
-    assert fetch(connection, "a").retries_left == 1
-    assert connection.zscore("rq:scheduled:svdq-default", "a") == pytest.approx(time.time() + 60, abs=30)
-    assert connection.zcard("rq:wip:svdq-default") == 0
-    worker.promote_due()
-    assert waiting(connection) == []
-
-    make_due(connection, "a")
-    worker.promote_due()
-    assert waiting(connection) == ["a"]
-    worker.fail(worker.pop(), "The second time.")
-    assert waiting(connection) == ["a"]  # its second interval is none
-    worker.fail(worker.pop(), "The last time.")
-
-    job = fetch(connection, "a")
-    assert job.get_status().value == "failed"
-    assert job.latest_result().exc_string == "The last time."
-    assert (waiting(connection), scheduled(connection), connection.zcard("rq:wip:svdq-default")) == ([], [], 0)
-
-
-def test_a_retry_may_go_to_the_front(connection: redis.Redis, worker: GroupWorker) -> None:
-    queue = SvdqQueue("svdq-default", connection=connection)
-    retry = rq.Retry(max=1, interval=60, enqueue_at_front=True)
     for job_id in ("a", "b"):
+        retry = rq.Retry(max=2, interval=interval)
         queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id=job_id, retry=retry)
     worker.fail(worker.pop(), "It broke.")
-    make_due(connection, "a")
-    worker.promote_due()
-    assert waiting(connection) == ["a", "b"]
-
-
-@pytest.mark.parametrize("intervals", ['["x"]', "[-5]", '{"a": 1}', "[1e300]", "7"])
-def test_a_senseless_interval_is_none(connection: redis.Redis, worker: GroupWorker, intervals: str) -> None:
-    queue = SvdqQueue("svdq-default", connection=connection)
-    queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id="a", retry=rq.Retry(max=2))
-    connection.hset("rq:job:a", "retry_intervals", intervals)
-    worker.fail(worker.pop(), "It broke.")
-    assert fetch(connection, "a").get_status().value == "failed"
-
-
-def test_a_stopped_job_is_not_retried(connection: redis.Redis, worker: GroupWorker) -> None:
-    queue = SvdqQueue("svdq-default", connection=connection)
-    retry = rq.Retry(max=2, interval=60)
-    queue.enqueue(RENDER, kwargs={"job": JOB.model_dump(mode="json")}, job_id="a", retry=retry)
     worker.stop(worker.pop())
-    assert fetch(connection, "a").get_status().value == "stopped"
-    assert scheduled(connection) == []
+    assert [fetch(connection, job_id).get_status().value for job_id in ("a", "b")] == ["failed", "stopped"]
+    assert (waiting(connection), scheduled(connection), connection.zcard("rq:wip:svdq-default")) == ([], [], 0)
 
 
 # Real groups.

@@ -428,16 +428,14 @@ def test_a_pickled_meta_is_not_loaded(connection: redis.Redis, worker: GroupWork
 def test_a_meta_of_another_kind_keeps_no_job_from_going_on(
     connection: redis.Redis, worker: GroupWorker, trap: Trap, meta: str | bytes
 ) -> None:
-    """RQ's tools write pickle where they requeue; such a job is tried again, given back and followed by others."""
+    """RQ's tools write pickle where they requeue; such a job fails, is retried, given back and followed by others."""
     queue = SvdqQueue("svdq-default", connection=connection)
-    retry = rq.Retry(max=1, interval=[0, 60])
     for job_id, after in (("bad", None), ("next", "bad")):
         parameters = {"job": JOB.model_dump(mode="json")}
-        queue.enqueue(RENDER, kwargs=parameters, job_id=job_id, depends_on=after, retry=retry)
+        queue.enqueue(RENDER, kwargs=parameters, job_id=job_id, depends_on=after)
         connection.hset(f"rq:job:{job_id}", "meta", trap.pickle if meta == "pickle" else meta)
     worker.fail(take(worker)[0], "It broke.")
-    assert status_of(connection, "bad") == "scheduled"
-    control.cancel(connection, "bad")
+    assert status_of(connection, "bad") == "failed"
     control.retry(connection, "bad")
     worker.return_to_queue(take(worker))
     worker.succeed(take(worker)[0], {"outputs": []})
@@ -563,7 +561,6 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "Queue.started_job_registry": (rq.Queue, None),
     "Queue.scheduled_job_registry": (rq.Queue, None),
     "Queue.deferred_job_registry": (rq.Queue, None),
-    "Queue.schedule_job": (rq.Queue, "self, job, datetime, pipeline"),
     "Queue.enqueue_dependents": (rq.Queue, "self, job"),
     "Execution.create": (rq.executions.Execution, "job, ttl, pipeline, worker_name"),
     "Execution.from_composite_key": (rq.executions.Execution, "composite_key, connection"),
@@ -580,8 +577,6 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "Job.func_name": (rq.job.Job, None),
     "Job.dependencies_are_met": (rq.job.Job, "self, parent_job, pipeline, exclude_job_id, refresh_job_status"),
     "Job.fetch_many": (rq.job.Job, "job_ids, connection, serializer"),
-    "Job.get_retry_interval": (rq.job.Job, "self"),
-    "Job.should_retry": (rq.job.Job, None),
     "Job.redis_job_namespace_prefix": (rq.job.Job, None),
     "Job.refresh": (rq.job.Job, "self"),
     "Job.latest_result": (rq.job.Job, "self, timeout"),
@@ -620,7 +615,7 @@ MODULES = (control, transitions, recovery, group_worker, job_completion, rq_work
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {
     "Job": ["_result", "_status", "_success_callback_name", "_failure_callback_name", "_stopped_callback_name"],
-    "Job ": ["retries_left", "retry_intervals", "enqueue_at_front_on_retry", "ended_at", "started_at", "webhooks"],
+    "Job ": ["retries_left", "retry_intervals", "ended_at", "started_at", "webhooks"],
     "Job  ": ["key", "dependencies_key", "meta", "repeats_left", "repeat_intervals", "_dependency_ids"],
     "BaseWorker": ["execution", "_stopped_job_id", "queues", "connection", "key", "birth_date", "pubsub_thread"],
     "Execution": ["created_at", "last_heartbeat", "key"],

@@ -4,9 +4,7 @@ The base of `group_worker`, written against rq 2.12. It imports and calls nothin
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis
@@ -46,11 +44,9 @@ class ActiveJob:
 class CompletionWorker(RqWorker):
     """An RQ worker that ends jobs in any order."""
 
-    def __init__(
-        self, connection: redis.Redis, *, on_stop: Callable[[str], None], on_shutdown: Callable[[], None]
-    ) -> None:
+    def __init__(self, connection: redis.Redis, **handlers: Any) -> None:
         """Make the worker; nothing is registered yet. The arguments are those of `RqWorker`."""
-        super().__init__(connection, on_stop=on_stop, on_shutdown=on_shutdown)
+        super().__init__(connection, **handlers)
         #: The job whose success is being written, and whether RQ has tried before.
         self._succeeding: ActiveJob | None = None
         self._tried = False
@@ -116,11 +112,10 @@ class CompletionWorker(RqWorker):
         return rq_job is not None and rq_job.get_status(refresh=False) not in (*_ENDED, JobStatus.CANCELED)
 
     def fail(self, active: ActiveJob, reason: str) -> None:
-        """End a job as failed, since the same seed would fail again; retry it only if RQ's Retry has an interval."""
-        if _has_retry(active.rq_job):
-            self._retry(active)
-        else:
-            self._end_failed(active, reason)
+        """End a job as failed; RQ's Retry is not used, since the same seed would fail again."""
+        self._fail(active.rq_job, active.queue, active.execution, reason)
+        if self.holds_lease(active):
+            raise redis.ConnectionError("RQ could not write that a job failed")  # RQ only logs it
 
     def stop(self, active: ActiveJob) -> None:
         """End a job as stopped by the user."""
@@ -131,37 +126,7 @@ class CompletionWorker(RqWorker):
             pipeline.zremrangebyscore(keys.STOPPED, "-inf", now_s)
             pipeline.execute()
         self._stopped_job_id = active.rq_job.id
-        self._end_failed(active, STOPPED)
-
-    def _retry(self, active: ActiveJob) -> None:
-        """Do what RQ's `Job.retry` does in one transaction, so that a kill loses nothing."""
-        rq_job, queue = active.rq_job, active.queue
-        interval_s, retries_left = rq_job.get_retry_interval(), rq_job.retries_left or 0
-        due_at = datetime.fromtimestamp(transitions.server_time(self.connection), UTC) + timedelta(seconds=interval_s)
-        rq_job.ended_at = now()
-        rq_job.retries_left = retries_left - 1
-        try:
-            with self.connection.pipeline() as pipeline:
-                self.execution = active.execution
-                self.cleanup_execution(rq_job, pipeline=pipeline)
-                self.increment_failed_job_count(pipeline)
-                if interval_s:
-                    queue.schedule_job(rq_job, due_at, pipeline=pipeline)
-                else:
-                    queue._enqueue_job(rq_job, pipeline=pipeline, at_front=rq_job.enqueue_at_front_on_retry)
-                pipeline.execute()
-        except redis.RedisError:
-            rq_job.retries_left = retries_left
-            raise
-        finally:
-            self.execution = None
-        self._clear_marks(rq_job.id)
-        logger.info("Job %s is retried in %d s; retries left: %d.", rq_job.id, interval_s, retries_left - 1)
-
-    def _end_failed(self, active: ActiveJob, reason: str) -> None:
-        self._fail(active.rq_job, active.queue, active.execution, reason)
-        if self.holds_lease(active):
-            raise redis.ConnectionError("RQ could not write that a job failed")  # RQ only logs it
+        self.fail(active, STOPPED)
 
     def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, execution: Execution | None, reason: str) -> None:
         rq_job.ended_at = now()
@@ -185,8 +150,3 @@ class CompletionWorker(RqWorker):
         """Return whether this worker still holds a job: a group that slept past its lease has lost it."""
         registry = active.queue.started_job_registry
         return self.connection.zscore(registry.key, active.execution.composite_key) is not None
-
-
-def _has_retry(rq_job: rq.job.Job) -> bool:
-    """Return whether a failed job is retried: its Retry has an interval."""
-    return rq_job.should_retry and max(rq_job.retry_intervals or [0]) > 0

@@ -116,10 +116,7 @@ if not is_job or redis.call('hget', KEYS[3], 'status') ~= 'scheduled' then
   return -1
 end
 redis.call('hset', KEYS[3], 'status', 'queued', 'enqueued_at', ARGV[2])
-local ended_at = redis.call('hget', KEYS[3], 'ended_at')
-local is_retry = ended_at and ended_at ~= ''
 local in_front = redis.call('hget', KEYS[3], 'enqueue_at_front') == '1'
-  or is_retry and redis.call('hget', KEYS[3], 'enqueue_at_front_on_retry') == '1'
 redis.call(in_front and 'lpush' or 'rpush', KEYS[2], ARGV[1])
 return 1
 """
