@@ -15,8 +15,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.text import printable
 from svdq.worker.config import RankConfig, rank_options
 from svdq.worker.health.crash_marker import CrashMarker, folder_without_launcher
-from svdq.worker.health.job_log_handler import JobLogHandler
-from svdq.worker.health.logging import start_logging
+from svdq.worker.health.logging import JobLogHandler, start_logging
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.rank import run_rank
 from svdq.worker.signals import Signals

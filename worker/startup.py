@@ -21,7 +21,7 @@ from svdq.producer.settings import Settings
 from svdq.worker import roles
 from svdq.worker.config import RankConfig
 from svdq.worker.health.crash_marker import CrashMarker
-from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.intake.memory import RankMemory
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.launcher.hosts import address_book

@@ -85,7 +85,7 @@ class StorageRetry:
                 try:
                     outcome = attempt()
                 except (OSError, UnavailableError) as error:
-                    if _is_hopeless(error):
+                    if _errno(error) in _HOPELESS:
                         raise
                     self._note(call, error)
                     self._wake.wait(delay_s)
@@ -138,10 +138,6 @@ class FileRefusals:
                 f"{what} could not be read or written for {FILE_TIMEOUT_S / 60:.0f} minutes, though the storage can "
                 f"be used otherwise: {_reason(error)}. Fix the cause, then `svdq retry` the job."
             ) from error
-
-
-def _is_hopeless(error: Exception) -> bool:
-    return _errno(error) in _HOPELESS
 
 
 def _errno(error: Exception) -> int | None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from svdq.worker.health.job_log_handler import JobLogHandler
-from svdq.worker.health.logging import GAP, LINE_BYTES, JsonFormatter, to_json_line
+from svdq.worker.health.logging import GAP, LINE_BYTES, JobLogHandler, JsonFormatter, to_json_line
 from tests.worker.conftest import House, wait_until
 from tests.worker.own_redis import OwnRedis
 

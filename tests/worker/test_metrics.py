@@ -30,8 +30,9 @@ from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
 from svdq.producer.status.ranks import BOUNDS_S, Condition, IntakeStatus
+from svdq.worker.health.crash_marker import CrashMarker
 from svdq.worker.health.histograms import Histogram
-from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector
@@ -165,9 +166,9 @@ def _is_complete(samples: Samples) -> bool:
     return (ended, counts) == ([4, 1], [4 * 6, 4])
 
 
-def test_only_steps_count_as_steps(connection: redis.Redis) -> None:
+def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> None:
     rank_reporter = RankReporter(describe(TOPOLOGY, CPU, "fake"), CPU)
-    monitor = ProgressMonitor(connection, rank_reporter, JobLogHandler(0))
+    monitor = ProgressMonitor(connection, rank_reporter, JobLogHandler(0), CrashMarker(tmp_path, 0, 0))
     bare = Sample(job_id="f" * 20, parameters=SvdParameters(seed=1, steps=8, frames=2), boundaries=(0, 3, 8), step=0)
     encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
 

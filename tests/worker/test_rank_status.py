@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -17,8 +18,9 @@ from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch
 from svdq.producer.status import job_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
+from svdq.worker.health.crash_marker import CrashMarker
 from svdq.worker.health.histograms import Pace
-from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import BusyMeter, RankReporter, costs_in, describe
 from tests.queued import enqueue
@@ -122,8 +124,8 @@ def reporter() -> RankReporter:
 
 
 @pytest.fixture
-def monitor(connection: redis.Redis, log: JobLogHandler, reporter: RankReporter):
-    monitor = ProgressMonitor(connection, reporter, log)
+def monitor(connection: redis.Redis, log: JobLogHandler, reporter: RankReporter, tmp_path: Path):
+    monitor = ProgressMonitor(connection, reporter, log, CrashMarker(tmp_path, 0, 0))
     yield monitor
     monitor.close()
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from svdq.pipeline.sample import Sample
 from svdq.producer.process_identity import is_gone, process_name
 
 #: The phases of a job, in order.
@@ -43,12 +44,17 @@ class CrashSuspect:
     job_id: str
     #: Its phase.
     phase: Phase
-    #: The index of the denoising step; 0 in all other phases.
+    #: The index of the denoising step; 0 in all phases before, the number of steps in a decode.
     step: int = 0
     #: The rank that died.
     rank: int
     #: Whether the rank ended itself because this made no progress.
     stalled: bool = False
+
+
+def phase_of(sample: Sample, index: int) -> Literal["encode", "step", "decode"]:
+    """Return what a rank does that reports a step; before its photo is encoded, a sample has no tensors."""
+    return "decode" if index == sample.parameters.steps else "step" if sample.tensors else "encode"
 
 
 class CrashMarker:

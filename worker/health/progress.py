@@ -18,8 +18,8 @@ from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
 from svdq.producer import keys
 from svdq.producer.status import job_log
-from svdq.worker.health.crash_marker import CrashMarker
-from svdq.worker.health.job_log_handler import JobLogHandler
+from svdq.worker.health.crash_marker import CrashMarker, phase_of
+from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter
 from svdq.worker.output.fence import execution_of
 
@@ -56,7 +56,7 @@ class ProgressMonitor(Monitor):
         connection: redis.Redis,
         rank_reporter: RankReporter,
         log: JobLogHandler,
-        marker: CrashMarker | None = None,
+        marker: CrashMarker,
     ) -> None:
         """Start the thread; this monitor alone uses `connection`."""
         self._connection = connection
@@ -93,13 +93,7 @@ class ProgressMonitor(Monitor):
 
     def step(self, sample: Sample, index: int) -> None:
         """Record that a step begins."""
-        if self._marker is not None:
-            if index == sample.parameters.steps:
-                self._marker.begin("decode", sample.job_id)
-            elif sample.tensors:
-                self._marker.begin("step", sample.job_id, index)
-            else:  # before its photo is encoded a sample has no tensors
-                self._marker.begin("encode", sample.job_id)
+        self._marker.begin(phase_of(sample, index), sample.job_id, index)
         now = time.perf_counter()
         note = self._note
         if note is None:
@@ -119,8 +113,7 @@ class ProgressMonitor(Monitor):
 
     def warm_up(self, sample: Sample) -> None:
         """Record that this rank warms up for a sample; lasts until `idle`."""
-        if self._marker is not None:
-            self._marker.begin("warm-up", sample.job_id)
+        self._marker.begin("warm-up", sample.job_id)
 
     def idle(self) -> None:
         """Record that nothing is computed."""
@@ -132,8 +125,7 @@ class ProgressMonitor(Monitor):
                 self._count_steps(index + 1 - self._stage_from, time.perf_counter())
         self._note = None
         self._rank_reporter.meter.end()
-        if self._marker is not None:
-            self._marker.idle()
+        self._marker.idle()
 
     def _count_steps(self, number: int, now: float) -> None:
         """Count the steps of a stage by their average duration: a single step on a GPU returns before it is done."""

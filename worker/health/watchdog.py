@@ -13,11 +13,12 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from svdq.pipeline.costs import Shape
 from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
+from svdq.worker.health.crash_marker import Phase, phase_of
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +32,8 @@ GIL_BOUND_S: Final = 3600.0
 #: Number of wake-ups within the shortest bound.
 MIN_LOOKS: Final = 4
 
-Doing = Literal["encode", "warm-up", "step", "decode"]
 #: A kind of work: the shape of the video, and what is done for it.
-Kind = tuple[Shape, Doing]
+Kind = tuple[Shape, Phase]
 
 
 @dataclass
@@ -110,9 +110,7 @@ class Watchdog(Monitor):
 
     def step(self, sample: Sample, index: int) -> None:
         """Record the end of the step before and the beginning of another."""
-        # Before its photo is encoded, a sample has no tensors.
-        doing: Doing = "decode" if index == sample.parameters.steps else "step" if sample.tensors else "encode"
-        before, work = self._work, _Work(sample, index, (Shape.of(sample.parameters), doing))
+        before, work = self._work, _Work(sample, index, (Shape.of(sample.parameters), phase_of(sample, index)))
         # The first step of a resumed video is reported twice, with no work in between.
         if before is None or (before.sample.job_id, before.index, before.kind) != (sample.job_id, index, work.kind):
             self._learn()

@@ -139,7 +139,7 @@ class ResultWriter(Sink):
             except NoLongerWantedError:
                 if self._retry.stopped:
                     return
-                self._log_unwanted(sample)
+                logger.warning("Job %s was canceled or taken over; its files are dropped.", sample.job_id)
             except SvdqError as error:
                 failure = str(error)
             except Exception as error:
@@ -149,9 +149,6 @@ class ResultWriter(Sink):
             report = Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure)
             with self._reporting:
                 delivery.report(report)
-
-    def _log_unwanted(self, sample: Sample) -> None:
-        logger.warning("Job %s was canceled or taken over; its files are dropped.", sample.job_id)
 
     def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
         """Write a video's files once.
@@ -170,7 +167,11 @@ class ResultWriter(Sink):
             raise
 
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
-        """Write and publish the files and the sidecar; return an empty result if the job is no longer wanted."""
+        """Write and publish the files and the sidecar.
+
+        Raises:
+            NoLongerWantedError: the fence refuses the job.
+        """
         started = time.perf_counter()
         job = job_as_used(sample.parameters, sample.metadata)
         keys = output_keys(job, sample.job_id)
@@ -196,10 +197,7 @@ class ResultWriter(Sink):
             for kind, key in keys.items():
                 video.write_video(shown, paths[key], kind, fps, json.dumps(comment, ensure_ascii=False))
             if not self._fence(sample):
-                if self._retry.stopped:
-                    raise RetryStoppedError("The worker stops.")
-                self._log_unwanted(sample)
-                return {}
+                raise NoLongerWantedError("The job was canceled or taken over, or the worker stops.")
             for key, path in paths.items():
                 self._storage.publish(path, key)
         text = json.dumps(document | timings_of(sample, time.perf_counter() - started), indent=2, ensure_ascii=False)
