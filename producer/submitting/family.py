@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.registry import DEFAULT_FAMILY, PARAMETERS, family_of_model
@@ -55,7 +56,15 @@ def choose_family(
         )
     fitting = [name for name, has in _FIELDS.items() if all(field in has for field in fields)]
     if not fitting:
-        raise _conflict(fields, spell)
+        one, other = next(
+            pair
+            for pair in combinations(fields, 2)
+            if not any(pair[0] in has and pair[1] in has for has in _FIELDS.values())
+        )
+        raise InputError(
+            f"{spell(one)} applies only to {_title_of_field(one)} and {spell(other)} only to {_title_of_field(other)}; "
+            "leave out one of the two."
+        )
     preferred = model.family if model is not None else DEFAULT_FAMILY
     return preferred if preferred in fitting else fitting[0]
 
@@ -71,17 +80,3 @@ def _title(family: str) -> str:
 def _title_of_field(field: str) -> str:
     """Name the families that have a field."""
     return " and ".join(_title(name) for name, has in _FIELDS.items() if field in has)
-
-
-def _conflict(fields: Collection[str], spell: Callable[[str], str]) -> InputError:
-    """Make the error about the first two fields that no family has both of."""
-    one, other = next(
-        (one, other)
-        for one in fields
-        for other in fields
-        if not any(one in has and other in has for has in _FIELDS.values())
-    )
-    return InputError(
-        f"{spell(one)} applies only to {_title_of_field(one)} and {spell(other)} only to {_title_of_field(other)}; "
-        "leave out one of the two."
-    )
