@@ -22,8 +22,8 @@ from svdq.producer.status.status import JobView, view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.timeparse import iso_of, rfc3339
 
-#: Number of waiting videos shown, and of scheduled ones.
-MAX_ROWS = 100
+#: Number of videos in flight that are shown, and of waiting ones; number of groups.
+MAX_ROWS, MAX_GROUPS = 100, 50
 #: Bytes free on the disk below which the page warns.
 LOW_DISK_BYTES = 2_000_000_000
 
@@ -36,7 +36,7 @@ def read_state(connection: redis.Redis, settings: Settings, storage: Storage, sn
     waiting = view_many(connection, [*queued, *later])
     places = Waiting(num_jobs=snapshot.waiting.num_jobs, sample=snapshot.waiting.sample, num_ahead=num_ahead)
     estimates = estimate_jobs(waiting, places, snapshot.groups, snapshot.pauses, snapshot.no_group)
-    rows = [_started(snapshot, job) for job in snapshot.jobs]
+    rows = [_started(snapshot, job) for job in snapshot.jobs[:MAX_ROWS]]
     rows += [
         _waiting(job, estimates.get(job.id, Estimate()))
         for job in waiting
@@ -56,7 +56,7 @@ def read_state(connection: redis.Redis, settings: Settings, storage: Storage, sn
         "finished_last_hour": snapshot.finished_last_hour,
         "failed_last_hour": snapshot.failed_last_hour,
         "disk": _disk(storage),
-        "groups": [_group(group, snapshot) for group in snapshot.groups],
+        "groups": [_group(group, snapshot) for group in snapshot.groups[:MAX_GROUPS]],
         "rows": rows,
         "num_more": max(0, num_waiting + counts["started"] - len(rows)),
         "latest": f"{newest[0][0]}:{newest[0][1]}:{counts['finished']}:{counts['failed']}" if newest else "",
@@ -164,6 +164,8 @@ def _warnings(snapshot: Snapshot, num_waiting: int, storage: Storage) -> list[st
         sentences.append("A worker is starting.")
     elif snapshot.worker_state == "none" and num_waiting:
         sentences.append("No worker is running, so the videos wait. Start one with `svdq worker`.")
+    if len(snapshot.groups) > MAX_GROUPS:
+        sentences.append(f"{MAX_GROUPS} of {len(snapshot.groups):,} groups are shown; `svdq status` lists all.")
     for rank, condition in snapshot.conditions:
         sentences.append(f"{condition.effect} on {rank.host}: {condition_reason(condition)}")
     disk = _disk(storage)

@@ -1,6 +1,9 @@
 """Reads that many requests share."""
 
 import asyncio
+import contextlib
+import http.client
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -83,3 +86,20 @@ def test_polls_of_the_same_video_are_read_once_a_second(
     assert {answer.json["id"] for answer in answers} == {video_id}
     # A look at one job and the snapshot of the server take about sixty commands; a look for each poll, thousands.
     assert num_commands() - before < 400
+
+
+def test_open_pages_share_their_reads(server: Server, connection: redis.Redis) -> None:
+    def num_commands(num_pages: int) -> int:
+        """Return the commands to Redis in 4 s with open pages."""
+        with contextlib.ExitStack() as stack:
+            for _ in range(num_pages):
+                page = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+                stack.callback(page.close)
+                page.request("GET", "/page/events", headers=server.bearer)
+                assert page.getresponse().read(1)
+            before = int(connection.info("stats")["total_commands_processed"])
+            time.sleep(4)
+            return int(connection.info("stats")["total_commands_processed"]) - before
+
+    few, many = num_commands(1), num_commands(30)
+    assert 0 < many < 2 * few + 100
