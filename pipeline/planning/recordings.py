@@ -1,12 +1,10 @@
 """Reads files of `svdq bench --json`: the costs of a video, and how busy each rank was."""
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import InputError
@@ -45,7 +43,6 @@ class _Run(BaseModel):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    through: str
     ranks: int = Field(ge=1, le=_MAX_RANKS)
     steps: int = Field(ge=1, le=1000)
     segments: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = None
@@ -55,41 +52,35 @@ class _Run(BaseModel):
     busy_share: list[Annotated[float, Field(ge=0, le=1.01)]] = Field(min_length=1, max_length=_MAX_RANKS)
 
 
+class _Recording(BaseModel):
+    """What is used of a file of `svdq bench --json`."""
+
+    runs: list[_Run] = Field(min_length=1)
+
+
 def read_profile(path: Path) -> Profile:
-    """Read a file of `svdq bench --json`.
+    """Read the largest group of a file of `svdq bench --json`.
 
     Raises:
         InputError: the file has other content.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
-        raise InputError(f"{path} cannot be read ({reason}); give a file of svdq bench --json.") from error
-    if not isinstance(document, dict) or not document.get("runs"):
-        raise InputError(f"{path} has no runs; give a file of svdq bench --json (without --burst).")
-    try:
-        runs = TypeAdapter(list[_Run]).validate_python(document["runs"])
+        runs = _Recording.model_validate_json(path.read_bytes()).runs
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); give a file of svdq bench --json.") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
         raise InputError(
-            f"{path} was not written by svdq bench --json of this version ({where}: {first['msg']}); measure again."
+            f"{path} has no run of a group in it ({reason}); give a file of svdq bench --json of "
+            "this version, without --burst."
         ) from error
-    return _from_runs(runs, str(path))
-
-
-def _from_runs(runs: Sequence[_Run], source: str) -> Profile:
-    """Take the largest group of a bench."""
-    pipelines = [run for run in runs if run.through != "replicas"]
-    if not pipelines:
-        raise InputError(f"{source} has no run through a pipeline in it; run svdq bench with --json.")
-    run = max(pipelines, key=lambda run: run.ranks)
+    run = max(runs, key=lambda run: run.ranks)
     costs = Costs(
         step_s=(run.step_ms / 1000,) * run.ranks, encode_s=run.encode_ms / 1000, decode_s=run.decode_ms / 1000
     )
     return Profile(
-        source=f"{source}, {run.ranks} ranks",
+        source=f"{path}, {run.ranks} ranks",
         video=VideoCosts(steps=run.steps, costs=costs, segments=run.segments),
         busy=tuple(min(1.0, share) for share in run.busy_share),
     )

@@ -57,8 +57,8 @@ def test_live_groups(connection: redis.Redis) -> None:
     [
         ([], "No running group has finished a video"),
         (["none.json"], "does not exist"),
-        (["run.trace"], "has no runs; give a file of svdq bench --json"),
-        (["text"], "cannot be read (not JSON"),
+        (["run.trace"], "has no run of a group in it (runs: Field required); give a file of svdq bench --json"),
+        (["text"], "(Invalid JSON: "),
     ],
 )
 def test_wrong_input_is_one_sentence(home: Path, capsys: Any, arguments: list[str], words: str) -> None:

@@ -289,7 +289,7 @@ def memory_file(folder: Path, stack: ExitStack) -> Target:
 
 def recording(folder: Path, stack: ExitStack) -> Target:
     """What `svdq plan` and `svdq advise` read."""
-    run = {"through": "loop", "ranks": 2, "steps": 4}
+    run = {"ranks": 2, "steps": 4}
     run |= {"busy_share": [0.9, 0.9], "step_ms": 500.0, "encode_ms": 50.0, "decode_ms": 100.0}
     seeds = [json.dumps({"runs": [run, run | {"ranks": 1, "busy_share": [0.9]}]})]
     path = folder / "recording.json"

@@ -50,19 +50,14 @@ def test_a_rank_that_only_encodes() -> None:
     assert advice.best.factor == pytest.approx(2.0)
 
 
-RUN = {"through": "loop", "ranks": 1, "steps": 2, "busy_share": [0.9]}
+RUN = {"ranks": 1, "steps": 2, "busy_share": [0.9]}
 RUN |= {"step_ms": 500.0, "encode_ms": 50.0, "decode_ms": 100.0}
 
 
 @pytest.mark.parametrize(
     "document",
     [
-        *(
-            {"runs": [RUN | {name: value}]}
-            for name in RUN
-            if name != "through"
-            for value in (0, None, -1, "x", 10**400)
-        ),
+        *({"runs": [RUN | {name: value}]} for name in RUN for value in (0, None, -1, "x", 10**400)),
         *({"runs": runs} for runs in (7, [7], [{}], "x")),
         {"traceEvents": []},
     ],
@@ -79,13 +74,13 @@ def test_a_recording_that_svdq_did_not_write(tmp_path: Path, document: object) -
 
 def test_a_recording_that_is_nested_deeply(tmp_path: Path) -> None:
     (path := tmp_path / "recording.json").write_text("[" * 2000 + "]" * 2000)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="Invalid JSON: recursion limit"):
         read_profile(path)
 
 
 def test_uneven_experts_are_named_with_what_a_rank_with_both_would_gain(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    run = {"through": "loop", "ranks": 7, "steps": 40, "segments": [15, 25], "step_ms": 50, "encode_ms": 0}
+    run = {"ranks": 7, "steps": 40, "segments": [15, 25], "step_ms": 50, "encode_ms": 0}
     run |= {"decode_ms": 0, "busy_share": [0.8] * 3 + [1.0] * 4}
     path.write_text(json.dumps({"runs": [run]}))
     best = advise(read_profile(path)).best
