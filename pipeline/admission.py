@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from svdq.pipeline.binding import Components, bounds_of
 from svdq.pipeline.costs import CostModel, Shape
-from svdq.pipeline.failures import say_why
+from svdq.pipeline.failures import describe_failure
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.plan import Assignment, Planner
 from svdq.pipeline.planning.capacity import VideoCosts
@@ -147,7 +147,7 @@ class Admission:
             with self._tracer.span("encode", request.job_id):
                 tensors = self._model.encode(request.photo, parameters)
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
-            return sample.failed(say_why(error, "while its photo was encoded"))
+            return sample.failed(describe_failure(error, "while its photo was encoded"))
         seconds = time.perf_counter() - started
         self.on_work([Work(0, index, "encode", seconds)])
         return replace(sample, tensors=tensors, seconds={"encode": seconds})

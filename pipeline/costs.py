@@ -106,12 +106,12 @@ class CostModel:
         step_s = self._each(measured.step_s, self._prior.step_s)
         typical_s = median(step_s)
         decode_s = self._each(measured.decode_s, self._prior.decode_steps * typical_s)
-        encode_s = _undisturbed(measured.encode_s) if measured.encode_s else self._prior.encode_steps * typical_s
+        encode_s = _lower_quartile(measured.encode_s) if measured.encode_s else self._prior.encode_steps * typical_s
         return Costs(step_s=step_s, encode_s=encode_s, decode_s=median(decode_s), decode_each_s=decode_s)
 
     def _each(self, measured: Mapping[int, Sequence[float]], guess_s: float) -> tuple[float, ...]:
         """Estimate a time on each rank; one that is not measured is assumed to be as fast as the others."""
-        known = {rank: _undisturbed(times) for rank, times in measured.items()}
+        known = {rank: _lower_quartile(times) for rank, times in measured.items()}
         # A measured zero would make a rank infinitely fast.
         typical_s = max(median(known.values()) if known else guess_s, 1e-9)
         return tuple(
@@ -120,7 +120,7 @@ class CostModel:
         )
 
 
-def _undisturbed(times: Sequence[float]) -> float:
+def _lower_quartile(times: Sequence[float]) -> float:
     """Return the lower quartile; of a single measurement that one."""
     # statistics.quantiles takes ten times as long, and rank 0 estimates each sample with two of these for each rank.
     ascending = sorted(times)

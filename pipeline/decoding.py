@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from svdq.pipeline.failures import say_why
+from svdq.pipeline.failures import describe_failure
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.models.device_memory import is_out_of_memory, release_memory
 from svdq.pipeline.models.memory import ChunkLimits, chunk_of
@@ -44,13 +44,13 @@ class Decoder:
                 break
             except Exception as error:  # noqa: BLE001 - one bad job must not affect others
                 if not is_out_of_memory(error):
-                    return sample.failed(say_why(error, "while its frames were decoded")), None
+                    return sample.failed(describe_failure(error, "while its frames were decoded")), None
                 # The latents still exist, so no step is repeated.
                 smaller = asked_for.smaller_chunk(chunk)
                 self._limits.ran_out(asked_for, smaller)
                 sample = replace(sample, ran_out=True, parameters=_in_chunks(asked_for, smaller))
                 if chunk == 1:
-                    return sample.failed(say_why(error, "while one frame at a time was decoded")), None
+                    return sample.failed(describe_failure(error, "while one frame at a time was decoded")), None
                 logger.warning(
                     "Out of memory in the decode of %s; trying again with decode_chunk_size %d.",
                     sample.job_id,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from svdq.pipeline.failures import all_finite, say_where_it_broke, say_why
+from svdq.pipeline.failures import all_finite, describe_failure, describe_non_finite
 from svdq.pipeline.models.base import State, VideoModel
 from svdq.pipeline.protocols import Checkpointer, Monitor
 from svdq.pipeline.sample import Sample
@@ -78,9 +78,9 @@ class StepLoop:
                     changed.update(denoiser.step(state, index))
                     state.update(changed)
                 if not all_finite(changed):
-                    return sample.failed(say_where_it_broke(self._model, sample, stop, self._monitor))
+                    return sample.failed(describe_non_finite(self._model, sample, stop, self._monitor))
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
-            return sample.failed(say_why(error, f"in step {index + 1} of {sample.parameters.steps}"))
+            return sample.failed(describe_failure(error, f"in step {index + 1} of {sample.parameters.steps}"))
         seconds = time.perf_counter() - started
         sample = self._advanced(sample, stop, state, seconds)
         self._checkpointer.save(sample)

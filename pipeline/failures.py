@@ -14,7 +14,7 @@ from svdq.pipeline.sample import Sample
 logger = logging.getLogger(__name__)
 
 
-def say_why(error: Exception, where: str) -> str:
+def describe_failure(error: Exception, where: str) -> str:
     """Describe why a sample failed. Errors of svdq are sentences already; others are logged with their traceback.
 
     Raises:
@@ -49,7 +49,7 @@ def all_finite(state: State) -> bool:
     return True
 
 
-def say_where_it_broke(model: VideoModel, sample: Sample, stop: int, monitor: Monitor) -> str:
+def describe_non_finite(model: VideoModel, sample: Sample, stop: int, monitor: Monitor) -> str:
     """Repeat the steps of a stage up to `stop`, checking the state after each, and name the first bad step."""
     where = f"in steps {sample.step + 1} to {stop}"  # if the repeated steps are finite
     state = dict(sample.tensors)

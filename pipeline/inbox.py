@@ -15,7 +15,7 @@ MAX_BYTES: Final = 256 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmUp:
+class PendingWarmup:
     """A shape of video that will come."""
 
     #: `Sample.index` of the first video of this shape.
@@ -38,14 +38,14 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._heap: list[tuple[int, int, Sample | WarmUp]] = []
+        self._heap: list[tuple[int, int, Sample | PendingWarmup]] = []
         #: Keeps the order of arrival among equal indices: a warm-up before its sample.
         self._arrivals = itertools.count()
         self._num_samples = self._num_bytes = 0
         self._closed = False
         self._released = False
 
-    def put(self, work: Sample | WarmUp) -> None:
+    def put(self, work: Sample | PendingWarmup) -> None:
         """Add what has arrived, in any order, without waiting."""
         with self._changed:
             heapq.heappush(self._heap, (work.index, next(self._arrivals), work))
@@ -65,7 +65,7 @@ class Inbox:
                 )
             )
 
-    def take(self) -> Sample | WarmUp | None:
+    def take(self) -> Sample | PendingWarmup | None:
         """Wait for work and take that of the lowest index; None when no more comes, or after `release`."""
         with self._changed:
             self._changed.wait_for(lambda: self._heap or self._closed or self._released)

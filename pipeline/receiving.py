@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from svdq.pipeline.inbox import Inbox, WarmUp
+from svdq.pipeline.inbox import Inbox, PendingWarmup
 from svdq.pipeline.models.registry import parse_parameters
 from svdq.pipeline.protocols import Report, Sink
 from svdq.pipeline.transport.message import Kind, sample_from
@@ -47,7 +47,7 @@ class Router:
                     arrival.relay(self.outgoing)
                 parameters = parse_parameters(message.body["parameters"])
                 self.inbox.put(
-                    WarmUp(index=message.body["index"], job_id=message.body["job_id"], parameters=parameters)
+                    PendingWarmup(index=message.body["index"], job_id=message.body["job_id"], parameters=parameters)
                 )
             case Kind.CLOSE:
                 self.inbox.close()

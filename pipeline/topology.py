@@ -79,7 +79,7 @@ def join(
     """
     if topology.num_ranks == 1:
         return Links(rank_info=(rank_info,))
-    book, address = _meeting_place(topology, folder, book)
+    book, address = _rendezvous(topology, folder, book)
     ring = rendezvous.close_ring(book, topology.rank, topology.num_ranks, address, rank_info)
     return Links(
         incoming=Channel(ring.preceding, device),
@@ -106,11 +106,11 @@ def agree(
     """
     if topology.num_ranks == 1:
         return decide((rank_info,))
-    book, address = _meeting_place(topology, folder, book)
+    book, address = _rendezvous(topology, folder, book)
     return rendezvous.agree(book, topology.rank, topology.num_ranks, address, rank_info, decide)
 
 
-def _meeting_place(topology: Topology, folder: Path, book: AddressBook | None) -> tuple[AddressBook, str]:
+def _rendezvous(topology: Topology, folder: Path, book: AddressBook | None) -> tuple[AddressBook, str]:
     """Return where the ranks find each other, and where this one listens."""
     if topology.local_num_ranks == topology.num_ranks:
         return FolderBook(folder), str(folder / f"rank{topology.rank}.sock")

@@ -3,7 +3,7 @@
 import logging
 
 from svdq.pipeline.costs import Shape
-from svdq.pipeline.failures import say_why
+from svdq.pipeline.failures import describe_failure
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Request
@@ -37,7 +37,7 @@ class Warmup:
                 self._model.warm_up(parameters)
             except Exception as error:  # noqa: BLE001 - torch raises many types
                 shape_text = f"{shape.width}x{shape.height}x{shape.frames}"
-                logger.warning("%s", say_why(error, f"while this rank warmed up for {shape_text}"))
+                logger.warning("%s", describe_failure(error, f"while this rank warmed up for {shape_text}"))
 
     def announce(self, parameters: VideoParameters, job_id: str = "", index: int = 0) -> None:
         """Make the following ranks warm up; `job_id` and `index` are of the first sample with this shape, if any."""

@@ -74,8 +74,8 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     bursts = [list(range(size)) for size in workload.bursts]
     if barrier is not None:
         bursts = [burst[number :: len(workload.models)] for burst in bursts]
-    feed = _Feed(workload, bursts, barrier) if topology.first else None
-    drain = _Drain() if topology.last else None
+    source = _BurstSource(workload, bursts, barrier) if topology.first else None
+    sink = _TimingSink() if topology.last else None
     monitor = _UsageMonitor()
     tracer = Tracer(topology.rank, on=True)
     stage = Stage(
@@ -84,8 +84,8 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         model=model,
         monitor=monitor,
         tracer=tracer,
-        source=feed,
-        sink=drain,
+        source=source,
+        sink=sink,
         device=device,
         on_lost=exit_when_lost,
         components=components,
@@ -95,8 +95,8 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     monitor.note()
     log = RankLog(
         spans=tracer.spans,
-        finished_s=drain.finished_s if drain else [],
-        failures=feed.failures if feed else [],
+        finished_s=sink.finished_s if sink else [],
+        failures=source.failures if source else [],
         cpu_s=monitor.cpu_s,
         rss_mb=monitor.rss_mb,
         gpu_mb=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
@@ -104,7 +104,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     Path(folder, f"rank{number}.json").write_bytes(TypeAdapter(RankLog).dump_json(log))
 
 
-class _Feed(Source):
+class _BurstSource(Source):
     """A source that supplies bursts of videos."""
 
     def __init__(self, workload: Workload, bursts: list[list[int]], barrier: Barrier | None) -> None:
@@ -155,7 +155,7 @@ class _Feed(Source):
             self._changed.notify()
 
 
-class _Drain(Sink):
+class _TimingSink(Sink):
     """A sink that records the time and drops the frames."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ SETTLED, ALL = 200, 1000
 MIB = 2**20
 
 
-class Feed(Source):
+class MeasuringSource(Source):
     """Supplies all videos, and measures the memory when enough of them have ended and none is in flight."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Feed(Source):
         self.measured.append((tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss))
 
 
-class Drain(Sink):
+class DiscardingSink(Sink):
     def deliver(self, sample: Sample, frames: Frames, report: Callable[[Report], None]) -> None:
         report(Report.of(sample))
 
@@ -74,7 +74,7 @@ class Drain(Sink):
 @pytest.mark.long
 def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
     pairs = [socket.socketpair() for _ in range(RANKS)]
-    feed, lost = Feed(), []
+    source, lost = MeasuringSource(), []
     threads = []
     for rank in range(RANKS):
         is_first, is_last = rank == 0, rank == RANKS - 1
@@ -85,8 +85,8 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
             model=open_model("simulated:step_ms=0.5,decode_ms=4", Role.of_rank(rank), CPU, torch.float32),
             monitor=Monitor(),
             tracer=Tracer(rank, on=False),
-            source=feed if is_first else None,
-            sink=Drain() if is_last else None,
+            source=source if is_first else None,
+            sink=DiscardingSink() if is_last else None,
             on_lost=lost.append,
         )
         threads.append(threading.Thread(target=stage.run, daemon=True))
@@ -102,8 +102,8 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
         for pair in pairs:
             for end in pair:
                 end.close()
-    assert (lost, feed.failures) == ([], [])
-    (objects, resident), (objects_at_end, resident_at_end) = feed.measured
+    assert (lost, source.failures) == ([], [])
+    (objects, resident), (objects_at_end, resident_at_end) = source.measured
     # The latents of the 800 videos in between have 86 MB, their frames 2 GB. The JSON parser keeps some short texts.
     assert objects_at_end - objects < 0.25 * MIB
     assert resident_at_end - resident < 40 * MIB

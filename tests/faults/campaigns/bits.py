@@ -58,7 +58,7 @@ def bits(arena: Arena) -> None:
     arena.tally.most_steps_again = videos.most_steps_again
     arena.options = videos.undisturbed
     seeds = [arena.rng.getrandbits(31) for _ in range(arena.size.num_jobs)]
-    arena.reference = _undisturbed(arena, seeds)
+    arena.reference = _lower_quartile(arena, seeds)
     arena.options = videos.disturbed
     group = arena.start()
     for seed in seeds:
@@ -83,7 +83,7 @@ def bits(arena: Arena) -> None:
             arena.tally.broken.append(f"{job_id} did not continue from a checkpoint")
 
 
-def _undisturbed(arena: Arena, seeds: list[int]) -> RecordedReference:
+def _lower_quartile(arena: Arena, seeds: list[int]) -> RecordedReference:
     """Make the same videos before any fault, and take note of their frames."""
     group = arena.start()
     reference = RecordedReference()

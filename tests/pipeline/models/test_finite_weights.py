@@ -7,7 +7,7 @@ import PIL.Image
 import pytest
 import torch
 
-from svdq.pipeline.failures import say_where_it_broke
+from svdq.pipeline.failures import describe_non_finite
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.options import ComputeOptions
@@ -62,7 +62,7 @@ def test_only_who_computes_in_float16_is_sent_to_float32(dtype: str, advice: str
         step=0,
         tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
     )
-    said = say_where_it_broke(model, sample, 1, ListMonitor())
+    said = describe_non_finite(model, sample, 1, ListMonitor())
     assert said == f"The latents became NaN or infinite in step 1 of 1; {advice}"
 
 
