@@ -1,14 +1,14 @@
 """`svdq bench`: options and output of the measurements of pipeline and worker."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from svdq.cli.bench_model import bench_model
-from svdq.cli.formatting import echo
+from svdq.cli.formatting import echo, table
 from svdq.cli.option_types import MILLISECONDS, Number, OutputFile, parse_experts
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def bench(
     if plot_path is not None:
         headless_pyplot()  # so that a missing matplotlib is reported before the run
     report = run_bench(BenchOptions(model=model, ranks=ranks, **options))
-    echo(*(_burst_table(report.bursts) if report.bursts else _table(report.runs)))
+    rows = _rows(BURST_COLUMNS, report.bursts) if report.bursts else _rows(RUN_COLUMNS, report.runs)
+    echo(*table(rows))
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
 
 
@@ -130,49 +131,32 @@ def _refuse_options(context: click.Context, command: str) -> None:
 bench.add_command(bench_model)
 
 
-def _table(runs: "Sequence[Run]") -> list[str]:
-    from svdq.cli.formatting import table
+#: Columns of a table: head -> what is in it of a run or a burst.
+RUN_COLUMNS: "dict[str, Callable[[Run], object]]" = {
+    "through": lambda run: run.through,
+    "ranks": lambda run: run.ranks,
+    "steps/rank": lambda run: " ".join(f"{steps:.3g}" for steps in run.steps_per_rank),
+    "first (s)": lambda run: f"{run.first_sample_s:.3f}",
+    "s/video": lambda run: f"{run.per_sample_s:.4f}",
+    "p95 (s)": lambda run: f"{run.per_sample_p95_s:.4f}",
+    "videos/h": lambda run: f"{3600 / run.per_sample_mean_s:,.0f}",
+    "speedup": lambda run: f"{run.speedup:.2f}",
+    "efficiency": lambda run: f"{run.efficiency:.4f}",
+    "busy share by rank": lambda run: " ".join(f"{share:.2f}" for share in run.busy_share),
+    "MiB by rank": lambda run: " ".join(f"{rss_mb:.0f}" for rss_mb in run.rss_mb),
+}
+BURST_COLUMNS: "dict[str, Callable[[Burst], object]]" = {
+    "through": lambda burst: burst.through,
+    "ranks": lambda burst: burst.ranks,
+    "videos": lambda burst: f"{burst.videos} (first)" if burst.is_first else burst.videos,
+    "wall (s)": lambda burst: f"{burst.wall_s:.3f}",
+    "bound (s)": lambda burst: f"{burst.bound_s:.3f}",
+    "ratio": lambda burst: f"{burst.ratio:.3f}",
+    "replicas (s)": lambda burst: f"{burst.replicas_wall_s:.3f}",
+    "their ratio": lambda burst: f"{burst.replicas_ratio:.3f}",
+    "pipeline/replicas": lambda burst: f"{burst.pipeline_over_replicas:.3f}",
+}
 
-    head: list[object] = ["through", "ranks", "steps/rank", "first (s)", "s/video", "p95 (s)", "videos/h"]
-    head += ["speedup", "efficiency", "busy share by rank", "MiB by rank"]
-    rows: list[list[object]] = [head]
-    for run in runs:
-        rows.append(
-            [
-                run.through,
-                run.ranks,
-                " ".join(f"{steps:.3g}" for steps in run.steps_per_rank),
-                f"{run.first_sample_s:.3f}",
-                f"{run.per_sample_s:.4f}",
-                f"{run.per_sample_p95_s:.4f}",
-                f"{3600 / run.per_sample_mean_s:,.0f}",
-                f"{run.speedup:.2f}",
-                f"{run.efficiency:.4f}",
-                " ".join(f"{share:.2f}" for share in run.busy_share),
-                " ".join(f"{rss_mb:.0f}" for rss_mb in run.rss_mb),
-            ]
-        )
-    return table(rows)
 
-
-def _burst_table(bursts: "Sequence[Burst]") -> list[str]:
-    from svdq.cli.formatting import table
-
-    head: list[object] = ["through", "ranks", "videos", "wall (s)", "bound (s)", "ratio"]
-    head += ["replicas (s)", "their ratio", "pipeline/replicas"]
-    rows: list[list[object]] = [head]
-    for burst in bursts:
-        rows.append(
-            [
-                burst.through,
-                burst.ranks,
-                f"{burst.videos} (first)" if burst.is_first else burst.videos,
-                f"{burst.wall_s:.3f}",
-                f"{burst.bound_s:.3f}",
-                f"{burst.ratio:.3f}",
-                f"{burst.replicas_wall_s:.3f}",
-                f"{burst.replicas_ratio:.3f}",
-                f"{burst.pipeline_over_replicas:.3f}",
-            ]
-        )
-    return table(rows)
+def _rows(columns: dict[str, Callable[[Any], object]], measured: "Sequence[Run | Burst]") -> list[list[object]]:
+    return [list(columns), *([cell(one) for cell in columns.values()] for one in measured)]

@@ -55,33 +55,20 @@ def test_bad_rows_and_bad_photos_are_reported_and_skipped_together(
     svdq: Cli, connection: redis.Redis, folder: Path
 ) -> None:
     (folder / "1.png").write_text("no photo")
-    (folder / "list.csv").write_text("photo,fps\n0.png,many\n1.png,8\n2.png,8\n")
+    (folder / "list.csv").write_text("photo,fps\n0.png,many\n1.png,8\n2.png,8\nmissing.png,8\n")
     done = svdq("batch", folder / "list.csv")
     assert (done.returncode, done.stdout) == (2, "")
     lines = done.stderr.splitlines()
     assert lines[0].startswith("list.csv, line 2: fps 'many'")
     assert lines[1].startswith("list.csv, line 3: The file ")
-    assert lines[2].startswith("Error: 2 of 3 photos")
+    assert lines[2].startswith("list.csv, line 5: There is no file ")
+    assert lines[3].startswith("Error: 3 of 4 photos cannot be used")
     assert SvdqQueue("svdq-default", connection=connection).count == 0
     done = svdq("batch", folder / "list.csv", "--skip-bad")
     assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)
     assert "line 2: fps 'many'" in done.stderr
     assert "line 3: The file " in done.stderr
     assert SvdqQueue("svdq-default", connection=connection).count == 1
-
-
-def test_nothing_is_done_when_photos_are_bad(svdq: Cli, home: Path, folder: Path) -> None:
-    (folder / "2.png").write_text("no photo")
-    (folder / "list.csv").write_text("photo\n0.png\n2.png\nmissing.png\n")
-    done = svdq("batch", folder / "list.csv")
-    assert (done.returncode, done.stdout) == (2, "")
-    lines = done.stderr.splitlines()
-    assert lines[0].startswith("list.csv, line 3: The file ")
-    assert lines[1].startswith("list.csv, line 4: There is no file ")
-    assert lines[2].startswith("Error: 2 of 3 photos cannot be used")
-    assert not home.exists()
-    done = svdq("batch", folder / "list.csv", "--skip-bad")
-    assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)
 
 
 def test_options_are_for_the_rows_that_leave_them_open(svdq: Cli, connection: redis.Redis, folder: Path) -> None:

@@ -188,19 +188,16 @@ def cut(folder: Path) -> None:
         file.truncate((folder / UNET).stat().st_size - 100)
 
 
-def move(tensor: int, begin: int = 0, end: int = 0, **values: object) -> Callable[[Path], object]:
-    """Change what the UNet's header says of the tensor that lies at a place among all."""
+def overlap(folder: Path) -> None:
+    """Have the UNet's header place its sixth tensor into the one before."""
 
     def change(text: str) -> str:
         header = json.loads(text)
-        entry = sorted((each for each in header.values() if "dtype" in each), key=lambda each: each["data_offsets"])[
-            tensor
-        ]
-        first, last = entry["data_offsets"]
-        entry |= {"data_offsets": [first + begin, last + end], **values}
+        tensors = sorted((each for each in header.values() if "dtype" in each), key=lambda each: each["data_offsets"])
+        tensors[5]["data_offsets"][0] -= 4
         return json.dumps(header)
 
-    return lambda folder: rewrite_header(folder / UNET, change)
+    rewrite_header(folder / UNET, change)
 
 
 def pipe(file: Path) -> None:
@@ -243,20 +240,13 @@ def text_to_image(folder: Path) -> None:
             lambda folder: (folder / "scheduler/scheduler_config.json").unlink(),
             "no readable scheduler/scheduler_",
         ),
-        (move(5, begin=-4), "header is corrupt"),
-        (move(5, begin=4), "header is corrupt"),
-        (move(0, begin=-4), "header is corrupt"),
+        (overlap, "header is corrupt"),
         (
             lambda folder: rewrite_header(folder / UNET, lambda text: text.replace("conv_in.", "in.")),
             "as conv_in.weight",
         ),
-        (move(5, shape=[2**62] * 300), "header is corrupt"),
-        (move(5, shape=[3]), "header is corrupt"),
-        (move(5, shape="many"), "header is corrupt"),
         (lambda folder: (folder / UNET).write_bytes(struct.pack("<Q", 2) + b"{}"), "holds no weights"),
         (lambda folder: rewrite_header(folder / UNET, lambda _: "[" * 100_000), "header is corrupt"),
-        (lambda folder: (folder / UNET).write_bytes(struct.pack("<Q", 99_000_000) + b"{}"), "header is corrupt"),
-        (lambda folder: rewrite_header(folder / UNET, lambda text: text.replace('"pt"', "5")), "header is corrupt"),
         (lambda folder: pipe(folder / UNET), "is not a regular file"),
         (lambda folder: pipe(folder / "vae/config.json"), "no readable vae/config.json"),
         (lambda folder: (folder / f"{UNET}.index.json").write_text('{"weight_map": {}}'), "lists no weights"),
