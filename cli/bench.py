@@ -99,7 +99,7 @@ def bench(
       svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time, and replicas
       svdq bench --steps 40 --segments 15+25      ranks that hold one of two experts each
       svdq bench model --size 1024x576            step, encode and decode of the real model
-    """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
+    """
     if context.invoked_subcommand is not None:
         _refuse_options(context, context.invoked_subcommand)
         return

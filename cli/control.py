@@ -76,21 +76,19 @@ def _do(act: Callable[[str], str], job_ids: Iterable[str]) -> int:
     return exit_code
 
 
-CANCEL_EXAMPLES = """\b
-Examples:
-  svdq cancel 1f0c 2a7d
-  svdq cancel --queued
-  svdq cancel --all --name 'cup*' --since 22:00
-"""
-
-
-@click.command(epilog=CANCEL_EXAMPLES)
+@click.command()
 @selection_options("all", "queued")
 @redis_options
 def cancel(job_ids: tuple[str, ...], redis_url: str | None, **selection: Any) -> int:
     """Cancel jobs: waiting jobs become canceled at once, jobs in flight stop at their next step.
 
     IDs may be shortened to their first characters. If one of them cannot be canceled, none is.
+
+    \b
+    Examples:
+      svdq cancel 1f0c 2a7d
+      svdq cancel --queued
+      svdq cancel --all --name 'cup*' --since 22:00
     """
     from svdq.producer import control
 
@@ -102,16 +100,7 @@ def cancel(job_ids: tuple[str, ...], redis_url: str | None, **selection: Any) ->
         return _do(act, _selected(connection, "cancel", job_ids, **selection))
 
 
-RETRY_EXAMPLES = """\b
-Examples:
-  svdq retry 1f0c
-  svdq retry --failed
-  svdq retry --failed --since 12h
-  svdq retry 1f0c --force
-"""
-
-
-@click.command(epilog=RETRY_EXAMPLES)
+@click.command()
 @selection_options("all", "failed")
 @click.option("--force", is_flag=True, help="Also finished jobs; their files stay until new ones replace them.")
 @storage_option
@@ -120,6 +109,13 @@ def retry(job_ids: tuple[str, ...], force: bool, storage: str | None, redis_url:
     """Queue failed, stopped or canceled jobs again, with the same id and seed, at the end of their queue.
 
     IDs may be shortened to their first characters. If one of them cannot be queued, none is.
+
+    \b
+    Examples:
+      svdq retry 1f0c
+      svdq retry --failed
+      svdq retry --failed --since 12h
+      svdq retry 1f0c --force
     """
     from svdq.producer import control
     from svdq.producer.queue import session
@@ -137,15 +133,7 @@ def retry(job_ids: tuple[str, ...], force: bool, storage: str | None, redis_url:
         return _do(act, _selected(connection, "retry --force" if force else "retry", job_ids, **selection))
 
 
-MOVE_EXAMPLES = """\b
-Examples:
-  svdq move 1f0c --front
-  svdq move 1f0c 2a7d --priority high
-  svdq move --name 'cup*' --priority low
-"""
-
-
-@click.command(epilog=MOVE_EXAMPLES)
+@click.command()
 @selection_options("all")
 @click.option("--front", is_flag=True, help="To the front of the queue, in the order given, else oldest first.")
 @click.option("--priority", type=click.Choice(PRIORITIES), help="To the queue of this priority.")
@@ -154,6 +142,12 @@ def move(job_ids: tuple[str, ...], front: bool, priority: str | None, redis_url:
     """Move queued jobs to the front of their queue, or to another priority.
 
     IDs may be shortened to their first characters. If one of them cannot be moved, none is.
+
+    \b
+    Examples:
+      svdq move 1f0c --front
+      svdq move 1f0c 2a7d --priority high
+      svdq move --name 'cup*' --priority low
     """
     from svdq.producer import control
 

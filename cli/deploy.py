@@ -21,21 +21,13 @@ SYSTEM_PREFIX = "system"
 #: The drop-in of all services with the values of this installation.
 LOCAL = Path("svdq-.service.d/local.conf")
 
-SYSTEMD_EXAMPLES = """\b
-Examples:
-  svdq deploy systemd --user                              print units for this user
-  svdq deploy systemd --user --install --watch ~/inbox
-  sudo svdq deploy systemd --system --install
-  svdq deploy systemd --system -- --warmup 1024x576x25    options of svdq worker
-"""
-
 
 @click.group()
 def deploy() -> None:
     """Install the units that an init system needs to run svdq on this machine."""
 
 
-@deploy.command(epilog=SYSTEMD_EXAMPLES)
+@deploy.command()
 @click.option("--user", "scope", flag_value="user", help="For your own systemd; needs no further privileges.")
 @click.option("--system", "scope", flag_value="system", help="For the machine's systemd, run as a separate user.")
 @click.option("--install", is_flag=True, help="Install the files instead of printing them.")
@@ -58,6 +50,13 @@ def systemd(
     The units are the same everywhere. An environment file beside them has the paths of this installation and the
     settings from the environment and svdq.toml, except secrets. Arguments after `--` are options of `svdq worker`. The
     command neither enables nor starts a unit; it prints the commands that do.
+
+    \b
+    Examples:
+      svdq deploy systemd --user                              print units for this user
+      svdq deploy systemd --user --install --watch ~/inbox
+      sudo svdq deploy systemd --system --install
+      svdq deploy systemd --system -- --warmup 1024x576x25    options of svdq worker
     """
     from svdq.cli.worker import worker
 

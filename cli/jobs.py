@@ -25,15 +25,8 @@ POLL_S = 0.5
 #: Seconds after the end of a job in which its last log entries may still arrive.
 LAST_ENTRIES_S = 3.0
 
-STATUS_EXAMPLES = """\b
-Examples:
-  svdq status                 queues, workers and jobs in flight
-  svdq status 1f0c            one job, by the first characters of its id
-  svdq status 1f0c --json     every parameter as used
-"""
 
-
-@click.command(epilog=STATUS_EXAMPLES)
+@click.command()
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @json_option("ID")
 @redis_options
@@ -42,6 +35,12 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
 
     Without an ID: when all jobs will be done, the number of jobs by queue and status, and for each group its ranks and
     its jobs in flight. `svdq top` shows the same, live.
+
+    \b
+    Examples:
+      svdq status                 queues, workers and jobs in flight
+      svdq status 1f0c            one job, by the first characters of its id
+      svdq status 1f0c --json     every parameter as used
     """
     from svdq.producer.selection import complete_ids
     from svdq.producer.status.estimates import Estimate
@@ -65,23 +64,22 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
             echo(describe(job, expected, whole_prompt=True))
 
 
-LIST_EXAMPLES = """\b
-Examples:
-  svdq list
-  svdq list --status failed --limit 10
-  svdq list --offset 50                      the next page
-  svdq list --json | jq -r '.outputs[]'
-"""
-
-
-@click.command("list", epilog=LIST_EXAMPLES)
+@click.command("list")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Largest number of jobs.")
 @click.option("--offset", type=click.IntRange(min=0), default=0, help="Leave out this many newer jobs: the next page.")
 @click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only this status; repeatable.")
 @json_option("job")
 @redis_options
 def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool, redis_url: str | None) -> None:
-    """List the newest jobs of all queues, newest first."""
+    """List the newest jobs of all queues, newest first.
+
+    \b
+    Examples:
+      svdq list
+      svdq list --status failed --limit 10
+      svdq list --offset 50                      the next page
+      svdq list --json | jq -r '.outputs[]'
+    """
     from svdq.producer.status.paging import list_jobs as newest_jobs
 
     with connect(redis_url=redis_url) as connection:
@@ -93,15 +91,7 @@ def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool,
         echo(f"There are no {some}jobs; add one with `svdq submit PHOTO`.", err=True)
 
 
-LOGS_EXAMPLES = """\b
-Examples:
-  svdq logs 1f0c…
-  svdq logs 1f0c… --follow
-  svdq logs 1f0c… --json
-"""
-
-
-@click.command(epilog=LOGS_EXAMPLES)
+@click.command()
 @click.argument("job_id", metavar="ID")
 @click.option("--follow", "-f", is_flag=True, help="Print new entries until the job has ended.")
 @json_option("entry")
@@ -110,6 +100,12 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
     """Show what workers logged about a job, oldest first.
 
     The log is kept as long as the job. Of a long log only the newest part is kept.
+
+    \b
+    Examples:
+      svdq logs 1f0c…
+      svdq logs 1f0c… --follow
+      svdq logs 1f0c… --json
     """
     from svdq.producer.selection import complete_ids
     from svdq.producer.timeparse import rfc3339
@@ -153,15 +149,7 @@ def _lines(entry: "LogEntry") -> list[str]:
     return [head, *(f"    {line}" for line in more)]
 
 
-REPORT_EXAMPLES = """\b
-Examples:
-  svdq report --since 22:00
-  svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00
-  svdq report --since 7d --json
-"""
-
-
-@click.command(epilog=REPORT_EXAMPLES)
+@click.command()
 @click.option(
     "--since",
     metavar="TIME",
@@ -178,6 +166,12 @@ def report(since: datetime, until: datetime | None, as_json: bool, storage: str 
     """Summarize a period: finished videos, pace, failures with their reasons, and what is left.
 
     The figures come from Redis and from the JSON beside the videos, which outlives the jobs in Redis.
+
+    \b
+    Examples:
+      svdq report --since 22:00
+      svdq report --since 2027-01-30T22:00 --until 2027-01-31T06:00
+      svdq report --since 7d --json
     """
     from svdq.producer.queue import session
     from svdq.producer.results.run_records import jobs_left, records_from_redis, records_from_storage

@@ -20,16 +20,7 @@ def model() -> None:
     """Fetch models, or create a small untrained one for tests."""
 
 
-PULL_EXAMPLES = """\b
-Examples:
-  svdq model pull stabilityai/stable-video-diffusion-img2vid-xt
-  HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
-  svdq model pull stabilityai/stable-video-diffusion-img2vid --variant full
-  svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers
-"""
-
-
-@model.command(epilog=PULL_EXAMPLES)
+@model.command()
 @click.argument("name", metavar="ID")
 @click.option(
     "--variant",
@@ -42,6 +33,13 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
 
     Only the files that svdq reads are fetched, after a check of the free disk space. Complete files are not fetched
     again. HF_HOME moves the cache; HF_TOKEN gives access to models whose license must be accepted.
+
+    \b
+    Examples:
+      svdq model pull stabilityai/stable-video-diffusion-img2vid-xt
+      HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
+      svdq model pull stabilityai/stable-video-diffusion-img2vid --variant full
+      svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers
     """
     from svdq.pipeline.models import pull as hub
     from svdq.pipeline.models.memory import size_text
@@ -71,15 +69,7 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     echo(f"Use it with SVDQ_MODEL={plan.name}")
 
 
-TINY_EXAMPLES = """\b
-Examples:
-  svdq model tiny /tmp/tiny
-  svdq model tiny --family wan /tmp/tiny-wan
-  svdq worker --model /tmp/tiny --burst
-"""
-
-
-@model.command(epilog=TINY_EXAMPLES)
+@model.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--family", type=click.Choice(["svd", "wan"]), default="svd", show_default=True, help="Family of models.")
 def tiny(folder: Path, family: str) -> None:
@@ -87,6 +77,12 @@ def tiny(folder: Path, family: str) -> None:
 
     svd is Stable Video Diffusion; wan is Wan 2.2 I2V-A14B with both of its experts, less than 1 MB.
     Its videos show noise. It serves for tests and for comparisons with diffusers.
+
+    \b
+    Examples:
+      svdq model tiny /tmp/tiny
+      svdq model tiny --family wan /tmp/tiny-wan
+      svdq worker --model /tmp/tiny --burst
     """
     from svdq.pipeline.installed import require_torch
 
@@ -98,13 +94,7 @@ def tiny(folder: Path, family: str) -> None:
     echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")
 
 
-CONVERT_EXAMPLES = """\b
-Examples:
-  svdq model convert Wan-AI/Wan2.2-I2V-A14B-Diffusers /models/wan-bf16 --dtype bf16
-"""
-
-
-@model.command("convert", epilog=CONVERT_EXAMPLES)
+@model.command("convert")
 @click.argument("source", metavar="MODEL")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True, help="Half precision.")
@@ -114,6 +104,10 @@ def convert_command(source: str, folder: Path, dtype: str) -> None:
     MODEL is a folder or a hub id that was fetched. Weights that diffusers keeps in float32 stay so, as do the VAE and
     the image encoder: in that dtype, the copy gives the same videos. It takes about 4 GB of memory. DIR appears when
     the copy is complete.
+
+    \b
+    Examples:
+      svdq model convert Wan-AI/Wan2.2-I2V-A14B-Diffusers /models/wan-bf16 --dtype bf16
     """
     from svdq.pipeline.installed import require_torch
     from svdq.pipeline.models.hub import find_folder
@@ -163,17 +157,16 @@ def stop() -> None:
     echo("Stopped; queued jobs are kept." if stop_server(Settings.load().home) else "The server was not running.")
 
 
-URL_EXAMPLES = """\b
-Examples:
-  svdq redis url
-  redis-cli -u $(svdq redis url) info memory
-  rq info --queue-class svdq.producer.queue.SvdqQueue -u $(svdq redis url)
-"""
-
-
-@redis.command(epilog=URL_EXAMPLES)
+@redis.command()
 def url() -> int:
-    """Print the URL of the server of this home; the exit code is 1 if it is not running."""
+    """Print the URL of the server of this home; the exit code is 1 if it is not running.
+
+    \b
+    Examples:
+      svdq redis url
+      redis-cli -u $(svdq redis url) info memory
+      rq info --queue-class svdq.producer.queue.SvdqQueue -u $(svdq redis url)
+    """
     from svdq.producer.embedded_redis.server import running_url
     from svdq.producer.settings import Settings
 
@@ -182,16 +175,7 @@ def url() -> int:
     return 0 if found else 1
 
 
-DOCTOR_EXAMPLES = """\b
-Examples:
-  svdq doctor
-  svdq doctor --model /models/svd-xt
-  svdq doctor --quick || systemctl restart redis
-  svdq doctor --json | jq 'select(.level != "ok")'
-"""
-
-
-@click.command(epilog=DOCTOR_EXAMPLES)
+@click.command()
 @click.option("--model", metavar="MODEL", help="Model to check: a folder, a hub id, preview [default: SVDQ_MODEL].")
 @click.option("--quick", is_flag=True, help="Check only Redis and the storage, for a health check.")
 @json_option("finding")
@@ -201,6 +185,13 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
     """Check Redis, storage, model, GPUs, ffmpeg and versions, and say how to fix what is wrong.
 
     The exit code is 0 when no check fails and 1 otherwise; warnings do not count.
+
+    \b
+    Examples:
+      svdq doctor
+      svdq doctor --model /models/svd-xt
+      svdq doctor --quick || systemctl restart redis
+      svdq doctor --json | jq 'select(.level != "ok")'
     """
     from svdq.producer.settings import Settings
 
@@ -227,15 +218,7 @@ def _findings(settings: "Settings", *, quick: bool) -> "Iterator[Finding]":
     return itertools.chain(found, check_model(settings.model), check_machine(), check_packages())
 
 
-CONFIG_EXAMPLES = """\b
-Examples:
-  svdq config
-  svdq config --json
-  SVDQ_MODEL=/models/svd-xt svdq config
-"""
-
-
-@click.command(epilog=CONFIG_EXAMPLES)
+@click.command()
 @click.option("--model", metavar="MODEL", help="Show the settings as with this option of `svdq worker`.")
 @json_option()
 @storage_option
@@ -245,6 +228,12 @@ def config(as_json: bool, **flags: str | None) -> None:
 
     Tokens and passwords in URLs are masked. The sources are listed in order of precedence; the svdq.toml of the working
     folder precedes that of the home.
+
+    \b
+    Examples:
+      svdq config
+      svdq config --json
+      SVDQ_MODEL=/models/svd-xt svdq config
     """
     from svdq.producer.settings import Settings, origins, without_secrets
 
@@ -271,20 +260,18 @@ def _words(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-COMPLETION_EXAMPLES = """\b
-Examples:
-  svdq completion bash > ~/.local/share/bash-completion/completions/svdq
-  svdq completion zsh > ~/.zfunc/_svdq          with fpath+=~/.zfunc before compinit
-  svdq completion fish > ~/.config/fish/completions/svdq.fish
-"""
-
-
-@click.command(epilog=COMPLETION_EXAMPLES)
+@click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script that completes svdq's commands, options and files in a shell.
 
     The script calls svdq for each completion, so an upgrade of svdq does not require a new script.
+
+    \b
+    Examples:
+      svdq completion bash > ~/.local/share/bash-completion/completions/svdq
+      svdq completion zsh > ~/.zfunc/_svdq          with fpath+=~/.zfunc before compinit
+      svdq completion fish > ~/.config/fish/completions/svdq.fish
     """
     from click.shell_completion import get_completion_class
 

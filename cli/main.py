@@ -120,7 +120,7 @@ def cli() -> None:
     svdq submit photo.jpg        put a photo in the queue
     svdq worker                  render the photos in the queue
     svdq wait ID                 wait for a video and print its path
-    """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
+    """
 
 
 def json_option(thing: str = "") -> Callable[[Command], Command]:

@@ -19,17 +19,8 @@ if TYPE_CHECKING:
     from svdq.pipeline.planning.recordings import Profile
     from svdq.producer.status.ranks import GroupStatus
 
-PLAN_EXAMPLES = """\b
-Examples:
-  svdq plan --videos 500 --deadline 8h --from bench.json
-  svdq plan --videos 500 --deadline 07:00 --from live
-  svdq plan --videos 500 --steps 25 --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpus 7
-  svdq plan --videos 500 --deadline 8h --from bench.json --gpu-hour-price 2.5
-  svdq plan --videos 50 --step-ms 5000 --decode-ms 5000 --segments 15+25 --gpus 7
-"""
 
-
-@click.command(epilog=PLAN_EXAMPLES)
+@click.command()
 @click.option("--videos", type=click.IntRange(1, 10**9), required=True, metavar="N", help="Number of videos to render.")
 @click.option("--deadline", metavar="TIME", help="Time available, such as 8h, or the time of day, such as 07:00.")
 @click.option("--gpus", type=click.IntRange(1, 512), help="GPUs [default: as measured, else what the deadline needs].")
@@ -67,6 +58,14 @@ def plan(
     --decode-ms. The plan compares one GPU, one pipeline over all GPUs, and a replica on each GPU.
 
     With --segments, a pipeline needs the memory for one expert on each GPU; one GPU and replicas need it for both.
+
+    \b
+    Examples:
+      svdq plan --videos 500 --deadline 8h --from bench.json
+      svdq plan --videos 500 --deadline 07:00 --from live
+      svdq plan --videos 500 --steps 25 --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpus 7
+      svdq plan --videos 500 --deadline 8h --from bench.json --gpu-hour-price 2.5
+      svdq plan --videos 50 --step-ms 5000 --decode-ms 5000 --segments 15+25 --gpus 7
     """
     from svdq.pipeline.costs import Costs
     from svdq.pipeline.errors import InputError
@@ -166,14 +165,7 @@ def _sentences(found: "Plan", now_s: float) -> Iterator[str]:
         yield f"{change.what}: {change.factor:.2f} times as many videos; {question.videos:,} in {time}."
 
 
-ADVISE_EXAMPLES = """\b
-Examples:
-  svdq advise                       the groups that are running now
-  svdq advise bench.json            what svdq bench --json bench.json wrote
-"""
-
-
-@click.command(epilog=ADVISE_EXAMPLES)
+@click.command()
 @click.argument("recording", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option("group")
 @redis_options
@@ -182,6 +174,11 @@ def advise(recording: Path | None, as_json: bool, redis_url: str | None) -> None
 
     RECORDING is a file of svdq bench --json. Without it, the running groups are analyzed, by their figures of the last
     ten seconds.
+
+    \b
+    Examples:
+      svdq advise                       the groups that are running now
+      svdq advise bench.json            what svdq bench --json bench.json wrote
     """
     from svdq.pipeline.planning.advice import advise as advise_on
     from svdq.pipeline.planning.recordings import read_profile

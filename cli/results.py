@@ -21,18 +21,11 @@ if TYPE_CHECKING:
 
 warn = partial(echo, err=True)
 
-GALLERY_EXAMPLES = """\b
-Examples:
-  svdq gallery
-  svdq gallery -o night.html --since 22:00
-  svdq fetch --all --output videos && svdq gallery videos -o videos/index.html
-  svdq gallery --embed --limit 20 -o to-send.html
-"""
 #: Largest number of failed jobs on the page; the newest are kept.
 MAX_FAILURES = 1000
 
 
-@click.command(epilog=GALLERY_EXAMPLES)
+@click.command()
 @click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--output", "-o", "page", type=click.Path(path_type=Path), default="gallery.html", show_default=True, help="Page."
@@ -55,6 +48,13 @@ def gallery(
 
     The page opens from disk. Each video shows its first frame, and plays under the pointer or with keyboard focus. With
     a FOLDER, such as one that `svdq fetch` has filled, the page shows the videos in it, and Redis is not needed.
+
+    \b
+    Examples:
+      svdq gallery
+      svdq gallery -o night.html --since 22:00
+      svdq fetch --all --output videos && svdq gallery videos -o videos/index.html
+      svdq gallery --embed --limit 20 -o to-send.html
     """
     from svdq.producer.queue import session
     from svdq.producer.results.gallery import write_gallery
@@ -83,16 +83,7 @@ def gallery(
     echo(f"{page}  {count(len(results), 'video')}, {count(len(failures), 'failure')}")
 
 
-FETCH_EXAMPLES = """\b
-Examples:
-  svdq fetch 1f0c --output videos
-  svdq fetch --name 'cup*' --output videos
-  svdq fetch --since 22:00 --output videos
-  svdq fetch --all --output videos --storage s3://bucket/prefix
-"""
-
-
-@click.command(epilog=FETCH_EXAMPLES)
+@click.command()
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @click.option("--output", "-o", "folder", required=True, type=click.Path(path_type=Path), help="Folder to copy to.")
 @click.option("--all", "fetch_all_videos", is_flag=True, help="All finished videos.")
@@ -115,6 +106,13 @@ def fetch(
 
     Existing files are not copied again, so the same command can run every morning. A file gets its name only when it
     is complete. IDs may be shortened to their first characters.
+
+    \b
+    Examples:
+      svdq fetch 1f0c --output videos
+      svdq fetch --name 'cup*' --output videos
+      svdq fetch --since 22:00 --output videos
+      svdq fetch --all --output videos --storage s3://bucket/prefix
     """
     from svdq.producer.results.fetch import fetch_all, results_of
     from svdq.producer.results.results import find_results
@@ -141,15 +139,7 @@ def fetch(
         echo("There are no finished videos to fetch.", err=True)
 
 
-PRUNE_EXAMPLES = """\b
-Examples:
-  svdq prune --older-than 30d --dry-run
-  svdq prune --older-than 30d
-  svdq prune --older-than 8w --yes      in a crontab
-"""
-
-
-@click.command(epilog=PRUNE_EXAMPLES)
+@click.command()
 @click.option("--older-than", required=True, metavar="AGE", help="Minimum age, such as 12h, 30d or 8w.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -159,6 +149,12 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
     """Remove old videos, photos that no job and no video refers to, and checkpoints that no job needs.
 
     Files of unfinished jobs are kept. Photos are kept for two days after they were last submitted.
+
+    \b
+    Examples:
+      svdq prune --older-than 30d --dry-run
+      svdq prune --older-than 30d
+      svdq prune --older-than 8w --yes      in a crontab
     """
     from svdq.producer.queue import session
     from svdq.producer.results.prune import find_removals, remove_all
@@ -205,18 +201,17 @@ def _sum(removals: Sequence["Removal"]) -> str:
     return f"{', '.join(words) or 'nothing'} ({count(num_files, 'file')}, {size})"
 
 
-INSPECT_EXAMPLES = """\b
-Examples:
-  svdq inspect video.mp4
-  svdq inspect video.json --json
-"""
-
-
-@click.command(epilog=INSPECT_EXAMPLES)
+@click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option()
 def inspect(file: Path, as_json: bool) -> None:
-    """Show how a video was made: an mp4, gif, webp or png, a folder of png frames, or the .json beside them."""
+    """Show how a video was made: an mp4, gif, webp or png, a folder of png frames, or the .json beside them.
+
+    \b
+    Examples:
+      svdq inspect video.mp4
+      svdq inspect video.json --json
+    """
     from svdq.producer.results.provenance import notice_of, read_provenance
 
     record = read_provenance(file)

@@ -11,19 +11,6 @@ from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
 from svdq.cli.parameters import VideoCommand, parameter_options, priority_option, read_options, submission_options
 
-EXAMPLES = """\b
-Examples:
-  svdq submit photo.jpg
-  svdq submit photo.jpg --frames 25 --wait
-  svdq submit holiday/ --recursive --output holiday --at 22:00
-  svdq submit 'holiday/*.jpg' --size 576x320 --format mp4 --format gif
-  svdq submit photo.jpg --variations 4 --sweep motion_bucket_id=60,127,180
-  svdq submit photo.jpg --prompt "A wave breaks on the beach." --frames 81 --size 832x480
-  svdq submit photo.jpg --name '{stem}-{seed}'
-  find . -name '*.jpg' -newer last | svdq submit -
-  svdq submit other.jpg --like video.mp4
-"""
-
 
 class _PhotosCommand(VideoCommand):
     """Accepts a file whose name begins with a dash, as a shell's `*.jpg` may give it."""
@@ -38,7 +25,7 @@ class _PhotosCommand(VideoCommand):
         return super().parse_args(ctx, [f"./{arg}" if is_file(arg) else arg for arg in args])
 
 
-@click.command(cls=_PhotosCommand, epilog=EXAMPLES)
+@click.command(cls=_PhotosCommand)
 @click.argument("photos", metavar="PHOTO...", nargs=-1, required=True, shell_complete=click.Path().shell_complete)
 @click.option("--recursive", is_flag=True, help="Include subfolders; videos keep the folders of their photos.")
 @parameter_options
@@ -106,6 +93,18 @@ def submit(
     can be repeated. Another --name or --output makes it another job.
 
     For models that take prompts, photo.txt beside photo.jpg is its prompt, unless --prompt is given.
+
+    \b
+    Examples:
+      svdq submit photo.jpg
+      svdq submit photo.jpg --frames 25 --wait
+      svdq submit holiday/ --recursive --output holiday --at 22:00
+      svdq submit 'holiday/*.jpg' --size 576x320 --format mp4 --format gif
+      svdq submit photo.jpg --variations 4 --sweep motion_bucket_id=60,127,180
+      svdq submit photo.jpg --prompt "A wave breaks on the beach." --frames 81 --size 832x480
+      svdq submit photo.jpg --name '{stem}-{seed}'
+      find . -name '*.jpg' -newer last | svdq submit -
+      svdq submit other.jpg --like video.mp4
     """
     # Imported here so that `svdq submit --help` stays fast.
     from dataclasses import replace

@@ -43,7 +43,7 @@ def top(interval_s: float | None, as_json: bool, redis_url: str | None) -> None:
     Examples:
       svdq top                           live view
       svdq top --json --interval 5       one JSON object a line, every five seconds
-    """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
+    """
     with connect(redis_url=redis_url) as connection:
         if not as_json and _is_live_terminal():
             _show(connection, interval_s or INTERVAL_S)

@@ -39,15 +39,7 @@ NO_WORKER_S = 2.0
 MAX_BARS = 20
 
 
-EXAMPLES = """\b
-Examples:
-  svdq wait 1f0c
-  svdq wait 1f0c 2a7d --json
-  svdq wait 1f0c --timeout 2h
-"""
-
-
-@click.command(epilog=EXAMPLES)
+@click.command()
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--timeout", metavar="TIME", help="Give up after this time: 90s, 30m, 2h.")
 @json_option("job")
@@ -56,6 +48,12 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
     """Wait for jobs and print the paths of their videos.
 
     The exit code is 0 when all jobs are finished, and 1 when a job has failed or --timeout has passed.
+
+    \b
+    Examples:
+      svdq wait 1f0c
+      svdq wait 1f0c 2a7d --json
+      svdq wait 1f0c --timeout 2h
     """
     from svdq.producer.queue import session
     from svdq.producer.selection import complete_ids

@@ -18,15 +18,6 @@ from svdq.pipeline.errors import InputError
 if TYPE_CHECKING:
     from svdq.producer.watching.state import Event
 
-EXAMPLES = """\b
-Examples:
-  svdq watch ~/inbox
-  svdq watch ~/inbox --recursive --existing --frames 25
-  svdq watch /srv/drop --on-success move:done --glob '*.jpg' --glob '*.png'
-  svdq watch /mnt/nas/photos --stable-for 60s
-  svdq watch ~/inbox --once --on-success move:done
-"""
-
 
 def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: str) -> float:
     """Parse a duration; a number without a unit is in seconds."""
@@ -38,7 +29,7 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
     return seconds
 
 
-@click.command(cls=VideoCommand, epilog=EXAMPLES)
+@click.command(cls=VideoCommand)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--recursive", is_flag=True, help="Include subfolders; outputs have the same folders.")
 @click.option("--glob", "globs", multiple=True, metavar="PATTERN", help="Only these; repeatable [default: all photos].")
@@ -88,6 +79,14 @@ def watch(
     FOLDER/rejected. Symbolic links are not followed.
 
     Ctrl-C or SIGTERM finishes the current photo and exits.
+
+    \b
+    Examples:
+      svdq watch ~/inbox
+      svdq watch ~/inbox --recursive --existing --frames 25
+      svdq watch /srv/drop --on-success move:done --glob '*.jpg' --glob '*.png'
+      svdq watch /mnt/nas/photos --stable-for 60s
+      svdq watch ~/inbox --once --on-success move:done
     """
     # Imported here so that `svdq watch --help` stays fast.
     from svdq.producer.settings import Settings

@@ -90,7 +90,7 @@ def worker(
       svdq worker --burst --until 06:00 --report night.json
       svdq worker --metrics-port 9464 --log-format json
       svdq worker --dtype bf16 --compile blocks
-    """  # noqa: D301 - click's \b keeps the formatting of the next paragraph
+    """
     from svdq.producer.settings import Settings
     from svdq.worker.launcher.launcher import LaunchOptions
 

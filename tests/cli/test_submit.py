@@ -21,7 +21,7 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def test_help_gives_the_limits_of_the_job(svdq: Cli) -> None:
     """Every parameter is declared once: help, flags and jobs agree on limits and defaults."""
-    text = " ".join(svdq("submit", "--help").stdout.split())
+    text = " ".join(svdq("submit", "--help").stdout.partition("\nOptions:\n")[2].split())
     for name, field in SvdParameters.model_fields.items() | WanParameters.model_fields.items():
         limits = [at for at in field.metadata if hasattr(at, "ge") or hasattr(at, "le")]
         if name in ("width", "height", "seed", "steps") or not limits:
