@@ -86,8 +86,8 @@ def with_gif_comment(data: bytes, comment: str) -> bytes:
     text = comment.encode()
     pieces = [text[start : start + 255] for start in range(0, len(text), 255)]
     extension = b"\x21\xfe" + b"".join(bytes([len(piece)]) + piece for piece in pieces) + b"\x00"
-    # The header has 13 bytes; the last bits of its flags are the size of the global color table.
-    global_color_table = 3 * 2 ** ((data[10] & 0x07) + 1)
+    # The header has 13 bytes; its flags say whether a global color table follows, and the size of that.
+    global_color_table = 3 * 2 ** ((data[10] & 0x07) + 1) if data[10] & 0x80 else 0
     first_image = data.index(b"\x21\xf9", 13 + global_color_table)  # its Graphic Control Extension
     return data[:first_image] + extension + data[first_image:]
 

@@ -163,7 +163,10 @@ class Plan:
 def make_plan(video: VideoCosts, question: Question) -> Plan:
     """Answer a planning question."""
     num_videos = question.videos
-    fewest = _fewest(video, question)
+    fewest = None
+    if question.deadline_s is not None:
+        useful = range(1, video.largest_useful + 1)
+        fewest = next((ranks for ranks in useful if video.time_s(ranks, num_videos) <= question.deadline_s), None)
     measured = len(video.costs.step_s) if len(video.costs.step_s) > 1 else None
     gpus = question.gpus or measured or fewest or 1
     layouts = {"one GPU": (1, video.video_s(), video.time_s(1, num_videos))}
@@ -221,11 +224,3 @@ def _row(layout: str, gpus: int, pace_s: float, time_s: float, question: Questio
         cost=cost,
         cost_a_video=None if cost is None else cost / question.videos,
     )
-
-
-def _fewest(video: VideoCosts, question: Question) -> int | None:
-    deadline_s = question.deadline_s
-    if deadline_s is None:
-        return None
-    most = range(1, video.largest_useful + 1)
-    return next((ranks for ranks in most if video.time_s(ranks, question.videos) <= deadline_s), None)

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from svdq.pipeline.bench.bursts import Burst, burst_times, make_bursts
 from svdq.pipeline.bench.harness import Workload, run_loop
@@ -171,7 +170,7 @@ def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
         parameters = SvdParameters(
             frames=options.frames, steps=options.steps, width=int(width), height=int(height), seed=0
         )
-    except (ValidationError, ValueError) as error:
+    except ValueError as error:  # pydantic's ValidationError is one
         raise InputError(
             f"--size {options.size} is not a size; write it as WIDTHxHEIGHT in multiples of 64, such as 576x320."
         ) from error
