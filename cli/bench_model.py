@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.bench_model_rows import rows_table, sentence
+from svdq.cli.bench_model_rows import case_of, kept_rows, rows_table, sentence
 from svdq.cli.formatting import echo
 from svdq.cli.option_types import OutputFile
 from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from svdq.pipeline.bench.cases import Row
     from svdq.pipeline.models.family import Facts, Family
     from svdq.pipeline.parameters import VideoParameters
 
@@ -96,6 +95,7 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Write each row as soon as it is measured.")
+@click.option("--resume", is_flag=True, help="Keep the rows in the file of --json and measure the rest.")
 def bench_model(
     model: str | None,
     parts: tuple[str, ...],
@@ -108,6 +108,7 @@ def bench_model(
     repeats: int,
     device: str,
     json_path: Path | None,
+    resume: bool,
 ) -> None:
     """Measure a step, an encode and a decode of a model on one device: time, memory and numerical difference.
 
@@ -127,6 +128,8 @@ def bench_model(
     from svdq.pipeline.errors import SvdqError
     from svdq.producer.storage.temporary import is_regular, write_file
 
+    if resume and json_path is None:
+        raise click.UsageError("--resume needs --json with the file to continue.")
     family, videos, components = _videos(model, sizes, frames)
     torch_device, where = _computing_on(device)
     # Fewer frames than all at a time are tiles to Wan, whatever the number.
@@ -140,17 +143,19 @@ def bench_model(
         approximate=approximate,
         chunk_sizes=chunk_sizes or (some, videos[0].num_frames),
     )
-    document: dict[str, Any] = {"device": where, "weights": model or "random weights", "repeats": repeats, "rows": []}
-    rows: list[Row] = []
+    document: dict[str, Any] = {"device": where, "weights": model or "random weights", "repeats": repeats}
+    kept = kept_rows(json_path, document) if resume and json_path is not None else []
+    done = {case_of(row): row for row in kept if not row.failure}
+    missing = [case for case in cases if case not in done]
     echo(f"{where}, {videos[0].num_frames} frames, {document['weights']}", err=True)
-    with bench.model_folder(model, {case.part for case in cases}) as folder:
-        for row in bench.measure(folder, cases, device=torch_device, repeats=repeats):
-            rows.append(row)
+    with bench.model_folder(model, {case.part for case in missing}) as folder:
+        for row in bench.measure(folder, missing, device=torch_device, repeats=repeats, earlier=list(done)):
+            done[case_of(row)] = row
             echo(sentence(row), err=True)
-            document["rows"].append(asdict(row))
-            if json_path is not None and (is_regular(json_path) or len(rows) == len(cases)):
+            document["rows"] = [asdict(one) for one in done.values()]
+            if json_path is not None and (is_regular(json_path) or case_of(row) == missing[-1]):
                 write_file(json_path, [json.dumps(document, indent=2), "\n"])
-    shown = [row for row in rows if not row.failure]
+    shown = [done[case] for case in cases if not done[case].failure]
     echo(*table(rows_table(shown)))
     if not shown:
         raise SvdqError("No row could be measured; see the reasons above.")

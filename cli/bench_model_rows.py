@@ -1,11 +1,48 @@
-"""The rows of `svdq bench model`, as sentences and as a table."""
+"""The rows of `svdq bench model`: read from its JSON file, as sentences and as a table."""
 
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from svdq.pipeline.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from svdq.pipeline.bench.cases import Case, Row
+
+
+def kept_rows(path: Path, document: dict[str, Any]) -> "list[Row]":
+    """Read the rows of an earlier run; an empty list without a file.
+
+    Raises:
+        InputError: the file has other content, or its rows were measured with other options.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
     from svdq.pipeline.bench.cases import Row
+
+    if not path.exists():
+        return []
+    try:
+        kept = TypeAdapter(dict[str, Any]).validate_json(path.read_text(encoding="utf-8"))
+        rows = TypeAdapter(list[Row]).validate_python(kept.pop("rows", None))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        raise InputError(f"The file {str(path)!r} has no rows of svdq bench model; leave --resume out.") from error
+    for name, value in document.items():
+        if kept.get(name) != value:
+            raise InputError(
+                f"The rows in {str(path)!r} were measured with {name} {kept.get(name)!r}, not {value!r}; give another "
+                "file, or leave --resume out."
+            )
+    return rows
+
+
+def case_of(row: "Row") -> "Case":
+    """Return the case that a row measures."""
+    from svdq.pipeline.bench.cases import Case
+
+    return Case(**{field.name: getattr(row, field.name) for field in fields(Case)})
 
 
 def sentence(row: "Row") -> str:

@@ -35,7 +35,9 @@ from svdq.pipeline.parameters import VideoParameters
 Results = tuple[Tensor, ...]
 
 
-def measure(name: str, cases: Sequence[Case], *, device: torch.device, repeats: int) -> Iterator[Row]:
+def measure(
+    name: str, cases: Sequence[Case], *, device: torch.device, repeats: int, earlier: Collection[Case] = ()
+) -> Iterator[Row]:
     """Measure cases one by one; the row of a case that cannot be measured has the reason.
 
     Args:
@@ -43,21 +45,24 @@ def measure(name: str, cases: Sequence[Case], *, device: torch.device, repeats: 
         cases: as `cases.cases_of` orders them.
         device: where to compute.
         repeats: number of measurements per case, after a first run that is not counted.
+        earlier: cases that an earlier run measured; there are no results of them to compare with.
 
     Raises:
         InputError: the model does not exist.
     """
-    folder = find_folder(name)
-    check_folder(folder, name, layout_of(folder, name), half=acceptable(_torch_dtype(cases[0])))
+    if cases:
+        folder = find_folder(name)
+        check_folder(folder, name, layout_of(folder, name), half=acceptable(_torch_dtype(cases[0])))
     #: Results of the first rows of a part and component, by size.
     references: dict[tuple[Any, ...], Results] = {}
+    gone = {_compared_with(case) for case in earlier}
     for _, group in itertools.groupby(cases, key=_opened_with):
         bench = _Bench(name, device, repeats)
         for case in group:
             figures, result = bench.measure(case)
             if result is not None:
-                key = (case.part, case.component, case.width, case.height)
-                figures |= differences(result, references.setdefault(key, result))
+                key = _compared_with(case)
+                figures |= differences(result, None if key in gone else references.setdefault(key, result))
             yield Row(**asdict(case) | figures)
 
 
@@ -65,14 +70,18 @@ def _opened_with(case: Case) -> tuple[Any, ...]:
     return case.part, case.component, case.dtype, case.compiled, case.approximate
 
 
-def differences(results: Results, references: Results) -> dict[str, Any]:
+def _compared_with(case: Case) -> tuple[Any, ...]:
+    return case.part, case.component, case.width, case.height
+
+
+def differences(results: Results, references: Results | None) -> dict[str, Any]:
     """Return the fields of `Row` about results: whether they are finite, and the difference from references.
 
     Of several tensors, the one that differs most counts.
     """
     if not _are_finite(results):
         return {"finite": False}
-    if not _are_finite(references):
+    if references is None or not _are_finite(references):
         return {}
     found = []
     for result, reference in zip(results, references, strict=True):

@@ -237,15 +237,40 @@ class KilledAfterTwo(SvdModel):
         super().__init__(*arguments)
 
 
-def test_rows_are_in_the_file_as_soon_as_they_are_measured(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rows_are_in_the_file_as_soon_as_they_are_measured_and_are_resumed_from(
+    tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.json"
     with monkeypatch.context() as patched:
         patched.setattr(svd, "SvdModel", KilledAfterTwo)
         assert measure(tiny_model, path, "--decode-chunk-size", "1") == 130
-    assert [one["part"] for one in rows_in(path)] == ["step", "encode"]
+    before = rows_in(path)
+    assert [one["part"] for one in before] == ["step", "encode"]
     assert list(tmp_path.iterdir()) == [path]
+
+    capsys.readouterr()
+    assert measure(tiny_model, path, "--decode-chunk-size", "1", "--resume") == 0
+    after = rows_in(path)
+    assert after[:2] == before
+    assert [one["part"] for one in after] == ["step", "encode", "decode"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["part", "step", "encode", "decode"]
+
+    # The result of an earlier run is gone, so that of another dtype is not compared.
+    more = ("--part", "encode", "--dtype", "fp32", "--dtype", "bf16")
+    assert measure(tiny_model, path, *more, "--resume") == 0
+    assert [(one["dtype"], one["difference"]) for one in rows_in(path)] == [
+        *[("fp32", 0)] * 3,
+        ("bf16", None),
+    ]
+
+    # Without --resume all is measured again; rows that were measured in another way are not mixed in.
+    assert measure(tiny_model, path, "--part", "encode") == 0
+    assert len(rows_in(path)) == 1
+    assert measure(tiny_model, path, "--part", "encode", "--resume", "--repeats", "1") == 2
+    assert "were measured with repeats 2, not 1" in capsys.readouterr().err
+    path.write_text('{"runs": []}')
+    assert measure(tiny_model, path, "--resume") == 2
+    assert "has no rows of svdq bench model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -258,6 +283,7 @@ def test_rows_are_in_the_file_as_soon_as_they_are_measured(
         (["--decode-chunk-size", "0"], "0"),
         (["--dtype", "fp8"], "fp8"),
         (["--model", "/nowhere"], "/nowhere"),
+        (["--resume"], "--json"),
     ],
 )
 def test_wrong_input_is_one_sentence(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
