@@ -243,7 +243,7 @@ def test_status_on_a_terminal_takes_no_screen(group: dict[str, str]) -> None:
     with terminal("status", **group) as screen:
         assert screen.end() == 0
     assert "svdq-default" in screen.text
-    assert "x1b" not in screen.text
+    assert "\x1b" not in screen.text
     assert ALTERNATE_SCREEN not in screen.text
 
 
