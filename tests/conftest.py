@@ -21,6 +21,7 @@ from PIL import Image
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
+from tests.waiting import wait_until
 
 # Three test processes at a time share the cores: torch's threads would spin while they wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -184,6 +185,12 @@ def _tiny_model(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
             command = [sys.executable, "-m", "svdq.cli", "model", "tiny", "--family", family, str(folder)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return folder
+
+
+@pytest.fixture
+def until() -> Callable[..., object]:
+    """Wait until something is true and return it."""
+    return wait_until
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +15,9 @@ import psutil
 import pytest
 
 from svdq.cli.main import cli
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-#: Far beyond what anything here takes; reached only when it never comes.
-PATIENCE_S = 180.0
 
 
 class Unit:
@@ -164,16 +162,3 @@ def check_command() -> Callable[[list[str]], None]:
         command.make_context(str(command.name), list(words))
 
     return check
-
-
-@pytest.fixture
-def until() -> Callable[..., None]:
-    """Wait until something is true."""
-
-    def wait(wanted: Callable[[], object], hint: Callable[[], str] = str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not wanted():
-            assert time.monotonic() < deadline, f"it never came\n{hint()}"
-            time.sleep(0.05)
-
-    return wait

@@ -18,7 +18,8 @@ from svdq.producer.queue import connect
 from svdq.producer.settings import Settings
 from tests.conftest import S3_SECRET
 from tests.hosts.network import Host, Network, NoHostsError
-from tests.worker.conftest import SCRIPTS, House, wait_until
+from tests.waiting import wait_until
+from tests.worker.conftest import SCRIPTS, House
 from tests.worker.own_redis import OwnRedis
 
 PASSWORD = "password-of-the-tests"

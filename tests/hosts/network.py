@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.worker.conftest import wait_until
+from tests.waiting import wait_until
 
 #: Set aside for tests of networks (RFC 2544), so nobody's; a network takes 256 addresses of it.
 RANGE = ipaddress.ip_network("198.18.0.0/15")

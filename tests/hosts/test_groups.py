@@ -11,7 +11,7 @@ from svdq.producer.queue import fetch
 from svdq.producer.status.workers import view_workers
 from svdq.producer.storage.storage import Storage
 from tests.hosts.conftest import Lan
-from tests.worker.conftest import wait_until
+from tests.waiting import wait_until
 from tests.worker.test_recovery import leftovers
 
 pytestmark = pytest.mark.long

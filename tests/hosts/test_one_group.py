@@ -12,7 +12,8 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.hosts.conftest import Lan, Running
 from tests.hosts.network import Host
-from tests.worker.conftest import House, wait_until
+from tests.waiting import wait_until
+from tests.worker.conftest import House
 from tests.worker.test_recovery import leftovers
 
 READY = "Ready with"

@@ -1,16 +1,17 @@
 """A house with a real Redis and real `svdq worker` processes in it, for the worker's tests."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import redis
@@ -25,22 +26,10 @@ from svdq.producer.status.status import JobView, view, view_many
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import submit
 from svdq.worker.queue.group_worker import GroupWorker
+from tests.waiting import PATIENCE_S, wait_until
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
 SCRIPTS = Path(sys.executable).parent
-#: Far beyond what anything here takes; reached only when it never comes.
-PATIENCE_S = 180.0
-
-T = TypeVar("T")
-
-
-def wait_until(wanted: Callable[[], T], hint: Callable[[], str] = str) -> T:
-    """Wait until something is true and return it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := wanted()):
-        assert time.monotonic() < deadline, f"it never came\n{hint()}"
-        time.sleep(0.05)
-    return found
 
 
 @dataclass
@@ -75,6 +64,16 @@ class Group:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the launcher alone, as a terminal's Ctrl-C or an init system does."""
         self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End launcher, torchrun and ranks at once, as in a power cut."""
+        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        for process in family:
+            process.suspend()
+        for process in family:
+            process.kill()
+        self.process.wait()
+        psutil.wait_procs(family, timeout=60)
 
     def end(self) -> int:
         """Wait for its end and return the exit code."""
@@ -155,6 +154,17 @@ class House:
         )
         return [self.view(job_id) for job_id in job_ids]
 
+    def frames(self, job_id: str) -> np.ndarray:
+        """The frames of a finished job that was asked for as PNG: (F, H, W, 3), uint8."""
+        found = self.view(job_id)
+        assert found.status == "finished", found.error
+        return np.stack([np.asarray(Image.open(path)) for path in sorted(Path(found.outputs[0]).glob("*.png"))])
+
+    def sidecars(self, job_id: str = "") -> list[dict[str, Any]]:
+        """What stands beside the videos of a job, or of all jobs."""
+        outputs = Path(self.settings.storage) / "outputs"
+        return [json.loads(path.read_text()) for path in outputs.glob(f"*{job_id}.json")]
+
     def queued(self) -> list[str]:
         """The ids that wait in the default queue, next one first."""
         return [job_id.decode() for job_id in self.connection.lrange("rq:queue:svdq-default", 0, -1)]
@@ -202,12 +212,6 @@ def house(tmp_path: Path, settings: Settings) -> Iterator[House]:
     house = House(tmp_path, settings, connect(settings), photo)
     yield house
     house.leave()
-
-
-@pytest.fixture
-def until() -> Callable[..., object]:
-    """Wait until something is true and return it."""
-    return wait_until
 
 
 @pytest.fixture

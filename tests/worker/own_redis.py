@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from svdq.producer.embedded_redis.binary import find_binaries
-from tests.worker.conftest import wait_until
+from tests.waiting import wait_until
 
 
 class OwnRedis:

@@ -11,7 +11,7 @@ from svdq.pipeline.device import choose_device
 from svdq.producer.process_identity import is_running
 from svdq.worker import doctor
 from svdq.worker.launcher.gpus import all_gpus, ask, num_gpus, visible_gpus
-from tests.worker.conftest import wait_until
+from tests.waiting import wait_until
 
 TWO = 'echo "GPU 0: RTX A5000 (UUID: GPU-a)"; echo "GPU 1: RTX A5000 (UUID: GPU-b)"'
 #: What it prints when one of three has fallen off the bus.

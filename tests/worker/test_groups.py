@@ -1,6 +1,5 @@
 """Several groups on one queue, as `svdq worker --groups` starts them: they share the work, and end together."""
 
-import json
 import re
 import signal
 
@@ -18,7 +17,7 @@ def test_groups_share_a_queue_and_each_job_is_done_once(house) -> None:
     assert group.end() == 0, group.text
     assert re.search(r"http://127\.0\.0\.1:[1-9]\d*/metrics", group.text), "the free port that was taken"
     assert house.states(job_ids) == ["finished"] * 16
-    sidecars = [json.loads(path.read_text()) for path in (house.settings.home / "storage/outputs").glob("*.json")]
+    sidecars = house.sidecars()
     assert sorted(sidecar["job_id"] for sidecar in sidecars) == sorted(job_ids)
     assert len({sidecar["group"]["pid"] for sidecar in sidecars}) == 2
 

@@ -311,7 +311,7 @@ class LossyRedis(redis.Redis):
 
 
 class BeginLosingRedis(LossyRedis):
-    lost = "'ZADD', 'rq:wip:"
+    lost = "unpack(ARGV, i + 1"
 
 
 @pytest.mark.parametrize("kind", [LossyRedis, BeginLosingRedis])

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from svdq.worker.health.logging import GAP, LINE_BYTES, JobLogHandler, JsonFormatter, to_json_line
-from tests.worker.conftest import House, wait_until
+from tests.waiting import wait_until
+from tests.worker.conftest import House
 from tests.worker.own_redis import OwnRedis
 
 JOB_ID, OTHER = "0123456789abcdef0123", "f" * 20

@@ -37,7 +37,8 @@ from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
 from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector
 from tests.queued import enqueue
-from tests.worker.conftest import Group, House, wait_until
+from tests.waiting import wait_until
+from tests.worker.conftest import Group, House
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"

@@ -387,17 +387,6 @@ def check_all_finished(house, jobs: list[str]) -> None:
     assert leftovers(house.connection) == []
 
 
-def kill_everything(group) -> None:
-    """As in a power cut: launcher, torchrun and ranks at once."""
-    family = [psutil.Process(group.process.pid), *psutil.Process(group.process.pid).children(recursive=True)]
-    for process in family:
-        process.suspend()
-    for process in family:
-        process.kill()
-    group.process.wait()
-    psutil.wait_procs(family, timeout=30)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "rank"), [(2, 0), *(pytest.param(3, rank, marks=pytest.mark.long) for rank in (0, 1, 2))]
@@ -423,7 +412,7 @@ def test_after_a_kill_of_everything_the_next_group_goes_on_at_once(house, until)
     group = house.start(1, model=SIMULATED)
     jobs = [house.submit(steps=20) for _ in range(3)]
     until(lambda: house.states(jobs).count("started") >= 1)
-    kill_everything(group)
+    group.kill()
     newer = house.submit(steps=4)
     again = house.start(1, model=SIMULATED)
     until(lambda: "Took back" in again.text, lambda: again.text)
@@ -488,7 +477,7 @@ def test_jobs_of_a_host_that_died_are_taken_over_by_another(house, until) -> Non
     until(lambda: house.states(jobs).count("started") >= 2)
     assert [worker.hostname for worker in view_workers(house.connection)] == ["elsewhere"]
     here = house.start(2, model=SIMULATED)
-    kill_everything(doomed)
+    doomed.kill()
     until(lambda: "Took back" in here.text, lambda: here.text)
     check_all_finished(house, jobs)
 

@@ -1,27 +1,13 @@
 """Half-done videos through real groups: stopped or killed in the middle, they go on where they were, bit by bit."""
 
-import json
 import signal
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
-from PIL import Image
 
 pytestmark = pytest.mark.slow
-
-
-def frames_of(house, job_id: str) -> np.ndarray:
-    view = house.view(job_id)
-    assert view.status == "finished", view.error
-    return np.stack([np.asarray(Image.open(path)) for path in sorted(Path(view.outputs[0]).glob("*.png"))])
-
-
-def sidecar_of(house, job_id: str) -> dict:
-    (path,) = (Path(house.settings.storage) / "outputs").glob(f"*{job_id}.json")
-    return json.loads(path.read_text())
 
 
 def nothing_is_left(house) -> None:
@@ -32,14 +18,6 @@ def nothing_is_left(house) -> None:
 def submit_twice(house, **options) -> tuple[str, str]:
     """Submit the same video twice: one to be disturbed, one to compare it with."""
     return house.submit(formats=("png",), seed=5, **options), house.submit(formats=("png",), seed=5, **options)
-
-
-def kill(group) -> None:
-    family = psutil.Process(group.process.pid).children(recursive=True)
-    for process in [psutil.Process(group.process.pid), *family]:
-        process.kill()
-    group.process.wait()
-    psutil.wait_procs(family, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +42,8 @@ def test_a_group_that_was_stopped_goes_on_where_it_was(
 
     # With another number of ranks: what is left is spread over those that are there.
     assert house.start(ranks_then, "--burst", model=model, wait=False).end() == 0
-    np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
-    sidecar = sidecar_of(house, job_id)
+    np.testing.assert_array_equal(house.frames(job_id), house.frames(same))
+    (sidecar,) = house.sidecars(job_id)
     (resumption,) = sidecar["resumed"]
     assert resumption["from_step"] == max(kept)
     assert resumption["steps_done_again"] == 0
@@ -88,7 +66,7 @@ def test_all_ranks_killed_cost_no_more_than_the_steps_since_the_last_hand_over(h
         return {job_id: step for job_id, step in kept.items() if step < 30}
 
     until(lambda: any(house.view(job_id).step > step + 1 for job_id, step in handed_over().items()), lambda: group.text)
-    kill(group)
+    group.kill()
     kept = handed_over()
 
     second = house.start(3, "--burst", model=model, wait=False)
@@ -96,7 +74,8 @@ def test_all_ranks_killed_cost_no_more_than_the_steps_since_the_last_hand_over(h
     # The simulated model fails a video of which a step was done twice in a row, or left out.
     assert {house.view(job_id).status for job_id in jobs} == {"finished"}
     for job_id, step in kept.items():
-        (resumption,) = sidecar_of(house, job_id)["resumed"]
+        (sidecar,) = house.sidecars(job_id)
+        (resumption,) = sidecar["resumed"]
         assert resumption["from_step"] == step
         assert resumption["steps_done_again"] < 30 - step
     nothing_is_left(house)
@@ -109,9 +88,9 @@ def test_a_video_that_was_denoised_and_not_decoded_is_only_decoded(house, until)
     group = house.start(2, model=model)
     until(lambda: house.view(job_id).step == 8, lambda: group.text)
     until(lambda: (house.settings.home / "checkpoints" / job_id / "8.safetensors").exists())
-    kill(group)
+    group.kill()
     assert house.start(2, "--burst", model=model, wait=False).end() == 0
-    sidecar = sidecar_of(house, job_id)
+    (sidecar,) = house.sidecars(job_id)
     assert sidecar["resumed"] == [{"from_step": 8, "steps_done_again": 0}]
     nothing_is_left(house)
 

@@ -1,13 +1,11 @@
 """Real groups with a model of two experts: each rank loads what it needs, and frames equal diffusers' in any case."""
 
-import json
 import os
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
@@ -30,12 +28,6 @@ def note(event, arguments):
 
 sys.addaudithook(note)
 """
-
-
-def frames_of(house, job_id: str) -> np.ndarray:
-    view = house.view(job_id)
-    assert view.status == "finished", view.error
-    return np.stack([np.asarray(Image.open(path)) for path in sorted(Path(view.outputs[0]).glob("*.png"))])
 
 
 def submit(house, **options) -> str:
@@ -73,7 +65,7 @@ def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: 
     group = house.start(ranks, "--burst", "--bind", bind, model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
     for job_id, video in zip(jobs, videos, strict=True):
-        np.testing.assert_array_equal(frames_of(house, job_id), reference(house.photo, **video))
+        np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, **video))
     bound = "Each rank loads the experts of its steps"
     assert (bound in group.text) == (bind == "always")
 
@@ -85,8 +77,8 @@ def test_a_first_rank_that_only_encodes(house, tiny_wan: Path, reference, bind: 
     group = house.start(3, "--burst", "--encoder-rank", "--bind", bind, model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
     for job_id, steps in zip(jobs, (6, 3), strict=True):
-        np.testing.assert_array_equal(frames_of(house, job_id), reference(house.photo, steps=steps))
-        sidecar = json.loads(next((Path(house.settings.storage) / "outputs").glob(f"*{job_id}.json")).read_text())
+        np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, steps=steps))
+        (sidecar,) = house.sidecars(job_id)
         assert 0 not in [stage["rank"] for stage in sidecar["stages"]]
     assert ("rank 0: the encoders alone" in group.text) == (bind == "always")
 
@@ -124,9 +116,9 @@ def test_a_rank_that_is_killed_costs_no_bit(house, tiny_wan: Path, until, victim
     until(lambda: house.view(job_id).step >= 20, lambda: group.text)
     os.kill(group.ranks()[victim].pid, signal.SIGKILL)
     house.wait([job_id, same])
-    np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
-    sidecar = (Path(house.settings.storage) / "outputs").glob(f"*{job_id}.json")
-    assert '"resumed": [{' in next(sidecar).read_text().replace("\n", "").replace("  ", "")
+    np.testing.assert_array_equal(house.frames(job_id), house.frames(same))
+    (sidecar,) = house.sidecars(job_id)
+    assert sidecar["resumed"]
 
 
 @pytest.mark.long
@@ -137,6 +129,6 @@ def test_a_video_of_bound_ranks_is_continued_by_a_rank_alone(house, tiny_wan: Pa
     group.send_signal(signal.SIGTERM)
     assert group.end() == 0
     assert house.start(1, "--burst", model=str(tiny_wan), wait=False).end() == 0
-    np.testing.assert_array_equal(frames_of(house, job_id), frames_of(house, same))
-    sidecar = json.loads(next((Path(house.settings.storage) / "outputs").glob(f"*{job_id}.json")).read_text())
+    np.testing.assert_array_equal(house.frames(job_id), house.frames(same))
+    (sidecar,) = house.sidecars(job_id)
     assert sum(stage["steps"] for stage in sidecar["stages"]) == 60

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.cli.serve.servers import TOKEN, wait_until
+from tests.cli.serve.servers import TOKEN
+from tests.waiting import wait_until
 
 #: Names of Debian's and other systems' packages.
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -95,7 +96,7 @@ class House:
                 cwd=self.folder,
             )
         text = self.folder / "worker.log"
-        wait_until(lambda: "Ready with" in text.read_text(), 120)
+        wait_until(lambda: "Ready with" in text.read_text())
 
     def stop(self) -> None:
         if self.worker is not None:

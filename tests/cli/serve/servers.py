@@ -3,7 +3,6 @@
 import http.client
 import json
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,11 +76,3 @@ class Server:
 
 
 Serve = Callable[..., Server]
-
-
-def wait_until(is_true: Callable[[], object], timeout_s: float = 60) -> None:
-    """Wait for something that happens in another process."""
-    end = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -15,7 +15,8 @@ from PIL import Image
 
 from svdq.producer.settings import Settings
 from tests.cli.serve.multipart import BOUNDARY, TYPE, multipart
-from tests.cli.serve.servers import Serve, Server, wait_until
+from tests.cli.serve.servers import Serve, Server
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

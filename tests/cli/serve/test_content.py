@@ -13,7 +13,8 @@ from svdq.producer.results import verdicts
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
-from tests.cli.serve.servers import Serve, Server, wait_until
+from tests.cli.serve.servers import Serve, Server
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,8 @@ from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import finish
 from tests.cli.serve.multipart import TYPE, multipart
-from tests.cli.serve.servers import Answer, Serve, Server, wait_until
+from tests.cli.serve.servers import Answer, Serve, Server
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,8 @@ import av
 import pytest
 from PIL import Image
 
-from tests.cli.serve.servers import TOKEN, Serve, Server, wait_until
+from tests.cli.serve.servers import TOKEN, Serve, Server
+from tests.waiting import wait_until
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow
@@ -82,7 +83,7 @@ def test_create_poll_list_download_delete(client: "openai.OpenAI", server: Serve
 
     fields = {"size": "1024x576", "num_frames": 14, "num_inference_steps": 1000}
     in_flight = server.create(photo.read_bytes(), **fields).json["id"]
-    wait_until(lambda: server.get(f"/v1/videos/{in_flight}").json["status"] == "in_progress", 200)
+    wait_until(lambda: server.get(f"/v1/videos/{in_flight}").json["status"] == "in_progress")
     assert server.ask("DELETE", f"/v1/videos/{in_flight}").json["deleted"]
     wait_until(lambda: server.get(f"/v1/videos/{in_flight}").status == 404)
 
@@ -107,7 +108,7 @@ def test_the_worker_ends_with_a_killed_server_and_the_next_one_goes_on(
     wait_until(lambda: not workers())
     again = serve("--port", "0", "--with-worker", CUDA_VISIBLE_DEVICES="", SVDQ_MODEL="preview")
     for video_id in made:
-        wait_until(lambda video_id=video_id: again.get(f"/v1/videos/{video_id}").json["status"] == "completed", 200)
+        wait_until(lambda video_id=video_id: again.get(f"/v1/videos/{video_id}").json["status"] == "completed")
 
 
 def _has_home(pid: str, home: str) -> bool:

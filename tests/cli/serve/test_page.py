@@ -24,8 +24,9 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import fail, finish
-from tests.cli.serve.servers import Answer, Serve, Server, wait_until
+from tests.cli.serve.servers import Answer, Serve, Server
 from tests.queued import enqueue
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,6 @@
-"""When a group pauses because too much fails alike."""
+"""When a group pauses because too much fails alike, and what can still be done by `--until`."""
 
-from svdq.worker.intake.policy import CircuitBreaker, kind_of
+from svdq.worker.intake.policy import CircuitBreaker, is_too_late, kind_of
 
 JOB = "0123456789abcdef0123"
 
@@ -23,3 +23,11 @@ def test_a_success_or_another_reason_resets_the_breaker() -> None:
     breaker.record_failure("d", "One.")
     assert not breaker.record_failure("e", "Another.")
     assert kind_of(f"Job {JOB} failed") == kind_of("Job ffffffffff0123456789 failed")
+
+
+def test_another_video_is_begun_as_long_as_one_like_the_last_ones_would_be_done() -> None:
+    assert not is_too_late(1000.0, None, [10.0])
+    assert not is_too_late(1000.0, 1011.0, [10.0, 10.0, 500.0])
+    assert is_too_late(1000.0, 1009.0, [10.0, 10.0, 500.0])
+    assert not is_too_late(1000.0, 1001.0, [])
+    assert is_too_late(1001.0, 1001.0, [])
