@@ -1,17 +1,26 @@
-"""What the buttons of the page do with jobs, each through the function that the command line uses."""
+"""What the page and the API do with jobs, each through the function that the command line uses."""
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import redis
+from starlette.datastructures import State
 
+from svdq.cli.serve.errors import ApiError
 from svdq.pipeline.errors import InputError
 from svdq.producer import control
-from svdq.producer.queue import SvdqQueue, queues
+from svdq.producer.queue import SvdqQueue, fetch_many, queues
 from svdq.producer.results import verdicts
+from svdq.producer.results.removal import remove_job
 from svdq.producer.status.registries import newest_ids
 
 #: Statuses of the jobs that have not started.
 _WAITING = ("queued", "scheduled", "deferred")
+#: Seconds that a request waits for a video in flight to stop, and seconds after which nobody waits any more.
+WAIT_S = 1.5
+GIVE_UP_S = 600.0
+POLL_S = 0.25
 
 
 def act(connection: redis.Redis, action: str, job_ids: Sequence[str]) -> list[str]:
@@ -58,3 +67,42 @@ def _move_to_front(connection: redis.Redis, job_id: str) -> None:
     waiting: list[SvdqQueue] = [queue for queue in queues(connection) if queue.count]
     priority = waiting[0].name.removeprefix("svdq-") if waiting else None
     control.move(connection, job_id, front=True, priority=priority)
+
+
+async def remove(state: State, job_id: str) -> None:
+    """Remove a job; one that is in flight is canceled, and removed when it has stopped."""
+    begun_at = time.monotonic()
+    while not await _remove_now(state, job_id):
+        if time.monotonic() - begun_at > WAIT_S:
+            task = asyncio.create_task(_remove_later(state, job_id))
+            state.removals.add(task)
+            task.add_done_callback(state.removals.discard)
+            break
+        await asyncio.sleep(POLL_S)
+    state.polls.forget(job_id)
+    state.pages.forget()
+
+
+async def _remove_later(state: State, job_id: str) -> None:
+    end = time.monotonic() + GIVE_UP_S
+    while time.monotonic() < end:
+        await asyncio.sleep(1)
+        try:
+            if await _remove_now(state, job_id):
+                state.polls.forget(job_id)
+                state.pages.forget()
+                return
+        except ApiError:
+            continue  # Redis is away
+
+
+async def _remove_now(state: State, job_id: str) -> bool:
+    """Remove a job; return False while it is in flight."""
+    backend = state.backend
+
+    def work(connection: object) -> bool:
+        [found] = fetch_many(connection, [job_id])  # type: ignore[arg-type]
+        return found is None or remove_job(connection, backend.storage, job_id)  # type: ignore[arg-type]
+
+    done: bool = await backend.write(work)
+    return done

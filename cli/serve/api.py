@@ -6,18 +6,19 @@ import secrets
 from collections import OrderedDict
 from dataclasses import replace
 from datetime import datetime
+from io import BytesIO
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from svdq.cli.serve.actions import remove
 from svdq.cli.serve.content import not_ready
 from svdq.cli.serve.creation import create, make_again, options_of
 from svdq.cli.serve.errors import ApiError, Json, no_such_video
 from svdq.cli.serve.fields import VideoRequest, decode_data_url, read_request
-from svdq.cli.serve.polling import Polled
-from svdq.cli.serve.removing import remove
+from svdq.cli.serve.sharing import Polled
 from svdq.cli.serve.videos import model_stem, models, video_object
 from svdq.producer.status.paging import Place, place_of, read_page
 from svdq.producer.status.status import JobView
@@ -77,7 +78,7 @@ async def create_video(request: Request) -> Response:
         if form.file is not None and asked.photo_url:
             message = "There are two photos; send one in each request."
             raise ApiError(400, message, param="input_reference", code="duplicate")
-        photo = form.file if form.file is not None else decode_data_url(asked.photo_url)
+        photo = form.file if form.file is not None else BytesIO(decode_data_url(asked.photo_url))
         [[submission], views] = await create(request.app.state.backend, photo, form.file_name, asked.spec)
     finally:
         form.close()

@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from svdq.cli.serve import api, live, page
+from svdq.cli.serve import api, page
 from svdq.cli.serve.access import Access
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.bodies import Bodies, Reader
 from svdq.cli.serve.content import Content, sweep
 from svdq.cli.serve.errors import ANSWERED, answer_error
+from svdq.cli.serve.now import shared_states
 from svdq.cli.serve.older import Older
 from svdq.cli.serve.options import ServeOptions
-from svdq.cli.serve.polling import Polls
-from svdq.cli.serve.sharing import Shared
+from svdq.cli.serve.sharing import Polls, Shared
 from svdq.producer.settings import Settings
 from svdq.producer.status.snapshot import Snapshot, take
 from svdq.producer.submitting.family import ConfiguredModel
@@ -51,5 +51,5 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     #: Videos that are being removed while nobody waits for it.
     app.state.removals = set()
     app.state.older = Older(backend.storage)
-    app.state.page_states = live.shared_states(backend, app.state.snapshots)
+    app.state.page_states = shared_states(backend, app.state.snapshots)
     return app

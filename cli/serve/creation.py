@@ -1,5 +1,6 @@
 """Creates videos, for the page and the API alike, by the same function as `svdq submit`."""
 
+import io
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -22,13 +23,13 @@ MAX_NAME = 255
 
 
 async def create(
-    backend: Backend, photo: BinaryIO | bytes, file_name: str, spec: JobSpec, *, source: str = ""
+    backend: Backend, photo: BinaryIO, file_name: str, spec: JobSpec, *, source: str = ""
 ) -> tuple[list[Submission], list[JobView]]:
     """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
 
     Args:
         backend: of this server.
-        photo: its file or its bytes.
+        photo: its file.
         file_name: as the client has it, without any meaning as a path here.
         spec: what to make of it.
         source: its path from the folder that was dropped, for display; "" for the name.
@@ -42,8 +43,9 @@ async def create(
     """
 
     def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
-        with _BYTES.take(_size(photo)):
-            request = Request(path=_plain_name(file_name), spec=spec, data=_read(photo), source=source)
+        with _BYTES.take(photo.seek(0, io.SEEK_END)):
+            photo.seek(0)
+            request = Request(path=_plain_name(file_name), spec=spec, data=photo.read(), source=source)
             try:
                 submissions = list(submit_all(backend.settings, [request], connection=connection))
             except InputError as error:
@@ -79,21 +81,10 @@ async def make_again(backend: Backend, view: JobView, spec: JobSpec) -> tuple[li
     # A job is named by the stem of its photo, unless it was given a name.
     file_name = photo.name if photo.stem == view.name else f"{view.name}.photo"
     spec = replace(spec, folder=spec.folder or view.parameters.get("folder", ""))
-    return await create(backend, await backend.in_thread(read), file_name, spec, source=view.source)
+    return await create(backend, io.BytesIO(await backend.in_thread(read)), file_name, spec, source=view.source)
 
 
 def _plain_name(file_name: str) -> Path:
     """Return the last part of a name, whichever system it comes from; never a path."""
     name = file_name.replace("\\", "/").rpartition("/")[2].replace("\0", "").strip()[-MAX_NAME:]
     return Path(name if name not in ("", ".", "..") else "photo")
-
-
-def _size(photo: BinaryIO | bytes) -> int:
-    return len(photo) if isinstance(photo, bytes) else photo.seek(0, 2)
-
-
-def _read(photo: BinaryIO | bytes) -> bytes:
-    if isinstance(photo, bytes):
-        return photo
-    photo.seek(0)
-    return photo.read()

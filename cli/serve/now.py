@@ -1,14 +1,21 @@
-"""The state that the page shows under "Now", as one JSON object a second."""
+"""The state that the page shows under "Now", as one JSON object a second, and the stream of it to all pages."""
 
+import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
 from typing import Any
 
 import redis
 from rq.job import JobStatus
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from svdq.cli.formatting import condition_reason
-from svdq.cli.serve.errors import without_paths
+from svdq.cli.serve.backend import Backend
+from svdq.cli.serve.errors import ApiError, without_paths
+from svdq.cli.serve.sharing import FRESH_S, Shared
 from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import progress_of
 from svdq.producer.keys import STATUSES
@@ -26,6 +33,8 @@ from svdq.producer.timeparse import iso_of, rfc3339
 MAX_ROWS, MAX_GROUPS = 100, 50
 #: Bytes free on the disk below which the page warns.
 LOW_DISK_BYTES = 2_000_000_000
+#: Seconds after which the send to a page that does not read any more is given up.
+SEND_TIMEOUT_S = 30
 
 
 def read_state(connection: redis.Redis, settings: Settings, storage: Storage, snapshot: Snapshot) -> str:
@@ -186,3 +195,36 @@ def _disk(storage: Storage) -> dict[str, int] | None:
     folder = next(folder for folder in (storage.folder, *storage.folder.parents) if folder.exists())
     usage = shutil.disk_usage(folder)
     return {"free": usage.free, "total": usage.total}
+
+
+def shared_states(backend: Backend, snapshots: Shared[None, Snapshot]) -> Shared[None, str]:
+    """Return the state of all pages, read once a second while any page is open."""
+
+    async def read(_key: None) -> str:
+        snapshot = await snapshots.get(None)
+        return await backend.read(
+            lambda connection: read_state(connection, backend.settings, backend.storage, snapshot)
+        )
+
+    return Shared(read)
+
+
+async def events(request: Request) -> Response:
+    """Stream the state to a page, now and each second."""
+    states: Shared[None, str] = request.app.state.page_states
+
+    async def stream() -> AsyncIterator[ServerSentEvent]:
+        while True:
+            try:
+                text = await states.get(None)
+            except ApiError as error:
+                text = outage(str(error))
+            yield ServerSentEvent(text, event="state")
+            await asyncio.sleep(FRESH_S)
+
+    return EventSourceResponse(stream(), send_timeout=SEND_TIMEOUT_S)
+
+
+async def alive(_request: Request) -> Response:
+    """Answer a page that has lost its stream and tries again."""
+    return JSONResponse({"alive": True})

@@ -14,11 +14,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
-from svdq.cli.serve import actions, creation, live, review, spec
+from svdq.cli.serve import actions, creation, review
 from svdq.cli.serve.access import is_token, log_in
-from svdq.cli.serve.archive import zip_of
+from svdq.cli.serve.content import zip_of
 from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
-from svdq.cli.serve.form import families, fields, label_of
+from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec
+from svdq.cli.serve.now import alive, events
 from svdq.pipeline.models.registry import PARAMETERS
 from svdq.producer.queue import MAX_SOURCE_LENGTH
 from svdq.producer.status.status import JobView, view_many
@@ -40,8 +41,8 @@ def routes() -> list[BaseRoute]:
     return [
         Route("/", index),
         Route("/login", login, methods=["GET", "POST"]),
-        Route("/page/events", live.events),
-        Route("/page/alive", live.alive),
+        Route("/page/events", events),
+        Route("/page/alive", alive),
         Route("/page/estimate", estimate),
         Route("/page/photos", add, methods=["POST"]),
         Route("/page/picture/{video_id}", picture),
@@ -89,9 +90,9 @@ async def estimate(request: Request) -> Response:
     text = given.pop("num_videos", "1")
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < 10):
         raise ApiError(400, f"The number of videos {text[:80]!r} is not a whole number.", param="num_videos")
-    wanted = spec.read_spec(given)
+    wanted = read_spec(given)
     snapshot = await request.app.state.snapshots.get(None)
-    found = spec.estimate_of(snapshot, wanted, int(text), datetime.now().astimezone())
+    found = estimate_of(snapshot, wanted, int(text), datetime.now().astimezone())
     return JSONResponse({"eta_s": found.eta_s, "reason": found.reason})
 
 
@@ -103,7 +104,7 @@ async def add(request: Request) -> Response:
             raise ApiError(400, "The photo is missing.", param="input_reference", code="missing_parameter")
         given = {name: str(value) for name, value in form.fields}
         source = given.pop("source", "")[:MAX_SOURCE_LENGTH]
-        wanted = spec.read_spec(given)
+        wanted = read_spec(given)
         submissions, _ = await creation.create(
             request.app.state.backend, form.file, form.file_name, wanted, source=source
         )
@@ -178,7 +179,7 @@ async def repeat(request: Request) -> Response:
     if not _are_ids([job_id]) or not isinstance(changes, dict) or not all(map(_is_text, changes.values())):
         raise ApiError(400, "A repetition needs an id, and changes as text.", code="invalid_value")
     view = await _find(request, job_id)
-    options = replace(creation.options_of(view), **(spec.read_options(changes).given() if changes else {"seed": None}))
+    options = replace(creation.options_of(view), **(read_options(changes).given() if changes else {"seed": None}))
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(SEED_BITS))
     priority = view.queue.removeprefix("svdq-") or "default"

@@ -1,7 +1,6 @@
 """The finished and failed videos as the page lists them, the newest first, with what was decided about each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any, get_args
 
@@ -45,34 +44,6 @@ _BEGIN: Place = (10**13, "")
 _PLAYED = ("mp4", "webp", "gif")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reviewed:
-    """One video of the list."""
-
-    id: str
-    name: str
-    #: `finished` or `failed`.
-    status: str
-    #: Format that is shown: mp4, webp, gif or png.
-    kind: str
-    #: Whether its files are in the storage.
-    is_there: bool
-    #: `keep`, `reject` or "".
-    mark: str
-    seed: int | None
-    #: Such as 1024x576.
-    size: str
-    notice: str
-    model: str
-    error: str | None
-    ended_at: str | None
-    duration_s: float | None
-    #: Key of its photo, which groups the videos of a photo, and the photo's name.
-    photo: str
-    photo_name: str
-    parameters: dict[str, Any]
-
-
 def read_page(
     connection: redis.Redis, settings: Settings, storage: Storage, older: Older, show: str, before: str
 ) -> dict[str, Any]:
@@ -94,7 +65,7 @@ def read_page(
     if show not in FILTERS:
         raise InputError(f"There is no filter {show[:80]!r}; choose one of {', '.join(FILTERS)}.")
     place = _parse_place(before.removeprefix(_OLDER))
-    found: list[Reviewed] = []
+    found: list[dict[str, Any]] = []
 
     def collect(next_places: NextPlaces, read: ReadViews, place: Place | None) -> Place | None:
         """Add videos up to a whole page; return the place where it ended, None at the end of all."""
@@ -137,9 +108,9 @@ def read_page(
     return _page(found, _OLDER, collect(older.before, read_forgotten, place))
 
 
-def _page(found: Sequence[Reviewed], kind: str, place: Place | None) -> dict[str, Any]:
+def _page(found: Sequence[dict[str, Any]], kind: str, place: Place | None) -> dict[str, Any]:
     after = None if place is None else f"{kind}{place[0]}:{place[1]}"
-    return {"results": [asdict(each) for each in found], "next": after}
+    return {"results": list(found), "next": after}
 
 
 def files_of(storage: Storage, jobs: Sequence[JobView]) -> list[str]:
@@ -172,30 +143,31 @@ def _parse_place(text: str) -> Place | None:
     return int(seconds), job_id
 
 
-def _reviewed(job: JobView, mark: str, settings: Settings, storage: Storage) -> Reviewed:
+def _reviewed(job: JobView, mark: str, settings: Settings, storage: Storage) -> dict[str, Any]:
+    """Describe one video of the list."""
     parameters = job.parameters
     width, height = parameters.get("width"), parameters.get("height")
     kinds = [kind for _, kind in file_names(job)]
     kind = next((kind for kind in _PLAYED if kind in kinds), "png")
     seed = parameters.get("seed")
-    return Reviewed(
-        id=job.id,
-        name=job.name,
-        status=job.status if job.is_readable else "failed",
-        kind=kind,
-        is_there=bool(kinds) and _is_there(storage, job, kind),
-        mark=mark if mark in get_args(verdicts.Verdict) else "",
-        seed=seed if isinstance(seed, int) else None,
-        size=f"{width}x{height}" if width and height else "",
-        notice=job.notice,
-        model=model_stem(job.model),
-        error=without_paths(job.error, settings) if job.error else None,
-        ended_at=rfc3339(job.ended_at) if job.ended_at else None,
-        duration_s=job.duration_s,
-        photo=str(parameters.get("image", "")),
-        photo_name=job.source or PurePosixPath(job.photo.replace("\\", "/")).name or job.name,
-        parameters={name: parameters[name] for name in VIDEO_FIELDS if name in parameters},
-    )
+    return {
+        "id": job.id,
+        "name": job.name,
+        "status": job.status if job.is_readable else "failed",
+        "kind": kind,
+        "is_there": bool(kinds) and _is_there(storage, job, kind),
+        "mark": mark if mark in get_args(verdicts.Verdict) else "",
+        "seed": seed if isinstance(seed, int) else None,
+        "size": f"{width}x{height}" if width and height else "",
+        "notice": job.notice,
+        "model": model_stem(job.model),
+        "error": without_paths(job.error, settings) if job.error else None,
+        "ended_at": rfc3339(job.ended_at) if job.ended_at else None,
+        "duration_s": job.duration_s,
+        "photo": str(parameters.get("image", "")),
+        "photo_name": job.source or PurePosixPath(job.photo.replace("\\", "/")).name or job.name,
+        "parameters": {name: parameters[name] for name in VIDEO_FIELDS if name in parameters},
+    }
 
 
 def _is_there(storage: Storage, job: JobView, kind: str) -> bool:

@@ -1,10 +1,18 @@
-"""Reads that many requests share: Redis is asked once a second, however many pages are open."""
+"""Reads that many requests share: Redis is asked once a second, however many pages are open and clients poll."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import redis
+
+from svdq.cli.serve.backend import Backend
+from svdq.producer.keys import QUEUE_NAMES
+from svdq.producer.status.estimates import Estimate
+from svdq.producer.status.snapshot import estimate
+from svdq.producer.status.status import JobView, view_many
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -13,6 +21,8 @@ Value = TypeVar("Value")
 FRESH_S = 1.0
 #: Number of answers kept at a time.
 MAX_KEYS = 1000
+#: A job and when it will be done; None if there is no such job.
+Polled = tuple[JobView, Estimate | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +75,51 @@ class Shared(Generic[Key, Value]):
             old = [key for key, entry in self._entries.items() if entry.is_old(now)]
             for key in old:
                 del self._entries[key]
+
+
+class Polls:
+    """Reads jobs by id; each at most once a second, and as many as are waiting in one go."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._shared: Shared[str, Polled] = Shared(self._read)
+        self._waiting: dict[str, asyncio.Future[Polled]] = {}
+        self._is_reading = asyncio.Lock()
+
+    async def get(self, job_id: str) -> Polled:
+        """Return a job, at most a second old.
+
+        Raises:
+            ApiError: Redis is away.
+        """
+        return await self._shared.get(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Read a job anew at the next request."""
+        self._shared.forget(job_id)
+
+    async def _read(self, job_id: str) -> Polled:
+        future = self._waiting.setdefault(job_id, asyncio.get_running_loop().create_future())
+        async with self._is_reading:
+            # The first reads what others have asked for meanwhile.
+            if not future.done():
+                batch, self._waiting = self._waiting, {}
+                try:
+                    found = await self._backend.read(lambda connection: _read_all(connection, list(batch)))
+                except BaseException as error:
+                    for each in batch.values():
+                        if not each.done():
+                            each.set_exception(error)
+                            each.exception()  # retrieved: some may be asked for by nobody any more
+                    raise
+                for key, each in batch.items():
+                    each.set_result(found.get(key))
+        return await future
+
+
+def _read_all(connection: redis.Redis, job_ids: list[str]) -> dict[str, Polled]:
+    # Other programs may have jobs in the same Redis. A record that cannot be read has no queue.
+    views = [view for view in view_many(connection, job_ids) if view.queue in (*QUEUE_NAMES, "")]
+    pending = [view for view in views if not view.ended]
+    estimates = estimate(connection, pending) if pending else {}
+    return {view.id: (view, estimates.get(view.id)) for view in views}
