@@ -389,7 +389,7 @@ HIDE = """() => {
   Object.defineProperty(document, 'hidden', { get: () => isHidden });
   window.hide = (value) => { isHidden = value; document.dispatchEvent(new Event('visibilitychange')); };
 }"""
-NUM_OPEN = "() => window.sources.filter((source) => source.readyState !== EventSource.CLOSED).length"
+NUM_OPEN = "() => window.sources.filter((source) => source.readyState < 2).length"
 
 
 def test_a_hidden_page_has_no_connection_and_a_shown_one_is_up_to_date(browser: Any, house: House) -> None:
