@@ -1,7 +1,9 @@
 """What a rank does with the messages of the rank before it: keep its own work, pass on the rest at once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from torch import Tensor
 
 from svdq.pipeline.inbox import Inbox, PendingWarmup
 from svdq.pipeline.models.registry import parse_parameters
@@ -55,11 +57,13 @@ class Router:
                 raise ValueError(f"a {message.kind.value} message does not go down the chain")
 
     def _handle_sample(self, arrival: Arrival) -> None:
-        sample = sample_from(arrival.message.body, {})
+        tensors: dict[str, Tensor] = {}
+        sample = sample_from(arrival.message.body, tensors)
         if sample.has_work(self.rank):
             self._announce_work(arrival)
             self.inbox.wait_for_room(arrival.num_bytes)
-            self.inbox.put(replace(sample, tensors=arrival.receive()))
+            tensors.update(arrival.receive())
+            self.inbox.put(sample)
         elif self.sink is None:
             arrival.relay(self.outgoing)
         elif sample.ended:
