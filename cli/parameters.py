@@ -91,7 +91,7 @@ def _default(name: str, job: type[Job]) -> str:
 
 
 def _by_family(texts: Sequence[str]) -> str:
-    """Join what holds for each family; if it is the same for all, it is said once."""
+    """Join what holds for each family; texts that are the same for all appear once."""
     others = zip(list(PARAMETERS.values())[1:], texts[1:], strict=False)
     return "; ".join([texts[0], *(f"{cls.title}: {text}" for cls, text in others if text != texts[0])])
 
