@@ -18,13 +18,14 @@ import torch
 from svdq.pipeline.binding import Components, bind
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.components import acceptable
 from svdq.pipeline.models.family import Facts, Family, Segment
 from svdq.pipeline.models.files import file_bytes, stored_shapes, variants
 from svdq.pipeline.models.folder_check import pipeline_of
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.memory import Activity, shape_for, size_text
 from svdq.pipeline.models.names import has_weights
-from svdq.pipeline.models.options import DTYPES, WEIGHTS, ComputeOptions
+from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.registry import family_of
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
@@ -129,9 +130,8 @@ class Experts:
 
     def _is_half(self, component: str, dtype: torch.dtype) -> bool:
         """Return whether half precision weights of a component are loaded for a dtype."""
-        short = next(short for short, long in DTYPES.items() if long == str(dtype).removeprefix("torch."))
         there = variants(self._folder, component)
-        return next((kind for kind in WEIGHTS[short] if kind in there), False)
+        return next((kind for kind in acceptable(dtype) if kind in there), False)
 
 
 def of_simulated(name: str, num_ranks: int, binding: Binding, *, encoder_rank: bool = False) -> list[Components]:

@@ -18,7 +18,7 @@ from svdq.pipeline.models.files import Shapes, read_json, stored_shapes, variant
 from svdq.pipeline.models.folder_check import Layout, another_model, check_folder, class_in, pipeline_of
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.load_errors import in_a_sentence
-from svdq.pipeline.models.options import DTYPES, WEIGHTS
+from svdq.pipeline.models.options import WEIGHTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +213,7 @@ class Components:
 
 def acceptable(dtype: torch.dtype) -> tuple[bool, ...]:
     """Return the weights that suit a dtype, the best first: True for half precision, False for full."""
-    name = str(dtype).removeprefix("torch.")
-    return WEIGHTS[next(short for short, long in DTYPES.items() if long == name)]
+    return WEIGHTS[str(dtype).removeprefix("torch.")]
 
 
 def be_quiet() -> None:

@@ -7,13 +7,14 @@ diffusers and transformers keep in float32 stay so: opened in that dtype, copy a
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -143,27 +144,20 @@ def _others(source: Path, components: Sequence[str], converted: Collection[str])
     return sorted({*files})
 
 
-def _shards(weights: Sequence[_Weight], shard_bytes: int) -> Iterator[list[_Weight]]:
-    shard: list[_Weight] = []
-    size = 0
-    for weight in weights:
-        if shard and size + weight.num_bytes > shard_bytes:
-            yield shard
-            shard, size = [], 0
-        shard.append(weight)
-        size += weight.num_bytes
-    yield shard
-
-
 def _write(
     folder: Path, stem: str, weights: Sequence[_Weight], shard_bytes: int, on_file: Callable[[str, int], None]
 ) -> None:
     """Write a component's weights in shards, with their index if there are several."""
     folder.mkdir(exist_ok=True)
-    shards = list(_shards(weights, shard_bytes))
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = f"{stem}.safetensors" if len(shards) == 1 else f"{stem}-{number:05}-of-{len(shards):05}.safetensors"
+    by_name = {weight.name: weight for weight in weights}
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda weight: weight.num_bytes,
+        filename_pattern=f"{stem}{{suffix}}.safetensors",
+        max_shard_size=shard_bytes,
+    )
+    for file, names in split.filename_to_tensors.items():
+        shard = [by_name[name] for name in names]
         on_file(f"{folder.name}/{file}", sum(weight.num_bytes for weight in shard))
         with ExitStack() as stack:
             opened = {
@@ -171,7 +165,6 @@ def _write(
             }
             tensors = {each.name: opened[each.file].get_tensor(each.name).to(each.dtype) for each in shard}
             save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, file)
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": sum(weight.num_bytes for weight in weights)}, "weight_map": weight_map}
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")

@@ -3,7 +3,7 @@
 It reads some kilobytes of each file. It does not detect damage inside a weight, or a weight that the files lack.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,35 @@ def class_in(index: Mapping[str, Any], component: str) -> str | None:
     entry = index.get(component)  # [library, class]; null or two nulls for an optional component
     kind = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
     return kind if isinstance(kind, str) else None
+
+
+#: Component, setting, its value, the required value, and the reason or "".
+Setting = tuple[str, str, Any, Any, str]
+
+
+def check_settings(name: str, family: str, settings: Iterable[Setting], pipeline: str) -> None:
+    """Check that settings of a model have the values that its family requires.
+
+    Raises:
+        InputError: one does not; the sentence names the model, the family and the pipeline that svdq needs.
+    """
+    for component, what, found, expected, why in settings:
+        if found != expected:
+            raise InputError(
+                f"The {component} of the model {name} is not that of {family}: its {what} is {found} where it must be "
+                f"{expected}{why and f' ({why})'}; give a {pipeline}."
+            )
+
+
+def check_processor(folder: Path, component: str, name: str) -> None:
+    """Check that the configuration of an image processor can be read.
+
+    Raises:
+        InputError: it cannot.
+    """
+    # The name that transformers writes, and the one that composite processors share.
+    files = [f"{component}/{kind}_config.json" for kind in ("preprocessor", "processor")]
+    read_json(folder, next((file for file in files if (folder / file).exists()), files[0]), name)
 
 
 def another_model(component: str, model: str, weight: str, found: list[int], expected: list[int]) -> str:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 #: Names of the dtype options, and torch's name of each.
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-#: Weights that suit each dtype, the best first: True for half precision, False for full. bfloat16 has the range of the
-#: full weights; float32 must equal diffusers bit by bit, so nothing may be rounded.
-WEIGHTS = {"fp32": (False,), "fp16": (True, False), "bf16": (False, True)}
+#: Weights that suit each of torch's dtypes, the best first: True for half precision, False for full. bfloat16 has the
+#: range of the full weights; float32 must equal diffusers bit by bit, so nothing may be rounded.
+WEIGHTS = {"float32": (False,), "float16": (True, False), "bfloat16": (False, True)}
 #: What can be compiled.
 COMPILED = ("off", "blocks", "whole")
 #: Options that change results by more than rounding.

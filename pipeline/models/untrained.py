@@ -1,5 +1,6 @@
 """Marks model folders that svdq has written with random weights. Does not import torch."""
 
+import json
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
@@ -29,3 +30,14 @@ def claim(folder: Path, marker_text: str) -> None:
         (folder / UNTRAINED).write_text(marker_text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"The tiny model cannot be written to {folder} ({error.strerror}).") from error
+
+
+def name_classes(folder: Path, **classes: object) -> None:
+    """Name classes in the index of a model as published models do, whatever the libraries call them here.
+
+    Components that the model lacks keep no class.
+    """
+    path = folder / "model_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    index |= {name: named for name, named in classes.items() if index[name] != [None, None]}
+    path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from svdq.pipeline.errors import UnavailableError
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.names import has_weights, timings_of
-from svdq.pipeline.models.options import WEIGHTS
+from svdq.pipeline.models.options import DTYPES, WEIGHTS
 from svdq.pipeline.models.registry import layout_of
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.gpus import visible_gpus
@@ -35,7 +35,8 @@ def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") 
         InputError: the model cannot be used.
     """
     if has_weights(name):
-        half = WEIGHTS.get(dtype, None if on_gpus is None else WEIGHTS["fp16" if on_gpus else "fp32"])
+        assumed = None if on_gpus is None else WEIGHTS["float16" if on_gpus else "float32"]
+        half = WEIGHTS[DTYPES[dtype]] if dtype in DTYPES else assumed
         folder = find_folder(name)
         check_folder(folder, name, layout_of(folder, name), half=half)
     elif name != "preview":

@@ -6,7 +6,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.files import read_json
-from svdq.pipeline.models.folder_check import Layout
+from svdq.pipeline.models.folder_check import Layout, Setting, check_processor, check_settings
 
 UNET_CLASS, VAE_CLASS = "UNetSpatioTemporalConditionModel", "AutoencoderKLTemporalDecoder"
 #: Defaults of a UNet's config: diffusers' defaults, which are SVD-XT's.
@@ -35,12 +35,9 @@ def check_configs(folder: Path, name: str) -> None:
     vae = read_json(folder, "vae/config.json", name)
     encoder = read_json(folder, "image_encoder/config.json", name)
     read_json(folder, "scheduler/scheduler_config.json", name)
-    # The name that transformers writes, and the one that composite processors share.
-    processors = [f"feature_extractor/{kind}_config.json" for kind in ("preprocessor", "processor")]
-    read_json(folder, next((file for file in processors if (folder / file).exists()), processors[0]), name)
+    check_processor(folder, "feature_extractor", name)
     time_embed_dim, widths = unet["addition_time_embed_dim"], vae.get("block_out_channels")
-    # Component, setting, actual value, required value, reason.
-    settings = [
+    settings: list[Setting] = [
         ("unet", "class", unet.get("_class_name", UNET_CLASS), UNET_CLASS, ""),
         ("vae", "class", vae.get("_class_name", VAE_CLASS), VAE_CLASS, ""),
         ("unet", "in_channels", unet["in_channels"], 8, "latents and the photo"),
@@ -62,12 +59,7 @@ def check_configs(folder: Path, name: str) -> None:
         ("vae", "latent_channels", vae.get("latent_channels", 4), 4, "what the unet makes"),
         ("vae", "number of blocks", len(widths) if isinstance(widths, list) else widths, 4, "one pixel in 8"),
     ]
-    for component, what, found, expected, why in settings:
-        if found != expected:
-            raise InputError(
-                f"The {component} of the model {name} is not that of Stable Video Diffusion: its {what} is {found} "
-                f"where it must be {expected}{why and f' ({why})'}; give a {LAYOUT.pipeline}."
-            )
+    check_settings(name, "Stable Video Diffusion", settings, LAYOUT.pipeline)
     num_frames = unet["num_frames"]
     if type(num_frames) is not int or num_frames < 1:
         raise InputError(f"The unet of the model {name} has num_frames {num_frames!r}; it must be a number such as 25.")

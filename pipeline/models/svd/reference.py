@@ -24,17 +24,10 @@ def call_diffusers(pipeline: Any, image: Image, parameters: SvdParameters, **mor
         parameters: of the video.
         more: other arguments of the pipeline, which override those from the parameters.
     """
-    arguments = {
-        "height": parameters.height,
-        "width": parameters.width,
-        "num_frames": parameters.num_frames,
+    same = ("height", "width", "num_frames", "min_guidance_scale", "max_guidance_scale", "fps", "motion_bucket_id")
+    arguments = {name: getattr(parameters, name) for name in (*same, "noise_aug_strength", "decode_chunk_size")}
+    arguments |= {
         "num_inference_steps": parameters.steps,
-        "min_guidance_scale": parameters.min_guidance_scale,
-        "max_guidance_scale": parameters.max_guidance_scale,
-        "fps": parameters.fps,
-        "motion_bucket_id": parameters.motion_bucket_id,
-        "noise_aug_strength": parameters.noise_aug_strength,
-        "decode_chunk_size": parameters.decode_chunk_size,
         "generator": torch.Generator("cpu").manual_seed(parameters.seed),
     }
     return pipeline(image, **(arguments | more)).frames

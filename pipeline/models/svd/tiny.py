@@ -4,7 +4,6 @@ Structure and settings are SVD's (8x downsampling, CLIP at 224 px, all numbers o
 small, and the weights are random.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.untrained import claim
+from svdq.pipeline.models.untrained import claim, name_classes
 
 _MARKER_TEXT = """# An untrained model
 
@@ -103,8 +102,7 @@ def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any
         feature_extractor=CLIPImageProcessor(size={"shortest_edge": 224}, crop_size={"height": 224, "width": 224}),
     )
     pipeline.save_pretrained(folder)
-
-    _name_image_processor(folder / "model_index.json")
+    name_classes(folder, feature_extractor=["transformers", "CLIPImageProcessor"])
 
 
 def _tiny_unet() -> Any:
@@ -126,10 +124,3 @@ def _tiny_unet() -> Any:
     with torch.no_grad():
         unet.conv_out.weight.mul_(_LIVELY["unet"])
     return unet
-
-
-def _name_image_processor(model_index: Path) -> None:
-    """Name CLIPImageProcessor in the index, as SVD does, whatever backend transformers uses on this machine."""
-    index = json.loads(model_index.read_text(encoding="utf-8"))
-    index["feature_extractor"] = ["transformers", "CLIPImageProcessor"]
-    model_index.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

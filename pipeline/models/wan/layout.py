@@ -8,7 +8,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.files import read_json
-from svdq.pipeline.models.folder_check import Layout, class_in
+from svdq.pipeline.models.folder_check import Layout, Setting, check_processor, check_settings, class_in
 from svdq.pipeline.models.wan.schedule import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
 
 TRANSFORMER_CLASS, VAE_CLASS = "WanTransformer3DModel", "AutoencoderKLWan"
@@ -78,8 +78,7 @@ def check_configs(folder: Path, name: str) -> None:
         )
     _check_experts(folder, name, index, transformer)
     text_encoder = read_json(folder, "text_encoder/config.json", name)
-    # Component, setting, actual value, required value, reason.
-    settings: list[tuple[str, str, Any, Any, str]] = [
+    settings: list[Setting] = [
         (HIGH_NOISE, "class", transformer.get("_class_name", TRANSFORMER_CLASS), TRANSFORMER_CLASS, ""),
         ("vae", "class", vae.get("_class_name", VAE_CLASS), VAE_CLASS, ""),
         (HIGH_NOISE, "in_channels", transformer["in_channels"], needed, "latents, photo and mask"),
@@ -89,12 +88,7 @@ def check_configs(folder: Path, name: str) -> None:
         ("vae", "scale_factor_temporal", vae["scale_factor_temporal"], 4, "as in all of Wan's models"),
         ("vae", "scale_factor_spatial", vae["scale_factor_spatial"], 16 if expanded else 8, "as in such models"),
     ]
-    for component, what, found, expected, why in settings:
-        if found != expected:
-            raise InputError(
-                f"The {component} of the model {name} is not that of Wan: its {what} is {found} where it must be "
-                f"{expected}{why and f' ({why})'}; give a {LAYOUT.pipeline}."
-            )
+    check_settings(name, "Wan", settings, LAYOUT.pipeline)
     _check_scheduler(folder, name)
     _check_texts_and_photos(folder, name, index)
 
@@ -114,9 +108,7 @@ def _check_texts_and_photos(folder: Path, name: str, index: Mapping[str, Any]) -
     if class_in(index, "image_encoder") is not None:
         if class_in(index, "image_processor") is None:
             raise InputError(f"The model {name} has an image_encoder and no image_processor; get the model again.")
-        # The name that transformers writes, and the one that composite processors share.
-        processors = [f"image_processor/{kind}_config.json" for kind in ("preprocessor", "processor")]
-        read_json(folder, next((file for file in processors if (folder / file).exists()), processors[0]), name)
+        check_processor(folder, "image_processor", name)
 
 
 def _check_count(component: str, setting: str, found: Any, name: str) -> None:

@@ -33,15 +33,10 @@ def call_diffusers(pipeline: Any, image: Image, parameters: WanParameters, **mor
     kind = type(pipeline.scheduler)
     shift = {SHIFT_SETTINGS[kind.__name__]: parameters.flow_shift}
     pipeline.scheduler = kind.from_config(pipeline.scheduler.config, **shift)
-    arguments = {
-        "prompt": parameters.prompt,
-        "negative_prompt": parameters.negative_prompt,
-        "height": parameters.height,
-        "width": parameters.width,
-        "num_frames": parameters.num_frames,
+    same = ("prompt", "negative_prompt", "height", "width", "num_frames", "guidance_scale", "guidance_scale_2")
+    arguments = {name: getattr(parameters, name) for name in same}
+    arguments |= {
         "num_inference_steps": parameters.steps,
-        "guidance_scale": parameters.guidance_scale,
-        "guidance_scale_2": parameters.guidance_scale_2,
         "generator": torch.Generator("cpu").manual_seed(parameters.seed),
         "output_type": "pil",
     }

@@ -4,7 +4,6 @@ Structure and settings are Wan's (the compression of the VAEs, patches, schedule
 and the weights are random.
 """
 
-import json
 import string
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.untrained import claim
+from svdq.pipeline.models.untrained import claim, name_classes
 from svdq.pipeline.models.wan.schedule import HIGH_NOISE, LOW_NOISE
 
 #: Two experts (2.2 I2V-A14B), CLIP's image encoder (2.1 I2V-14B), and the photo as first latent frame (2.2 TI2V-5B).
@@ -77,7 +76,12 @@ def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: st
         expand_timesteps=expanded,
     )
     pipeline.save_pretrained(folder)
-    _name_classes(folder / "model_index.json", "WanPipeline" if expanded else "WanImageToVideoPipeline")
+    name_classes(
+        folder,
+        _class_name="WanPipeline" if expanded else "WanImageToVideoPipeline",
+        tokenizer=["transformers", "T5TokenizerFast"],
+        image_processor=["transformers", "CLIPImageProcessor"],
+    )
 
 
 def _transformer(variant: Variant) -> Any:
@@ -155,13 +159,3 @@ def _image_processor() -> Any:
     from transformers import CLIPImageProcessor
 
     return CLIPImageProcessor(size={"shortest_edge": 224}, crop_size={"height": 224, "width": 224})
-
-
-def _name_classes(model_index: Path, pipeline: str) -> None:
-    """Name the classes in the index as the published models do, whatever transformers calls them here."""
-    index = json.loads(model_index.read_text(encoding="utf-8"))
-    index["_class_name"] = pipeline
-    index["tokenizer"] = ["transformers", "T5TokenizerFast"]
-    if index["image_processor"][1] is not None:
-        index["image_processor"] = ["transformers", "CLIPImageProcessor"]
-    model_index.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
