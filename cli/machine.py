@@ -1,6 +1,7 @@
 """`svdq model`, `redis`, `doctor`, `config` and `completion`: set up and check this machine."""
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -235,7 +236,7 @@ def config(as_json: bool, **flags: str | None) -> None:
       svdq config --json
       SVDQ_MODEL=/models/svd-xt svdq config
     """
-    from svdq.producer.settings import Settings, origins, without_secrets
+    from svdq.producer.settings import ENV_PREFIX, Settings, origins, without_secrets
 
     values = Settings.load(**flags).model_dump(mode="json")
     for name in ("redis_url", "storage"):
@@ -245,6 +246,9 @@ def config(as_json: bool, **flags: str | None) -> None:
     masked = None if values["serve_token"] is None else "***"
     values["serve_token"] = masked
     sources = origins(**flags)
+    for name in os.environ:
+        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in values:
+            echo(f"The variable {name} is no setting and has no effect; check its name.", err=True)
     if as_json:
         echo_json({name: {"value": value, "source": sources[name]} for name, value in values.items()})
         return

@@ -52,6 +52,12 @@ def test_a_table_without_secrets(svdq: Cli) -> None:
     assert "None" not in done.stdout
 
 
+def test_a_variable_with_a_typing_error(svdq: Cli) -> None:
+    done = svdq("config", SVDQ_MODLE="simulated")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert "SVDQ_MODLE is no setting" in done.stderr
+
+
 def test_a_bad_setting(svdq: Cli) -> None:
     done = svdq("config", SVDQ_STALL_S="never")
     assert (done.returncode, done.stdout) == (2, "")
