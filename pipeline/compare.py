@@ -123,7 +123,7 @@ def _rank_main(
         links=links,
         model=model,
         monitor=Monitor(),
-        tracer=Tracer(topology.rank, on=False),
+        tracer=Tracer(),
         source=ListSource(requests) if topology.first else None,
         sink=_FolderSink(folder) if topology.last else None,
         device=device,

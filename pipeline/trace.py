@@ -76,10 +76,9 @@ _NO_SPAN = contextlib.nullcontext()
 
 
 class Tracer:
-    """Collects the spans of one rank; `Tracer(rank, on=False)` collects nothing."""
+    """Collects the spans of one rank; `Tracer()` collects nothing."""
 
-    def __init__(self, rank: int, *, on: bool) -> None:
-        self.rank = rank
+    def __init__(self, *, on: bool = False) -> None:
         self.on = on
         self.spans: list[Span] = []
 

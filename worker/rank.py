@@ -53,7 +53,7 @@ def run_rank(process: RankProcess) -> None:
     # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.
     ending = contextlib.ExitStack()
     reporter = RankReporter(describe(topology, loaded.device, info.name, info.notice), loaded.device)
-    tracer = TimingTracer(topology.rank, reporter.metrics, on=config.record_trace)
+    tracer = TimingTracer(reporter.metrics, on=config.record_trace)
     ending.callback(_write_trace, process, tracer)
     ending.callback(marker.mark_clean_exit)
     checkpoints = None

@@ -77,7 +77,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
     source = _BurstSource(workload, bursts, barrier) if topology.first else None
     sink = _TimingSink() if topology.last else None
     monitor = _UsageMonitor()
-    tracer = Tracer(topology.rank, on=True)
+    tracer = Tracer(on=True)
     stage = Stage(
         topology=topology,
         links=links,

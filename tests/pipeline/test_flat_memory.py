@@ -84,7 +84,7 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
             # A decode that is longer than the steps, so that every rank decodes and frames are passed on.
             model=open_model("simulated:step_ms=0.5,decode_ms=4", Role.of_rank(rank), CPU, torch.float32),
             monitor=Monitor(),
-            tracer=Tracer(rank, on=False),
+            tracer=Tracer(),
             source=source if is_first else None,
             sink=DiscardingSink() if is_last else None,
             on_lost=lost.append,

@@ -337,7 +337,7 @@ def write_video(folder: Path) -> Report:
         metadata={"image": f"inputs/{'a' * 64}.png", "name": "video", "formats": ("mp4",), "fit": "crop"},
     )
     reports: list[Report] = []
-    writer = ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False))
+    writer = ResultWriter(Storage(str(folder)), MODEL, Tracer())
     writer.deliver(sample, np.zeros((2, 64, 64, 3), np.uint8), reports.append)
     writer.close()
     return reports[0]

@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def open_writer(folder: Path, **options) -> ResultWriter:
-    return ResultWriter(Storage(str(folder)), MODEL, Tracer(0, on=False), **options)
+    return ResultWriter(Storage(str(folder)), MODEL, Tracer(), **options)
 
 
 def wait_for_refusal(until, caplog: pytest.LogCaptureFixture) -> None:
@@ -245,7 +245,7 @@ def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_retry, "FILE_TIMEOUT_S", 0.2)
-    writer = ResultWriter(Denied(str(folder)), MODEL, Tracer(0, on=False))
+    writer = ResultWriter(Denied(str(folder)), MODEL, Tracer())
     reports = Reports()
     writer.deliver(sample_of("one", folder="denied"), FRAMES, reports)
     writer.deliver(sample_of("two"), FRAMES, reports)
@@ -256,7 +256,7 @@ def test_a_place_that_is_refused_alone_is_waited_for_and_not_for_ever(
 
 
 def test_a_key_that_no_object_store_takes_fails_that_job_alone(s3: str) -> None:
-    writer, reports = ResultWriter(Storage(s3), MODEL, Tracer(0, on=False)), Reports()
+    writer, reports = ResultWriter(Storage(s3), MODEL, Tracer()), Reports()
     writer.deliver(sample_of("one", ("gif",), folder="/".join(["x" * 99] * 10)), FRAMES, reports)
     writer.deliver(sample_of("two", ("gif",)), FRAMES, reports)
     writer.close()

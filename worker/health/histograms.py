@@ -65,8 +65,8 @@ class RankMetrics:
 class TimingTracer(Tracer):
     """A tracer that also measures encodes, decodes and writes, even if it records no spans."""
 
-    def __init__(self, rank: int, metrics: RankMetrics, *, on: bool) -> None:
-        super().__init__(rank, on=on)
+    def __init__(self, metrics: RankMetrics, *, on: bool) -> None:
+        super().__init__(on=on)
         self._metrics = {"encode": metrics.encode, "decode": metrics.decode, "write": metrics.write}
 
     def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[None]:

@@ -71,7 +71,7 @@ def rank_main(topology: Topology, links: Links, name: str, folder: str, photo: s
         links=links,
         model=model,
         monitor=Monitor(),
-        tracer=Tracer(topology.rank, on=False),
+        tracer=Tracer(),
         source=ListSource([Request(job_id="video", parameters=SMALL, photo=image)]) if topology.first else None,
         sink=StagesSink(Path(folder)) if topology.last else None,
         on_lost=exit_when_lost,
