@@ -148,11 +148,7 @@ class VideoModel(Protocol):
 def check_tensor(state: State, name: str, shape: Sequence[int | None], dtype: str | None) -> None:
     """Check one tensor of a state.
 
-    Args:
-        state: of a sample.
-        name: of the tensor.
-        shape: required shape; None for a side of any length.
-        dtype: required dtype, such as float32; None for any floating one.
+    A side of `shape` that is None may have any length; `dtype` is such as float32, or None for any floating one.
 
     Raises:
         ValueError: it is missing, or of another shape or dtype.

@@ -38,11 +38,7 @@ class Components:
     def find(cls, name: str, layouts: Mapping[str, Layout], role: Role, dtype: torch.dtype) -> Self:
         """Find a model on this machine, and check it without opening the weights that the role lacks.
 
-        Args:
-            name: a folder or a hub id.
-            layouts: of the family, by the class of the pipeline; the first one if the model has another class.
-            role: what the model is used for.
-            dtype: of the weights.
+        `layouts` are those of the family, by the class of the pipeline; the first one if the model has another class.
 
         Raises:
             InputError: the model does not exist here, or is not complete.
@@ -80,10 +76,7 @@ class Components:
         Weights are mapped from their files and copied to a GPU one by one. On a CPU, weights that already have the
         dtype stay mapped, so that all ranks of a host share their pages.
 
-        Args:
-            pipeline_class: its class.
-            device: of its components.
-            denoisers_on_host: leave the denoising components on the host, for the caller to move.
+        `denoisers_on_host` leaves the denoising components on the host, for the caller to move.
 
         Raises:
             InputError: a component cannot be loaded, for whatever reason.

@@ -69,11 +69,7 @@ def capacity(device: torch.device, limit: int | None, ranks_per_gpu: int) -> int
 def share_of_gpu(free: int, total: int, held: int, ranks_per_gpu: int) -> int:
     """Divide a GPU's memory equally among its ranks; the shares fit together in whatever order the ranks load.
 
-    Args:
-        free: bytes that no process uses.
-        total: bytes of the GPU.
-        held: bytes held by this rank's allocator.
-        ranks_per_gpu: ranks that share it.
+    `held` are the bytes of this rank's allocator.
     """
     # While the others load, free memory is too high; after that it excludes what other programs hold.
     return min(total // ranks_per_gpu, held + free // ranks_per_gpu)

@@ -90,12 +90,8 @@ def find_problems(
 ) -> Iterator[Problem]:
     """Yield all problems of a model folder.
 
-    Args:
-        folder: the model folder.
-        name: name of the model in messages.
-        layout: of the family.
-        half: acceptable weights: half precision (True), full (False), or both; None checks all weights in the folder.
-        components: the components whose weights are checked; no file of another one is opened. None: all.
+    `half` says which weights are acceptable: half precision (True), full (False), or both; None checks all weights in
+    the folder. `components` are those whose weights are checked; no file of another one is opened. None: all.
     """
     try:
         _check_index(folder, name, layout)

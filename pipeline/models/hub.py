@@ -33,9 +33,6 @@ def find_folder(name: str) -> Path:
 
     Never fetches a model: seven ranks would start at once, without visible progress.
 
-    Args:
-        name: a folder or a hub id.
-
     Raises:
         InputError: the folder does not exist, or the hub id's files are not in the cache.
     """
@@ -85,9 +82,6 @@ def hub_client() -> Any:
 @contextmanager
 def explained(name: str) -> Iterator[None]:
     """Convert errors of the hub's client in a block to errors of ours.
-
-    Args:
-        name: the hub id that the block is about.
 
     Raises:
         InputError: the model does not exist, must not be read or cannot be stored.

@@ -18,10 +18,8 @@ logger = logging.getLogger(__name__)
 def in_a_sentence(what: str, device: torch.device, needed: Callable[[], int] | None = None) -> Iterator[None]:
     """Raise every error of a block as an `InputError`; errors of ours are unchanged.
 
-    Args:
-        what: the model or its part, as the start of the sentence.
-        device: target device.
-        needed: returns the bytes of all weights that this rank loads, where known.
+    `what` is the model or its part, as the start of the sentence; `needed` returns the bytes of all weights that this
+    rank loads, where known.
 
     Raises:
         InputError: why it cannot be loaded.

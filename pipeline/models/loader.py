@@ -26,12 +26,7 @@ def open_model(
 ) -> VideoModel:
     """Open a model: `preview`, `simulated[:key=value,…]`, or a diffusers folder or hub id.
 
-    Args:
-        name: of the model.
-        role: what it is used for; only the components that this needs are loaded.
-        device: where to compute.
-        dtype: of weights and activations; overrides that of the options.
-        options: compute options of the denoising components.
+    Only the components that the role needs are loaded; `dtype` overrides that of the options.
 
     Raises:
         InputError: the model does not exist, cannot be loaded, or has no weights for the options.

@@ -140,10 +140,8 @@ class MeasuredMemory:
     def learn(self, parameters: VideoParameters, peaks: Mapping[str, int], *, ran_out: bool | None = None) -> None:
         """Record the memory of a video.
 
-        Args:
-            parameters: as rendered, with the decode_chunk_size that was used.
-            peaks: `Sample.memory`.
-            ran_out: whether a decode with a larger decode_chunk_size ran out of memory; None: it was not decoded.
+        The parameters are as rendered, with the decode_chunk_size that was used; the peaks are `Sample.memory`.
+        `ran_out` says whether a decode with a larger decode_chunk_size ran out of memory; None: it was not decoded.
         """
         measured = {(each, shape_for(each, parameters)): peaks[each] for each in ACTIVITIES if each in peaks}
 

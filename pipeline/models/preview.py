@@ -126,9 +126,7 @@ class PreviewDenoiser:
     def __init__(self, image_latents: Tensor, parameters: VideoParameters) -> None:
         """Store the inputs; the answer is computed in the first step.
 
-        Args:
-            image_latents: the photo, (1, 192, H/8, W/8).
-            parameters: of the video.
+        The latents of the photo are (1, 192, H/8, W/8).
         """
         self._image_latents = image_latents
         self._parameters = parameters

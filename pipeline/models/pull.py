@@ -74,9 +74,7 @@ def cache_folder() -> Path:
 def make_plan(name: str, variant: Variant) -> Plan:
     """Look up the files of a model on the hub.
 
-    Args:
-        name: a hub id.
-        variant: which weights; full ones for a model without fp16 weights.
+    Without fp16 weights, a model's full ones are chosen.
 
     Raises:
         InputError: the model or revision does not exist, must not be read, or is not supported.
@@ -128,9 +126,7 @@ def check_space(plan: Plan) -> int:
 def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
     """Fetch the missing files and return the model's folder; complete files are not fetched again.
 
-    Args:
-        plan: from `make_plan`.
-        on_file: called with each file before it is fetched.
+    `on_file` is called with each file before it is fetched.
 
     Raises:
         InputError: the files must not be read, or the disk is full.

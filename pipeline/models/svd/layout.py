@@ -24,10 +24,6 @@ UNET_DEFAULTS: dict[str, Any] = {
 def check_configs(folder: Path, name: str) -> None:
     """Check that the components are configured as in Stable Video Diffusion and fit each other.
 
-    Args:
-        folder: the model folder.
-        name: name of the model in messages.
-
     Raises:
         InputError: a config cannot be read, or does not match SVD.
     """

@@ -18,11 +18,7 @@ def open_diffusers(model: str, dtype: torch.dtype) -> Any:
 def call_diffusers(pipeline: Any, image: Image, parameters: SvdParameters, **more: Any) -> Any:
     """Call a StableVideoDiffusionPipeline as its users do; return the frames of each video.
 
-    Args:
-        pipeline: the pipeline.
-        image: a photo of the video's size.
-        parameters: of the video.
-        more: other arguments of the pipeline, which override those from the parameters.
+    `more` are other arguments of the pipeline, which override those from the parameters.
     """
     same = ("height", "width", "num_frames", "min_guidance_scale", "max_guidance_scale", "fps", "motion_bucket_id")
     arguments = {name: getattr(parameters, name) for name in (*same, "noise_aug_strength", "decode_chunk_size")}

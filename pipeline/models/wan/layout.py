@@ -47,10 +47,6 @@ _OFF = (
 def check_configs(folder: Path, name: str) -> None:
     """Check that the components make an image-to-video model of Wan and fit each other.
 
-    Args:
-        folder: the model folder.
-        name: name of the model in messages.
-
     Raises:
         InputError: a config cannot be read, an expert is missing, or the model makes videos from text only.
     """

@@ -24,11 +24,8 @@ def open_diffusers(model: str, dtype: torch.dtype) -> Any:
 def call_diffusers(pipeline: Any, image: Image, parameters: WanParameters, **more: Any) -> Any:
     """Call a WanImageToVideoPipeline as its users do; return the frames of each video.
 
-    Args:
-        pipeline: the pipeline; its scheduler is replaced by one with the shift of the parameters.
-        image: a photo of the video's size.
-        parameters: of the video, completed.
-        more: other arguments of the pipeline, which override those from the parameters.
+    The pipeline's scheduler is replaced by one with the shift of the parameters. `more` are other arguments of the
+    pipeline, which override those from the parameters.
     """
     kind = type(pipeline.scheduler)
     shift = {SHIFT_SETTINGS[kind.__name__]: parameters.flow_shift}

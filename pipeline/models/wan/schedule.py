@@ -17,13 +17,7 @@ HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
 
 
 def timesteps(steps: int, shift: float, scheduler: Mapping[str, Any]) -> list[float]:
-    """Return the timesteps of a video, from the noisiest on, with the bits of diffusers' scheduler.
-
-    Args:
-        steps: number of denoising steps.
-        shift: s.
-        scheduler: the scheduler's config.
-    """
+    """Return the timesteps of a video, from the noisiest on, with the bits of diffusers' scheduler."""
     num = scheduler.get("num_train_timesteps", 1000)
     if scheduler["_class_name"] == "FlowMatchEulerDiscreteScheduler":
         return _flow_match_euler(steps, shift, num)
