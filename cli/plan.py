@@ -57,7 +57,8 @@ def plan(
     The costs of a video come from a recording, from a running group (--from live), or from --step-ms, --encode-ms and
     --decode-ms. The plan compares one GPU, one pipeline over all GPUs, and a replica on each GPU.
 
-    With --segments, a pipeline needs the memory for one expert on each GPU; one GPU and replicas need it for both.
+    With --segments, a pipeline needs the memory for one expert on each GPU; one GPU and replicas need it for both. Give
+    it with --from live, too, for a group whose ranks are bound to experts: a group does not report that.
 
     \b
     Examples:
