@@ -9,10 +9,10 @@ import torch
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.memory import ChunkLimits, MeasuredMemory, shape_for
 from svdq.pipeline.models.options import ComputeOptions
-from svdq.pipeline.models.svd.memory import memory
+from svdq.pipeline.models.svd.family import memory
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.wan.memory import memory as wan_memory
+from svdq.pipeline.models.wan.family import memory as wan_memory
 
 SMALL = SvdParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)
 
