@@ -98,10 +98,7 @@ def _are_finite(results: Results) -> bool:
 def model_folder(model: str | None, parts: Collection[str]) -> Iterator[str]:
     """Yield a model, or a temporary folder of SVD-XT's published sizes with random weights in half precision.
 
-    Args:
-        model: a folder or hub id; None for the published sizes, which take 1.5 GB of disk without the UNet and 4.5 GB
-            with it.
-        parts: the parts to measure.
+    The published sizes take 1.5 GB of disk without the UNet and 4.5 GB with it.
     """
     if model is not None:
         yield model

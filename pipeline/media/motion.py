@@ -28,12 +28,8 @@ def change_motion(
 
     The result can be many times as large as the video, so it is in a file of `folder` and not in memory.
 
-    Args:
-        frames: (F, H, W, 3), uint8, RGB.
-        fps: of these frames.
-        folder: for a file, which is removed at once or with the result.
-        boomerang: show them forward and back; first and last are not repeated, so that a loop does not halt.
-        interpolate: add frames up to this rate, above `fps`; None adds none.
+    Frames are (F, H, W, 3), uint8, RGB. A boomerang shows them forward and back; first and last are not repeated, so
+    that a loop does not halt. `interpolate` adds frames up to this rate, above `fps`; None adds none.
 
     Raises:
         SampleError: ffmpeg refuses the frames, or cannot be started.

@@ -29,12 +29,8 @@ def write_video(frames: NDArray[np.uint8], path: Path, format: Format, fps: int,
     webp: lossy, endless; `comment` in EXIF's ImageDescription, as UTF-8.
     png: `path` is a folder of frame_0001.png and so on, lossless; `comment` in an iTXt chunk of that name in each.
 
-    Args:
-        frames: (F, H, W, 3), uint8, RGB; H and W even.
-        path: the file, or for png the folder, in a folder that exists.
-        format: what to write.
-        fps: frames a second.
-        comment: any text without NUL, usually JSON; mp4 takes up to 100 kB.
+    Frames are (F, H, W, 3), uint8, RGB; H and W even. The comment is any text without NUL, usually JSON; mp4 takes up
+    to 100 kB.
 
     Raises:
         SampleError: the frames cannot be a video, ffmpeg refuses them, or it cannot be started.

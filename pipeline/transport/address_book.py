@@ -48,12 +48,8 @@ class FolderBook:
 def address_among_hosts(book: AddressBook, rank: int, elsewhere: int, host: str, port: int) -> str:
     """Return the address of this host that other hosts of the group can reach.
 
-    Args:
-        book: the same for all ranks.
-        rank: this rank.
-        elsewhere: a rank on another host.
-        host: a host whose name all ranks know, such as MASTER_ADDR; it may be this one.
-        port: any port of it.
+    The book is the same for all ranks, `elsewhere` a rank on another host. All ranks know the name of `host`, such as
+    MASTER_ADDR; it may be this one. Any port of it will do.
     """
     address = facing(host, port)
     book.publish(f"rank{rank}-faces", address)

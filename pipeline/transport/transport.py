@@ -98,10 +98,7 @@ class Sender:
     def relay(self, message: Message, layout: Layout, payload: Iterable[memoryview]) -> None:
         """Send a message from another link while its tensors arrive: they are neither kept nor looked at.
 
-        Args:
-            message: without its tensors.
-            layout: of its tensors.
-            payload: the bytes of all tensors; what iterating raises is passed on.
+        `layout` is that of its tensors, and `payload` the bytes of all of them; what iterating raises is passed on.
         """
         self._turn.acquire()
         if self._released:
@@ -219,9 +216,8 @@ class Receiver:
     def start(self, handle: Callable[[Arrival], None]) -> None:
         """Begin to receive.
 
-        Args:
-            handle: called from the receiving thread; receives or passes on the tensors of the message before it
-                returns. The next message waits in the socket until then. CLOSE is the last.
+        `handle` is called from the receiving thread, and receives or passes on the tensors of the message before it
+        returns. The next message waits in the socket until then. CLOSE is the last.
         """
         target = partial(self._run, handle)
         threading.Thread(target=target, name=f"receive-from-{self._neighbor}", daemon=True).start()
