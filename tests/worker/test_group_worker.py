@@ -121,6 +121,21 @@ def test_groups_share_what_waits(connection: redis.Redis, worker: GroupWorker) -
     assert worker.num_queued() == 5
 
 
+def test_a_begin_that_is_sent_again_is_the_same_begin(connection: redis.Redis, worker: GroupWorker) -> None:
+    """redis-py sends a command again whose answer was lost with the connection."""
+    put(connection, "a", "b")
+    active = worker.pop()
+    assert active is not None
+    assert transitions.begin(connection, worker.name, active.execution, [("set", "svdq:again", "1")]) == 1
+    assert not connection.exists("svdq:again")
+    transitions.pop(connection, worker.queues, worker.name)
+    other = rq.executions.Execution("other", "b", connection=connection)
+    assert transitions.begin(connection, "another worker", other, [("set", "svdq:again", "1")]) == 0
+    connection.hset("rq:job:b", "status", "canceled")
+    assert transitions.begin(connection, worker.name, other, [("set", "svdq:again", "1")]) == -1
+    assert not connection.exists("svdq:again")
+
+
 def test_jobs_are_taken_by_priority_and_then_by_age(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "low", priority="low")
     put(connection, "first", "second")
