@@ -44,9 +44,9 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     """
     from svdq.pipeline.models import pull as hub
     from svdq.pipeline.models.memory import size_text
-    from svdq.worker.launcher.gpus import num_gpus
+    from svdq.worker.launcher.gpus import visible_gpus
 
-    wanted = variant or ("fp16" if num_gpus() else "full")
+    wanted = variant or ("fp16" if visible_gpus() else "full")
     plan = hub.make_plan(f"{name}@{revision}" if revision else name, wanted)
     free = hub.check_space(plan)
     note = " (it has no fp16 weights)" if wanted != plan.variant else ""

@@ -130,7 +130,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.producer.queue import connect
     from svdq.producer.storage.temporary import check_target
-    from svdq.worker.launcher.gpus import num_gpus
+    from svdq.worker.launcher.gpus import visible_gpus
     from svdq.worker.launcher.preflight import burst_lock, check_model, check_storage, devices_of
 
     rank = options.rank
@@ -139,7 +139,7 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
         check_target(report, (".json",))
     if options.trace is not None:
         check_target(options.trace, ())
-    check_model(settings.model, on_gpus=rank.device != "cpu" and num_gpus() > 0, dtype=rank.dtype)
+    check_model(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
     ffmpeg_version()
     connect(settings).close()
     check_storage(settings.storage)

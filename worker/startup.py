@@ -59,10 +59,6 @@ class LoadedModel:
     device: torch.device
     memory: RankMemory
 
-    def rank_info(self) -> str:
-        """Return what rank 0 has to know of this rank, as JSON: fields of `RankMemory`, and `compute`."""
-        return json.dumps(vars(self.memory) | {"compute": self.model.info.compute})
-
 
 def start(process: RankProcess) -> tuple[LoadedModel, Links]:
     """Load the model parts of a rank and connect it to its neighbors; waits until they have loaded theirs.
@@ -146,7 +142,8 @@ def _connect(process: RankProcess, loaded: LoadedModel) -> Links:
     topology, marker = process.topology, process.marker
     if topology.local_rank == 0 and not topology.first:
         count_host_crash(process.url, marker)
-    info = loaded.rank_info()
+    # What rank 0 has to know of this rank.
+    info = json.dumps(vars(loaded.memory) | {"compute": loaded.model.info.compute})
     return _with_others(process, lambda **where: join(topology, loaded.device, rank_info=info, **where))
 
 
@@ -175,7 +172,7 @@ def prepare_compiling(home: Path, num_ranks: int) -> None:
 
 
 def components_of(rank_info: Sequence[str]) -> list[Components]:
-    """Return the components of each rank from `LoadedModel.rank_info`."""
+    """Return the components of each rank, of which `rank_info` has the `RankMemory` as JSON."""
     held = [json.loads(info).get("components") for info in rank_info]
     return [None if each is None else frozenset(each) for each in held]
 

@@ -12,7 +12,7 @@ import pytest
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.settings import Settings
 from svdq.worker.launcher import run_dir
-from svdq.worker.launcher.gpus import num_gpus, ranks_per_gpu, share_out, visible_gpus
+from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks
 from svdq.worker.launcher.preflight import check_model
 from svdq.worker.launcher.torchrun import environment_of
@@ -59,7 +59,7 @@ def test_a_hub_id_that_is_not_here_and_a_folder_of_its_name(tmp_path: Path, monk
 )
 def test_gpus_are_counted_as_the_ranks_will_see_them(visible: str, expected: int, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert num_gpus() == expected
+    assert len(visible_gpus()) == expected
 
 
 @pytest.mark.parametrize(

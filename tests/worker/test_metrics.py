@@ -174,9 +174,9 @@ def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> N
     encoded = replace(bare, tensors={"latents": torch.zeros(1)}, seconds={"encode": 1.0})
 
     def counted() -> int:
-        before = sum(rank_reporter.metrics.step.timings().counts)
+        before = sum(rank_reporter.metrics.work["step"].timings().counts)
         monitor.idle()
-        return sum(rank_reporter.metrics.step.timings().counts) - before
+        return sum(rank_reporter.metrics.work["step"].timings().counts) - before
 
     monitor.step(bare, 0)
     assert counted() == 0, "its encode failed"
@@ -195,7 +195,7 @@ def test_only_steps_count_as_steps(connection: redis.Redis, tmp_path: Path) -> N
     for index in range(8):
         monitor.step(alone, index)
     monitor.step(replace(alone, step=8), 8)
-    assert sum(rank_reporter.metrics.step.timings().counts) == 3 + 2 + 8
+    assert sum(rank_reporter.metrics.work["step"].timings().counts) == 3 + 2 + 8
     assert counted() == 0, "a decode is no step"
     monitor.close()
 

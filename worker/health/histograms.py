@@ -43,8 +43,8 @@ class RankMetrics:
     """All counters and histograms of one rank."""
 
     def __init__(self) -> None:
-        #: By kind of work; encode, decode and write are names of the spans of `TimingTracer`.
-        self.step, self.encode, self.decode, self.write = Histogram(), Histogram(), Histogram(), Histogram()
+        #: By kind of work; all but `step` are names of the spans of `TimingTracer`.
+        self.work = {kind: Histogram() for kind in ("step", "encode", "decode", "write")}
         #: Number of videos resumed from a checkpoint.
         self.num_resumed = 0
         #: Number of checkpoints written, and their bytes.
@@ -57,8 +57,7 @@ class RankMetrics:
 
     def timings(self) -> dict[str, Timings]:
         """Return the histograms that are not empty, by kind of work."""
-        kinds = {"step": self.step, "encode": self.encode, "decode": self.decode, "write": self.write}
-        found = {kind: histogram.timings() for kind, histogram in kinds.items()}
+        found = {kind: histogram.timings() for kind, histogram in self.work.items()}
         return {kind: timings for kind, timings in found.items() if any(timings.counts)}
 
 
@@ -67,11 +66,11 @@ class TimingTracer(Tracer):
 
     def __init__(self, metrics: RankMetrics, *, on: bool) -> None:
         super().__init__(on=on)
-        self._metrics = {"encode": metrics.encode, "decode": metrics.decode, "write": metrics.write}
+        self._metrics = metrics
 
     def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[None]:
         """Record the work done inside."""
-        span, histogram = super().span(name, job_id), self._metrics.get(name)
+        span, histogram = super().span(name, job_id), self._metrics.work.get(name)
         return span if histogram is None else _timed(span, histogram)
 
 

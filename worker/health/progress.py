@@ -130,7 +130,7 @@ class ProgressMonitor(Monitor):
     def _count_steps(self, number: int, now: float) -> None:
         """Count the steps of a stage by their average duration: a single step on a GPU returns before it is done."""
         if number > 0:
-            self._rank_reporter.metrics.step.add((now - self._stage_at) / number, number)
+            self._rank_reporter.metrics.work["step"].add((now - self._stage_at) / number, number)
 
     def canceled(self, job_id: str) -> bool:
         """Return whether a job is known to be canceled or lost."""

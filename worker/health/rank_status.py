@@ -148,15 +148,7 @@ def describe(topology: Topology, device: torch.device, model_name: str, notice: 
 def costs_in(cost_model: CostModel) -> tuple[ShapeCosts, ...]:
     """Return the measured costs of each shape, in the order of their first measurement."""
     return tuple(
-        ShapeCosts(
-            frames=shape.frames,
-            width=shape.width,
-            height=shape.height,
-            guided=shape.guided,
-            step_s=costs.step_s,
-            encode_s=costs.encode_s,
-            decode_s=costs.decode_s,
-        )
+        ShapeCosts(**shape._asdict(), step_s=costs.step_s, encode_s=costs.encode_s, decode_s=costs.decode_s)
         for shape in cost_model.shapes[-MAX_SHAPES:]
         for costs in (cost_model.estimate(shape),)
     )

@@ -49,16 +49,8 @@ class Dispatcher:
     ) -> None:
         """Make it; it never changes `active_jobs`.
 
-        Args:
-            worker: takes jobs.
-            active_jobs: by job id.
-            prefetcher: prepares what jobs need.
-            options: how jobs are taken.
-            checkpoints: None if there are none.
-            wake: set when there is something to do.
-            on_taken: called with a job as soon as it is taken.
-            on_report: called with the report of a job that never reaches the stage.
-            take_back_unknown: queues jobs again that Redis gave this worker in an answer that was lost.
+        It calls `on_taken` as soon as a job is taken, `on_report` for a job that never reaches the stage, and
+        `take_back_unknown` to queue jobs again that Redis gave this worker in an answer that was lost.
         """
         self._worker = worker
         self._active_jobs = active_jobs

@@ -87,11 +87,6 @@ def visible_gpus() -> list[str]:
     return list(dict.fromkeys(name for name in seen if name))
 
 
-def num_gpus() -> int:
-    """Count the GPUs that the ranks will see."""
-    return len(visible_gpus())
-
-
 def share_out(gpus: Sequence[str], num_groups: int, num_ranks: int) -> list[list[str]]:
     """Return the GPUs of each group; the ranks of all groups use `gpus`, at least one, in rotation."""
     turns = [[gpus[(group * num_ranks + rank) % len(gpus)] for rank in range(num_ranks)] for group in range(num_groups)]

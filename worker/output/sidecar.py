@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -65,10 +66,7 @@ def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
     if sample.memory:
         timings["memory_bytes"] = dict(sample.memory)
     if sample.resumed:
-        timings["resumed"] = [
-            {"from_step": resumption.from_step, "steps_done_again": resumption.steps_done_again}
-            for resumption in sample.resumed
-        ]
+        timings["resumed"] = [asdict(resumption) for resumption in sample.resumed]
     return timings
 
 
