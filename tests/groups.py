@@ -34,9 +34,8 @@ from svdq.producer.status.ranks import BOUNDS_S, IntakeStatus, RankStatus, Shape
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import CHUNK, enqueue_many
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.recovery import Recovery
-from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S
+from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S, ActiveJob
 from tests.scale import entries, finish, used
 from tests.traffic import Meter, describe, redis_server
 

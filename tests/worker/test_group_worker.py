@@ -34,10 +34,9 @@ from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
 from svdq.producer.status.workers import view_workers
 from svdq.producer.untrusted_job import UntrustedJob
-from svdq.worker.queue import group_worker, job_completion, recovery, rq_worker, transitions
+from svdq.worker.queue import group_worker, recovery, rq_worker, transitions
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.job_completion import ActiveJob
-from svdq.worker.queue.rq_worker import LEASE_S
+from svdq.worker.queue.rq_worker import LEASE_S, ActiveJob
 from tests.queued import enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -625,7 +624,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
 }
 
 #: Who touches RQ's internals.
-MODULES = (control, transitions, recovery, group_worker, job_completion, rq_worker, untrusted_job)
+MODULES = (control, transitions, recovery, group_worker, rq_worker, untrusted_job)
 
 #: Attributes that the adapter reads or sets on RQ's objects.
 ATTRIBUTES = {

@@ -22,7 +22,7 @@ from svdq.worker.intake.prefetcher import Prefetcher, Prepared
 from svdq.worker.output.fence import execution_metadata
 from svdq.worker.queue.crash_count import must_run_alone
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.job_completion import ActiveJob
+from svdq.worker.queue.rq_worker import ActiveJob
 from svdq.worker.storage_retry import NoLongerWantedError
 
 logger = logging.getLogger(__name__)

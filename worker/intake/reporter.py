@@ -13,7 +13,7 @@ from svdq.worker.health.histograms import Pace
 from svdq.worker.intake.policy import LENGTH, CircuitBreaker
 from svdq.worker.output.fence import execution_of
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.job_completion import ActiveJob
+from svdq.worker.queue.rq_worker import ActiveJob
 
 logger = logging.getLogger(__name__)
 

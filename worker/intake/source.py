@@ -24,9 +24,8 @@ from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher
 from svdq.worker.intake.reporter import Reporter
 from svdq.worker.queue.group_worker import GroupWorker
-from svdq.worker.queue.job_completion import ActiveJob
 from svdq.worker.queue.recovery import Recovery
-from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S
+from svdq.worker.queue.rq_worker import BEAT_S, MAINTENANCE_S, ActiveJob
 from svdq.worker.redis_client import RETRY_S, ConnectionHealth
 
 logger = logging.getLogger(__name__)

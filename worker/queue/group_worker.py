@@ -25,8 +25,7 @@ from svdq.producer import keys
 from svdq.producer.queue import RENDER, read_job
 from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.queue import transitions
-from svdq.worker.queue.job_completion import STOPPED, ActiveJob, CompletionWorker
-from svdq.worker.queue.rq_worker import LEASE_S
+from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, ActiveJob, RqWorker
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ PROMOTED_AT_ONCE = 1000
 _HEARTBEAT = "if redis.call('exists', KEYS[1]) == 1 then redis.call('hset', KEYS[1], 'last_heartbeat', ARGV[1]) end"
 
 
-class GroupWorker(CompletionWorker):
+class GroupWorker(RqWorker):
     """The RQ worker of a group of ranks, which holds several executions at once."""
 
     def __init__(self, connection: redis.Redis, **handlers: Any) -> None:

@@ -1,21 +1,27 @@
-"""The part of the RQ worker that does not deal with jobs: name, registration, commands, maintenance.
+"""The part of the RQ worker that takes no jobs: name, registration, commands, maintenance, and the ends of jobs.
 
-The base of `job_completion` and `group_worker`, written against rq 2.12.
+The base of `group_worker`, written against rq 2.12. It ends jobs as RQ expects it; a kill at any point loses no job.
+It imports and calls nothing that a job names.
 """
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import redis
 import rq
 from rq.command import parse_payload
+from rq.executions import Execution
+from rq.job import JobStatus
 from rq.serializers import JSONSerializer
+from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import clean_worker_registry
 
 from svdq.pipeline.errors import SvdqError
 from svdq.producer import keys, process_identity
+from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, queues
 from svdq.producer.untrusted_job import UntrustedJob
 from svdq.worker.queue import transitions
@@ -28,10 +34,28 @@ LEASE_S = 15
 BEAT_S = 4.0
 #: Seconds between searches for abandoned jobs of other groups.
 MAINTENANCE_S = 2.0
+#: The reason of a job that was canceled in flight.
+STOPPED = "Stopped by the user."
+#: States of a job after its execution.
+_ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveJob:
+    """A job that this worker holds, with its execution."""
+
+    #: RQ's job.
+    rq_job: rq.job.Job
+    #: The queue it came from.
+    queue: rq.Queue
+    #: RQ's record of this execution.
+    execution: Execution
+    #: The video to make.
+    job: Job
 
 
 class RqWorker(BaseWorker):
-    """An RQ worker without jobs; it uses JSON only, and neither forks nor handles signals."""
+    """An RQ worker that ends jobs in any order; it uses JSON only, and neither forks nor handles signals."""
 
     queue_class = SvdqQueue  # type: ignore[assignment]  # RQ types it as the base class itself
 
@@ -54,6 +78,11 @@ class RqWorker(BaseWorker):
         self._on_shutdown = on_shutdown
         #: Whether the last `pop` found intake paused: by RQ's suspend, or because too many jobs failed here.
         self.paused = False
+        #: The job whose success is being written, and whether RQ has tried before.
+        self._succeeding: ActiveJob | None = None
+        self._tried = False
+        #: Whether the failure that is being written is a stop by the user.
+        self._is_stop = False
 
     # Methods that RQ calls, changed for several executions.
 
@@ -116,3 +145,103 @@ class RqWorker(BaseWorker):
     def work(self, *_: Any, **__: Any) -> bool:
         """Refuse to run; `Intake` drives this worker."""
         raise SvdqError("This worker is driven by a group of ranks; start one with `svdq worker`.")
+
+    # The ends of jobs.
+
+    def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
+        """End a popped job as failed that was not begun."""
+        self._fail(rq_job, queue, None, reason)
+        transitions.drop_popped(self.connection, queue, rq_job.id)
+
+    def succeed(self, active: ActiveJob, result: dict[str, Any]) -> None:
+        """End a job as finished, with its result."""
+        rq_job = active.rq_job
+        rq_job.ended_at = now()
+        rq_job._result = result
+        rq_job._status = JobStatus.FINISHED
+        self.execution = active.execution
+        self._succeeding, self._tried = active, False
+        try:
+            self.handle_job_success(rq_job, active.queue, active.queue.started_job_registry)
+        finally:
+            self.execution = self._succeeding = None
+        self._clear_marks(rq_job.id)
+
+    def increment_successful_job_count(self, pipeline: Any = None) -> None:
+        """Do RQ's first write of a success, unless the success is already written.
+
+        RQ tries again after a conflict, and also after a lost connection, although Redis may have written everything.
+        Before that it resets its execution.
+        """
+        active = self._succeeding
+        if active is not None:
+            if self._tried and not self.holds_lease(active):
+                raise redis.ConnectionError("the connection was lost while a success was written")
+            self.execution, self._tried = active.execution, True
+        super().increment_successful_job_count(pipeline)
+
+    def increment_failed_job_count(self, pipeline: Any = None) -> None:
+        """Count a failed job; RQ also counts one that the user stopped."""
+        if not self._is_stop:
+            super().increment_failed_job_count(pipeline)
+
+    def confirm_end(self, active: ActiveJob) -> JobStatus | None:
+        """Complete the end of an execution if Redis has written it without confirming it.
+
+        Returns:
+            The state of the job; None if this execution has not ended it.
+        """
+        rq_job = UntrustedJob.find(active.rq_job.id, self.connection)
+        result = rq_job.latest_result() if rq_job is not None else None
+        if rq_job is None or result is None or result.execution_id != active.execution.id:
+            return None
+        status = rq_job.get_status(refresh=False)
+        if status not in _ENDED:
+            return None
+        self._clear_marks(rq_job.id)
+        return status
+
+    def is_wanted(self, job_id: str) -> bool:
+        """Return whether a job exists and has not ended."""
+        rq_job = UntrustedJob.find(job_id, self.connection)
+        return rq_job is not None and rq_job.get_status(refresh=False) not in (*_ENDED, JobStatus.CANCELED)
+
+    def fail(self, active: ActiveJob, reason: str) -> None:
+        """End a job as failed; RQ's Retry is not used, since the same seed would fail again."""
+        self._fail(active.rq_job, active.queue, active.execution, reason)
+        if self.holds_lease(active):
+            raise redis.ConnectionError("RQ could not write that a job failed")  # RQ only logs it
+
+    def stop(self, active: ActiveJob) -> None:
+        """End a job as stopped by the user."""
+        now_s = transitions.server_time(self.connection)
+        with self.connection.pipeline() as pipeline:
+            # Before the end, so that no kill leaves it out; ids of jobs in other states are skipped.
+            pipeline.zadd(keys.STOPPED, {active.rq_job.id: now_s + keys.FAILURE_TTL_S})
+            pipeline.zremrangebyscore(keys.STOPPED, "-inf", now_s)
+            pipeline.execute()
+        self._stopped_job_id = active.rq_job.id
+        self.fail(active, STOPPED)
+
+    def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, execution: Execution | None, reason: str) -> None:
+        rq_job.ended_at = now()
+        rq_job.retries_left = None
+        self.execution = execution
+        self._is_stop = self._stopped_job_id == rq_job.id
+        try:
+            self.handle_job_failure(rq_job, queue, queue.started_job_registry, exc_string=reason)
+        finally:
+            self.execution = None
+            self._is_stop = False
+        self._clear_marks(rq_job.id)
+
+    def _clear_marks(self, job_id: str) -> None:
+        with self.connection.pipeline() as pipeline:
+            pipeline.srem(keys.CANCELED, job_id)
+            pipeline.hdel(keys.CRASHES, job_id)
+            pipeline.execute()
+
+    def holds_lease(self, active: ActiveJob) -> bool:
+        """Return whether this worker still holds a job: a group that slept past its lease has lost it."""
+        registry = active.queue.started_job_registry
+        return self.connection.zscore(registry.key, active.execution.composite_key) is not None
