@@ -41,7 +41,8 @@ class StorageRetry:
     def __init__(self, effect: str) -> None:
         """Create it; `effect` is that of a refusal as a clause, such as "Videos wait to be written"."""
         self._effect = effect
-        self._stopped = False
+        #: Whether `stop` was called.
+        self.stopped = False
         #: Ends the present delays.
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -56,13 +57,8 @@ class StorageRetry:
 
     def stop(self) -> None:
         """End all attempts; from any thread."""
-        self._stopped = True
+        self.stopped = True
         self._wake.set()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopped
 
     def wake(self) -> None:
         """End the present delays; from any thread."""
@@ -89,7 +85,7 @@ class StorageRetry:
                         raise
                     self._note(call, error)
                     self._wake.wait(delay_s)
-                    if self._stopped:
+                    if self.stopped:
                         raise RetryStoppedError(str(error)) from error
                     self._wake.clear()
                     if not is_wanted():
