@@ -15,7 +15,7 @@ from svdq.producer.settings import Settings
 from svdq.producer.text import printable
 from svdq.worker.config import RankConfig, rank_options
 from svdq.worker.health.crash_marker import CrashMarker, folder_without_launcher
-from svdq.worker.health.logging import JobLogHandler, start_logging
+from svdq.worker.health.logging import start_logging
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.rank import run_rank
 from svdq.worker.signals import Signals
@@ -40,9 +40,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
     signals = Signals(on_stop=marker.mark_clean_exit)
     if run_dir is not None:
         run_dirs.write_pid(run_dir, topology.rank)
-    log = JobLogHandler(topology.rank)
-    start_logging(config.log_format, topology.rank, config.group, log.job_ids)
-    logging.getLogger().addHandler(log)
+    log = start_logging(config.log_format, topology.rank, config.group)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     try:
         run_rank(

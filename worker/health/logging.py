@@ -112,21 +112,6 @@ def to_json_line(text: str) -> str:
     return JsonFormatter().format(logging.makeLogRecord({"msg": text, "levelname": level, "name": logger}))
 
 
-def start_logging(
-    log_format: str,
-    rank: int,
-    group: str | None,
-    job_ids: Callable[[logging.LogRecord], Sequence[str]],
-) -> None:
-    """Log a rank to stderr, as `text` or `json`."""
-    handler = logging.StreamHandler(sys.stderr)
-    if log_format == "json":
-        handler.setFormatter(JsonFormatter(rank=rank, group=group, job_ids=job_ids))
-    else:
-        handler.setFormatter(TextFormatter(f"[rank {rank}] %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-
-
 class JobLogHandler(logging.Handler):
     """Keeps a rank's lines about jobs until `take`.
 
@@ -172,6 +157,18 @@ class JobLogHandler(logging.Handler):
         lines = [(job_id, entry) for job_id, entries in taken.items() for entry in entries]
         too_many = max(0, len(lines) + len(self._waiting) - MAX_WAITING)
         self._waiting.extendleft(reversed(lines[too_many:]))
+
+
+def start_logging(log_format: str, rank: int, group: str | None) -> JobLogHandler:
+    """Log a rank to stderr, as `text` or `json`; return the handler that collects its lines about jobs."""
+    of_jobs = JobLogHandler(rank)
+    handler = logging.StreamHandler(sys.stderr)
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter(rank=rank, group=group, job_ids=of_jobs.job_ids))
+    else:
+        handler.setFormatter(TextFormatter(f"[rank {rank}] %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler, of_jobs])
+    return of_jobs
 
 
 @contextlib.contextmanager
