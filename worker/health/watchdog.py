@@ -83,16 +83,10 @@ class Watchdog(Monitor):
         shortest_bound_s: float = SHORTEST_BOUND_S,
         gil_bound_s: float = GIL_BOUND_S,
     ) -> None:
-        """Watch the thread that calls this.
+        """Watch the thread that calls this; `on_stall` is called after the report and ends the process.
 
-        Args:
-            monitor: receives all calls.
-            rank: for the log.
-            first_bound_s: seconds that the first step of a kind may take; an upper limit of the next two.
-            on_stall: called after the report; ends the process.
-            look_s: seconds between wake-ups.
-            shortest_bound_s: seconds that any step may take.
-            gil_bound_s: seconds until faulthandler prints all stacks and ends the process with exit code 1.
+        The first step of a kind may take `first_bound_s`, any step `shortest_bound_s`. If native code holds the GIL for
+        `gil_bound_s`, faulthandler prints all stacks and ends the process with exit code 1.
         """
         self._monitor = monitor
         self._rank = rank

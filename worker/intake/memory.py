@@ -194,13 +194,10 @@ class MemoryPlan:
 
 
 def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | None) -> MemoryPlan:
-    """Make the plan of a group whose ranks are connected.
+    """Make the plan of a group whose ranks are connected; `home` has the peaks that were measured before.
 
-    Args:
-        home: SVDQ_HOME, where measured peaks are stored.
-        info: of the model.
-        rank_info: fields of each rank's `RankMemory` as JSON, besides others, rank 0 first.
-        limit: bytes that the user grants each rank; None: the memory of its device.
+    `rank_info` has the fields of each rank's `RankMemory` as JSON, besides others, rank 0 first; `limit` the bytes that
+    the user grants each rank, None: the memory of its device.
 
     Raises:
         InputError: the weights alone need more than the user grants a rank.

@@ -59,15 +59,10 @@ class ResultWriter(Sink):
         mark: Callable[[str], AbstractContextManager[object]] = nullcontext,
         num_writers: int = 1,
     ) -> None:
-        """Start the threads, which call `fence` and `mark`.
+        """Start `num_writers` threads, each of which writes one video at a time.
 
-        Args:
-            storage: for the files.
-            model: the model that made the videos, for the sidecars.
-            tracer: records spans.
-            fence: decides right before files are published, and while the storage refuses, whether the job is wanted.
-            mark: called with a job's id; returns a context for work that may crash the process.
-            num_writers: videos that are written at the same time.
+        They ask `fence` right before files are published, and while the storage refuses, whether the job is wanted.
+        Work that may crash the process is done in the context that `mark` returns for the job's id.
         """
         self._storage = storage
         self._model = model
