@@ -22,13 +22,13 @@ def leftovers(arena: Arena) -> list[str]:
 def _keys(arena: Arena) -> list[str]:
     patterns = (*KEYS_IN_WORK, f"{keys.PREFIX}*")
     found = [key for pattern in patterns for key in arena.connection.scan_iter(pattern)]
-    # What a rank told of itself goes away soon after it, however it ended.
+    # The record of a rank and a group's turn to clean up expire soon, however the group ended.
     return [f"Redis key {key.decode()}" for key in found if not _goes_by_itself(arena, key)]
 
 
 def _goes_by_itself(arena: Arena, key: bytes) -> bool:
-    is_of_a_rank = key == keys.RANKS.encode() or key.startswith(keys.RANK.encode())
-    return is_of_a_rank and arena.connection.ttl(key) in (-2, *range(keys.RANK_TTL_S + 1))  # -2: it has gone just now
+    expires = key.decode() in (keys.RANKS, keys.MAINTAINED) or key.startswith(keys.RANK.encode())
+    return expires and arena.connection.ttl(key) in (-2, *range(keys.RANK_TTL_S + 1))  # -2: it has gone just now
 
 
 def _files(arena: Arena) -> list[str]:
