@@ -116,9 +116,9 @@ class Check:
         ranks, gpus = self._ranks_that_fit()
         if ranks < options.ranks:
             report.add(f"Memory suffices for {ranks} of {options.ranks} ranks, so this section runs with fewer.")
-        one = self._pipeline(1, options.steps, samples=4, warmup=1)
+        one = self._pipeline(1, options.steps, samples=5, warmup=1)
         # The pipeline has to be full, and then `svdq bench` counts the time of K videos at least twice.
-        samples = 2 * ranks + 2
+        samples = 3 * ranks + 2
         steps = steps_in_time(one, ranks, gpus, samples, options.section_s)
         many = self._pipeline(ranks, steps, samples=samples, warmup=ranks)
         alone_s = (steps * one["step_ms"] + one["encode_ms"] + one["decode_ms"]) / 1000
