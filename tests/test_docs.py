@@ -93,6 +93,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert fragment in map(anchor, headings), link
 
 
+def test_the_tests_that_pages_name_exist() -> None:
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"`(?:tests/[\w/]*/)?(test_\w+\.py)", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    assert named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+
+
 def test_constraints_pin_what_is_needed_and_name_no_address() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if not line.startswith("#")]
