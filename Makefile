@@ -39,7 +39,7 @@ check:
 	@$(MAKE) --no-print-directory -j2 lint unit-tests
 
 unit-tests: $(VENV)/installed-dev
-	$(PYTEST) -n 2 -m 'not slow and not long' $(UNIT_TESTS)
+	$(PYTEST) -n 3 -m 'not slow and not long' $(UNIT_TESTS)
 
 test:
 	@$(MAKE) --no-print-directory -j2 lint tests

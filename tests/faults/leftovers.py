@@ -22,13 +22,14 @@ def leftovers(arena: Arena) -> list[str]:
 def _keys(arena: Arena) -> list[str]:
     patterns = (*KEYS_IN_WORK, f"{keys.PREFIX}*")
     found = [key for pattern in patterns for key in arena.connection.scan_iter(pattern)]
-    # The record of a rank and a group's turn to clean up expire soon, however the group ended.
+    # Records of ranks and starting launchers, and a group's turn to clean up, expire soon, however the group ended.
     return [f"Redis key {key.decode()}" for key in found if not _goes_by_itself(arena, key)]
 
 
 def _goes_by_itself(arena: Arena, key: bytes) -> bool:
-    expires = key.decode() in (keys.RANKS, keys.MAINTAINED) or key.startswith(keys.RANK.encode())
-    return expires and arena.connection.ttl(key) in (-2, *range(keys.RANK_TTL_S + 1))  # -2: it has gone just now
+    expires = key.decode() in (keys.RANKS, keys.STARTING, keys.MAINTAINED) or key.startswith(keys.RANK.encode())
+    longest_s = max(keys.RANK_TTL_S, keys.STARTING_TTL_S)
+    return expires and arena.connection.ttl(key) in (-2, *range(longest_s + 1))  # -2: it has gone just now
 
 
 def _files(arena: Arena) -> list[str]:
