@@ -147,6 +147,16 @@ def test_the_storage_is_away(serve: Serve, photo_bytes: bytes, tmp_path: Path) -
     assert server.get("/v1/videos").json["data"] == []
 
 
+def begin_upload(server: Server, body: bytes) -> http.client.HTTPConnection:
+    """Send the headers of an upload and the first 100 bytes of its body."""
+    upload = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    upload.putrequest("POST", "/v1/videos")
+    for name, value in {**server.bearer, "Content-Type": TYPE, "Content-Length": str(len(body))}.items():
+        upload.putheader(name, value)
+    upload.endheaders(body[:100])
+    return upload
+
+
 def test_sigterm_with_open_streams_and_uploads(serve: Serve, photo_bytes: bytes) -> None:
     server = serve()
     pages = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(5)]
@@ -156,11 +166,7 @@ def test_sigterm_with_open_streams_and_uploads(serve: Serve, photo_bytes: bytes)
         assert response.headers["Content-Type"].startswith("text/event-stream")
         assert response.read(1)
     body = multipart(photo_bytes)
-    upload = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    upload.putrequest("POST", "/v1/videos")
-    for name, value in {**server.bearer, "Content-Type": TYPE, "Content-Length": str(len(body))}.items():
-        upload.putheader(name, value)
-    upload.endheaders(body[:100])
+    upload = begin_upload(server, body)
     begun_at = time.monotonic()
     assert server.stop() == 0
     assert GRACE_S + THREADS_S < 3
@@ -193,11 +199,7 @@ def test_sigterm_with_open_downloads(serve: Serve, connection: redis.Redis, sett
 def test_an_upload_that_has_begun_is_finished_at_sigterm(serve: Serve, photo_bytes: bytes) -> None:
     server = serve()
     body = multipart(photo_bytes)
-    upload = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    upload.putrequest("POST", "/v1/videos")
-    for name, value in {**server.bearer, "Content-Type": TYPE, "Content-Length": str(len(body))}.items():
-        upload.putheader(name, value)
-    upload.endheaders(body[:100])
+    upload = begin_upload(server, body)
     time.sleep(0.5)
     server.process.terminate()
     time.sleep(0.3)
