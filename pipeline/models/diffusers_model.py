@@ -140,7 +140,7 @@ class DiffusersModel(ABC):
     def warm_up(self, parameters: VideoParameters) -> None:
         """Run each part once on a gray photo, so that the first video does not wait for compiling and kernel selection.
 
-        Each component of this rank does one of its own steps. On a CPU only compiling is worth a step.
+        Each component of this rank does one of its own steps. On a CPU this is done only to compile.
         """
         on_cpu = self._device.type == "cpu"
         if on_cpu and self._options.compiled == "off":

@@ -103,7 +103,7 @@ def _parse(
             if fields.keys() & values.keys():
                 raise InputError(f"The column {name} repeats the value of another column; leave one of them empty.")
             fields |= values
-    if fields.keys() & {"width", "height"}:  # a size of its own is not one for the shape of the photo
+    if fields.keys() & {"width", "height"}:  # an explicit size replaces --size auto
         fields.setdefault("auto_size", None)
     spec = JobSpec(
         options=(SubmitOptions(**(defaults.given() | fields)),),
