@@ -44,15 +44,12 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
     """
     from svdq.producer.selection import complete_ids
     from svdq.producer.status.estimates import Estimate
-    from svdq.producer.status.snapshot import estimate, take
+    from svdq.producer.status.snapshot import estimate
     from svdq.producer.status.status import view
 
     with connect(redis_url=redis_url) as connection:
         if not job_ids:
-            from svdq.cli.view import lines_of
-
-            snapshot = take(connection)
-            echo_json(snapshot.as_json()) if as_json else echo(*lines_of(snapshot))
+            print_snapshot(connection, as_json)
             return
         jobs = [view(connection, job_id) for job_id in complete_ids(connection, job_ids)]
         estimates = estimate(connection, jobs)
@@ -62,6 +59,15 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
             echo_json(job.as_json() | expected.as_json())
         else:
             echo(describe(job, expected, whole_prompt=True))
+
+
+def print_snapshot(connection: "redis.Redis", as_json: bool) -> None:
+    """Print the state of all queues, ranks and videos in flight."""
+    from svdq.cli.view import lines_of
+    from svdq.producer.status.snapshot import take
+
+    snapshot = take(connection)
+    echo_json(snapshot.as_json()) if as_json else echo(*lines_of(snapshot))
 
 
 @click.command("list")

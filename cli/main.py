@@ -4,7 +4,6 @@ Imports each command only when it runs, so that `svdq --help` and shell completi
 """
 
 import contextlib
-import difflib
 import importlib
 import os
 import sys
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.errors import SvdqError
 
 if TYPE_CHECKING:
     import redis
@@ -76,6 +75,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class LazyGroup(click.Group):
     """A group that lists its commands from a table, and imports a command only to run it."""
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # click suggests the nearest of these names for a wrong one.
+        self.commands = dict.fromkeys(COMMANDS, self)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of the table."""
         return list(COMMANDS)
@@ -87,16 +91,6 @@ class LazyGroup(click.Group):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or refuse a wrong name with the nearest one."""
-        if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            meant = f"did you mean {close[0]}?" if close else "`svdq --help` lists all."
-            raise InputError(f"There is no command {args[0]!r}; {meant}")
-        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete from the table, without importing a command."""

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.segment import Segment
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -41,66 +40,51 @@ def lines_of(snapshot: "Snapshot") -> list[str]:
     """Return a snapshot as lines of text, as wide as the terminal."""
     console = Console(width=shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns, color_system=None)
     with console.capture() as captured:
-        console.print(View(snapshot))
+        console.print(draw(snapshot, console.options))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-class View:
-    """A snapshot as a rich renderable, cut to the height of the screen if it fills one."""
+def draw(snapshot: "Snapshot", options: ConsoleOptions, *, outage: str = "", is_live: bool = False) -> Group:
+    """Draw all parts of a snapshot, the most important ones first.
 
-    def __init__(self, snapshot: "Snapshot", *, outage: str = "", is_live: bool = False) -> None:
-        """Create a view.
+    Args:
+        snapshot: what to draw.
+        options: of the console, for its width and characters.
+        outage: why there is nothing newer, as a sentence.
+        is_live: whether it fills the screen and a key quits it.
+    """
+    return Group(*_parts(snapshot, options, outage, is_live))
 
-        Args:
-            snapshot: what to draw.
-            outage: why there is nothing newer, as a sentence.
-            is_live: whether the view fills the screen and a key quits it.
-        """
-        self._snapshot = snapshot
-        self._outage = outage
-        self._is_live = is_live
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw all parts, the most important ones first."""
-        free = options.reset_height()
-        lines = console.render_lines(Group(*self._parts(free)), free, pad=False)
-        if self._is_live and len(lines) > console.height:
-            more = Text("Not all of it fits; a taller terminal shows more.", style="dim", no_wrap=True, overflow="crop")
-            lines[console.height - 1 :] = console.render_lines(more, free, pad=False)
-        for line in lines:
-            yield from line
-            yield Segment.line()
-
-    def _parts(self, options: ConsoleOptions) -> Iterator[RenderableType]:
-        snapshot = self._snapshot
-        blank = [] if self._is_live else [Text("")]
-        yield _headline(snapshot)
-        yield Text.assemble(printable(_forecast(snapshot)), ("  q quits" if self._is_live else "", "dim"))
-        warnings = [f"{self._outage} This is the last known state."] if self._outage else []
-        warnings += [*snapshot.pauses, *(condition_sentence(*each) for each in snapshot.conditions)]
-        for sentence in warnings:
-            yield Text(printable(sentence), style="bold yellow")
+def _parts(snapshot: "Snapshot", options: ConsoleOptions, outage: str, is_live: bool) -> Iterator[RenderableType]:
+    blank = [] if is_live else [Text("")]
+    yield _headline(snapshot)
+    yield Text.assemble(printable(_forecast(snapshot)), ("  q quits" if is_live else "", "dim"))
+    warnings = [f"{outage} This is the last known state."] if outage else []
+    warnings += [*snapshot.pauses, *(condition_sentence(*each) for each in snapshot.conditions)]
+    for sentence in warnings:
+        yield Text(printable(sentence), style="bold yellow")
+    yield from blank
+    yield _queue_table(snapshot.queues, options)
+    for group in snapshot.groups:
+        jobs = snapshot.jobs_by_group.get(group.name, [])
         yield from blank
-        yield _queue_table(snapshot.queues, options)
-        for group in snapshot.groups:
-            jobs = snapshot.jobs_by_group.get(group.name, [])
+        yield _group_title(group, len(jobs))
+        yield _rank_table(group, snapshot.names, options)
+        if jobs:
             yield from blank
-            yield _group_title(group, len(jobs))
-            yield _rank_table(group, snapshot.names, options)
-            if jobs:
-                yield from blank
-                yield _flight_table(group, jobs, snapshot.estimates, options)
-        others = [sentence_of_workers(snapshot.worker_state)] if snapshot.worker_state != "running" else []
-        reporting = {group.intake.worker for group in snapshot.groups if group.intake}
-        others += [
-            f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  no recent report"
-            for worker in snapshot.workers
-            if worker.name not in reporting
-        ]
-        others += [describe(job, snapshot.estimates.get(job.id)) for job in snapshot.jobs_by_group.get(None, [])]
-        yield from blank if others else ()
-        for line in others:
-            yield Text(printable(line))
+            yield _flight_table(group, jobs, snapshot.estimates, options)
+    others = [sentence_of_workers(snapshot.worker_state)] if snapshot.worker_state != "running" else []
+    reporting = {group.intake.worker for group in snapshot.groups if group.intake}
+    others += [
+        f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  no recent report"
+        for worker in snapshot.workers
+        if worker.name not in reporting
+    ]
+    others += [describe(job, snapshot.estimates.get(job.id)) for job in snapshot.jobs_by_group.get(None, [])]
+    yield from blank if others else ()
+    for line in others:
+        yield Text(printable(line))
 
 
 def _headline(snapshot: "Snapshot") -> Text:
