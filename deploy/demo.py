@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -34,6 +33,8 @@ START_S = 600.0
 #: Timeout in seconds for the group to end on request; it kills its ranks after 20.
 STOP_S = 40.0
 POLL_S = 0.2
+#: What ends the demo.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 NEXT = """
 This was the preview (no diffusion model): the queue, the ranks and the denoising steps are real, the picture is a slow
@@ -50,114 +51,93 @@ class DemoError(Exception):
     """The demo cannot continue; the text says why."""
 
 
-class Demo:
-    """One run: its commands, and whether a signal asked it to stop."""
+def make_video() -> dict[str, Any]:
+    """Submit the photo, render it, and return the final state of its job."""
+    job = ask("submit", str(PHOTO), *WANTED, "--force")
+    say(f"Submitted {shown(PHOTO)} as job {job['id']}.")
+    with group() as ranks:
+        say("Starting seven ranks on the CPU; each of them loads torch.")
+        started = time.monotonic()
+        while not ask("status")["workers"]:
+            if ranks.poll() is not None or time.monotonic() - started > START_S:
+                raise DemoError(f"The ranks did not start; see {shown(LOG)}.")
+            time.sleep(POLL_S)
+        say("Rendering 25 frames of 576x320 in 25 steps with the preview (no diffusion model).")
+        wait_for(job["id"], ranks)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ranks.wait(STOP_S)  # the queue is empty, so with --burst the group ends now
+    return ask("status", job["id"])
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        ours = {"SVDQ_HOME": str(HOME), "SVDQ_STORAGE": str(OUTPUT), "SVDQ_MODEL": "preview"}
-        self._environment = {name: text for name, text in os.environ.items() if not name.startswith("SVDQ_")} | ours
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._note)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+def ask(*arguments: str) -> dict[str, Any]:
+    """Run a command of svdq and return the JSON object that it prints."""
+    done = subprocess.run(
+        [SVDQ, *arguments, "--json"], env=environment(), cwd=OUTPUT, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise DemoError(done.stderr.strip() or f"`svdq {arguments[0]}` ended with exit code {done.returncode}.")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
-    def run(self) -> dict[str, Any]:
-        """Submit the photo, render it, and return the final state of its job."""
-        job = self.ask("submit", str(PHOTO), *WANTED, "--force")
-        say(f"Submitted {shown(PHOTO)} as job {job['id']}.")
-        with self.group() as group:
-            say("Starting seven ranks on the CPU; each of them loads torch.")
-            started = time.monotonic()
-            while not self.ask("status")["workers"]:
-                self.check(group)
-                if time.monotonic() - started > START_S:
-                    raise DemoError(f"The ranks did not start; see {shown(LOG)}.")
-                time.sleep(POLL_S)
-            say("Rendering 25 frames of 576x320 in 25 steps with the preview (no diffusion model).")
-            self.wait_for(job["id"], group)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                group.wait(STOP_S)  # the queue is empty, so with --burst the group ends now
-        return self.ask("status", job["id"])
 
-    def ask(self, *arguments: str) -> dict[str, Any]:
-        """Run a command of svdq and return the JSON object that it prints."""
-        done = subprocess.run(
-            [SVDQ, *arguments, "--json"], env=self._environment, cwd=OUTPUT, capture_output=True, text=True, check=False
-        )
-        self.check()
-        if done.returncode != 0:
-            raise DemoError(done.stderr.strip() or f"`svdq {arguments[0]}` ended with exit code {done.returncode}.")
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
+def environment() -> dict[str, str]:
+    """Return the environment of all commands, without the user's own settings."""
+    ours = {"SVDQ_HOME": str(HOME), "SVDQ_STORAGE": str(OUTPUT), "SVDQ_MODEL": "preview"}
+    return {name: text for name, text in os.environ.items() if not name.startswith("SVDQ_")} | ours
 
-    def check(self, group: "subprocess.Popen[bytes] | None" = None) -> None:
-        """Raise if a signal asked the demo to stop, or if the group has ended too early."""
-        if self.signal is not None:
-            raise DemoError("Stopped.")
-        if group is not None and group.poll() is not None:
-            raise DemoError(f"The ranks ended with exit code {group.returncode}; see {shown(LOG)}.")
 
-    @contextlib.contextmanager
-    def group(self) -> "Iterator[subprocess.Popen[bytes]]":
-        """Start the ranks, and stop them at the end of the block."""
-        # A separate session: Ctrl-C reaches only this process, which then stops the ranks in order.
-        with LOG.open("wb") as log:
-            group = subprocess.Popen(
-                [SVDQ, "worker", *GROUP],
-                env=self._environment,
-                cwd=OUTPUT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            yield group
-        finally:
-            if group.poll() is None:
-                say("Stopping the ranks.")
-                group.terminate()
-                try:
-                    group.wait(STOP_S)
-                except subprocess.TimeoutExpired:
-                    group.kill()
-                    group.wait()
-
-    def wait_for(self, job_id: str, group: "subprocess.Popen[bytes]") -> None:
-        """Show the progress of the job until it has ended."""
-        # The progress bar goes to stderr; the line on stdout is not needed, since `report` prints more.
-        command = [str(SVDQ), "wait", job_id]
-        waiting = subprocess.Popen(command, env=self._environment, cwd=OUTPUT, stdout=subprocess.DEVNULL)
-        ended_at = None
-        try:
-            while waiting.poll() is None:
-                self.check()
-                if group.poll() is not None:
-                    ended_at = ended_at or time.monotonic()
-                    # `svdq wait` polls a few times a second; if it has seen no end by now, the job has not ended.
-                    if time.monotonic() - ended_at > 5:
-                        self.check(group)
-                time.sleep(POLL_S)
-        finally:
-            if waiting.poll() is None:
-                waiting.terminate()
-                waiting.wait()
-
-    def stop_redis(self) -> None:
-        """Stop the embedded server of the demo's home, if it is running."""
-        done = subprocess.run(
-            [SVDQ, "redis", "stop"],
-            env=self._environment,
+@contextlib.contextmanager
+def group() -> "Iterator[subprocess.Popen[bytes]]":
+    """Start the ranks, and stop them at the end of the block."""
+    with LOG.open("wb") as log:
+        ranks = subprocess.Popen(
+            [SVDQ, "worker", *GROUP],
+            env=environment(),
             cwd=OUTPUT,
-            capture_output=True,
-            text=True,
-            check=False,
-            start_new_session=True,  # a second Ctrl-C must not keep it from stopping
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the ranks in order
         )
-        if done.returncode != 0:
-            say(done.stderr.strip())
+    try:
+        yield ranks
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must leave no rank behind
+        if ranks.poll() is None:
+            say("Stopping the ranks.")
+            ranks.terminate()
+            try:
+                ranks.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                ranks.kill()
+                ranks.wait()
+
+
+def wait_for(job_id: str, ranks: "subprocess.Popen[bytes]") -> None:
+    """Show the progress of the job until it has ended."""
+    # The progress bar goes to stderr; the line on stdout is not needed, since `report` prints more.
+    waiting = subprocess.Popen([SVDQ, "wait", job_id], env=environment(), cwd=OUTPUT, stdout=subprocess.DEVNULL)
+    try:
+        while waiting.poll() is None and ranks.poll() is None:
+            time.sleep(POLL_S)
+        if waiting.poll() is None:
+            # `svdq wait` polls a few times a second; if it sees no end by now, the job has not ended.
+            waiting.wait(5)
+    except subprocess.TimeoutExpired:
+        raise DemoError(f"The ranks ended with exit code {ranks.returncode}; see {shown(LOG)}.") from None
+    finally:
+        waiting.terminate()
+        waiting.wait()
+
+
+def stop_redis() -> None:
+    """Stop the embedded server of the demo's home, if it is running."""
+    done = subprocess.run(
+        [SVDQ, "redis", "stop"], env=environment(), cwd=OUTPUT, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        say(done.stderr.strip())
 
 
 def main() -> int:
@@ -169,16 +149,20 @@ def main() -> int:
         except BlockingIOError:
             say("Another demo is running in this folder; wait for it to end.")
             return 1
-        demo = Demo()
-        demo.stop_redis()  # left over if the last demo was killed
+        stop_redis()  # left over if the last demo was killed
         shutil.rmtree(HOME, ignore_errors=True)
+        for number in SIGNALS:
+            signal.signal(number, signal.default_int_handler)
         try:
-            return report(demo.run())
+            return report(make_video())
         except DemoError as error:
             say(str(error))
-            return 1 if demo.signal is None else 128 + demo.signal
+            return 1
+        except KeyboardInterrupt:
+            say("Stopped.")
+            return 130
         finally:
-            demo.stop_redis()
+            stop_redis()
 
 
 def report(job: dict[str, Any]) -> int:
