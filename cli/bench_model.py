@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from svdq.cli.bench_model_rows import case_of, kept_rows, rows_table, sentence
-from svdq.cli.formatting import echo
+from svdq.cli.formatting import echo, table
 from svdq.cli.option_types import OutputFile
 from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES
 
@@ -32,11 +32,6 @@ Examples:
 """
 
 
-def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Remove duplicates, and keep the order."""
-    return tuple(dict.fromkeys(values))
-
-
 @click.command(name="model", epilog=EXAMPLES)
 @click.option("--model", help="Folder or hub id [default: SVD-XT's published sizes, random weights, temporary].")
 @click.option(
@@ -44,14 +39,12 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     "parts",
     type=click.Choice(["step", "encode", "decode"]),
     multiple=True,
-    callback=_once,
     help="Repeatable [default: all].",
 )
 @click.option(
     "--size",
     "sizes",
     metavar="WxH",
-    callback=_once,
     multiple=True,
     help="Size in pixels; repeatable [default: the model's; of SVD-XT 1024x576].",
 )
@@ -63,7 +56,6 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     "dtypes",
     type=click.Choice(list(DTYPES)),
     multiple=True,
-    callback=_once,
     help="Repeatable [default: fp16 on a GPU, of Wan bf16; fp32 on a CPU].",
 )
 @click.option(
@@ -71,7 +63,6 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     "compiled",
     type=click.Choice(COMPILED),
     multiple=True,
-    callback=_once,
     default=("off",),
     show_default=True,
     help="Part of the step to compile; repeatable.",
@@ -80,7 +71,6 @@ def _once(_context: click.Context, _option: click.Parameter, values: tuple[str, 
     "--approximate",
     type=click.Choice(APPROXIMATE),
     multiple=True,
-    callback=_once,
     help="Also measure the step with int8 weights.",
 )
 @click.option(
@@ -122,7 +112,6 @@ def bench_model(
     from svdq.pipeline.installed import require_torch
 
     require_torch("`svdq bench model`")
-    from svdq.cli.formatting import table
     from svdq.pipeline.bench import model as bench
     from svdq.pipeline.bench.cases import PARTS, cases_of
     from svdq.pipeline.errors import SvdqError

@@ -68,7 +68,7 @@ def cases_of(
     approximate: Sequence[str],
     chunk_sizes: Sequence[int],
 ) -> list[Case]:
-    """List the cases, ordered so that those with the same loaded model are adjacent.
+    """List the cases, each once, ordered so that those with the same loaded model are adjacent.
 
     The videos have the defaults of the model; `components` are from `denoising_components`. Each value of `compiled`
     and `approximate` is measured alone.
@@ -77,9 +77,9 @@ def cases_of(
     ways += [{"approximate": (what,)} for what in approximate]
 
     def chunks(frames: int) -> list[dict[str, Any]]:
-        return [{"decode_chunk_size": size} for size in sorted({min(size, frames) for size in chunk_sizes})]
+        return [{"decode_chunk_size": size} for size in sorted(min(size, frames) for size in chunk_sizes)]
 
-    return [
+    found = [
         Case(
             part=part,
             component=component,
@@ -98,6 +98,7 @@ def cases_of(
         for video in videos
         for chunk in (chunks(video.num_frames) if part == "decode" else [{}])
     ]
+    return list(dict.fromkeys(found))
 
 
 def denoising_components(videos: Sequence[VideoParameters], facts: Facts) -> list[str | None]:
