@@ -159,7 +159,7 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
         yield Finding("model", "fail", problem.text, problem.advice)
     if problems:
         return
-    found = {component: variants(folder, component) for component in layout.key_weights}
+    found = {component: variants(folder, component) for component in layout.weighted}
     if half_only := [component for component, kinds in found.items() if kinds == {True}]:
         yield Finding(
             "model",
@@ -182,7 +182,7 @@ def _memory(folder: Path, name: str) -> str:
     video = family.complete(open_video, facts)
     weights = {
         component: 2 * sum(map(math.prod, stored_shapes(folder, component, half=True in kinds).values()))
-        for component in family.layouts[pipeline_of(folder, name)].key_weights
+        for component in family.layouts[pipeline_of(folder, name)].weighted
         if (kinds := variants(folder, component))
     }
     activities: tuple[Activity, ...] = ("encode", "step", "decode")

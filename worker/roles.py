@@ -105,7 +105,7 @@ class Experts:
         encodes, decodes = rank == 0, rank == num_ranks - 1
         experts = {segment.component for segment in self.segments}
         layout = self._family.layouts[pipeline_of(self._folder, self._name)]
-        others = [name for name in layout.key_weights if name not in experts and (encodes or name == "vae")]
+        others = [name for name in layout.weighted if name not in experts and (encodes or name == "vae")]
         weights += dtype.itemsize * sum(self._num_weights(name, dtype) for name in others)
         activities: list[Activity] = ["step", *["encode"] * encodes, *["decode"] * decodes]  # type: ignore[list-item]
         one_by_one = self._typical.model_copy(update={"decode_chunk_size": 1})

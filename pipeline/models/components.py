@@ -15,7 +15,7 @@ import torch
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.files import Shapes, read_json, stored_shapes, variants
-from svdq.pipeline.models.folder_check import Layout, another_model, check_folder, class_in, pipeline_of
+from svdq.pipeline.models.folder_check import Layout, check_folder, class_in, pipeline_of
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.options import WEIGHTS
@@ -57,7 +57,7 @@ class Components:
         index, role = read_json(self.path, "model_index.json", self.name), self.role
         return [
             component
-            for component in self.layout.key_weights
+            for component in self.layout.weighted
             if class_in(index, component) is not None
             and (
                 role.has(component)
@@ -106,7 +106,7 @@ class Components:
 
         index = read_json(self.path, "model_index.json", self.name)
         parts: dict[str, Any] = {name: index[name] for name in self.layout.settings if name in index}
-        for component in self.layout.components.keys() - self.layout.key_weights.keys():
+        for component in self.layout.components.keys() - {*self.layout.weighted}:
             kind: Any = class_in(index, component)
             if component == "scheduler":
                 parts[component] = getattr(diffusers, kind).from_pretrained(self.path / component)
@@ -142,7 +142,10 @@ class Components:
         for weight, tensor in skeleton.state_dict().items():
             expected = list(tensor.shape)
             if found.get(weight, expected) != expected:
-                return another_model(component, self.name, weight, found[weight], expected)
+                return (
+                    f"The {component} of the model {self.name} has weights of another model: {weight} is "
+                    f"{found[weight]}, and its config says {expected}"
+                )
         return ""
 
     def skeleton(self, component: str) -> Any:

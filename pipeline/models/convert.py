@@ -7,7 +7,7 @@ diffusers and transformers keep in float32 stay so: opened in that dtype, copy a
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +73,10 @@ def convert(
         component: _weights(
             source / component, _keeps_float32(classes[component][0], classes[component][1], dtype), dtype
         )
-        for component in layout.key_weights
+        for component in layout.weighted
         if component not in _UNCHANGED and component in classes and classes[component][0]
     }
-    copied = _others(source, [*layout.components, *layout.key_weights], weights)
+    copied = _others(source, layout.components, weights)
     total = sum(weight.num_bytes for each in weights.values() for weight in each)
     needed = total + sum(file.stat().st_size for file in copied)
     try:
@@ -133,7 +133,7 @@ def _keeps_float32(library: str, class_name: str, dtype: torch.dtype) -> list[st
     return kept
 
 
-def _others(source: Path, components: Sequence[str], converted: Collection[str]) -> list[Path]:
+def _others(source: Path, components: Iterable[str], converted: Collection[str]) -> list[Path]:
     """List the files that are copied: configs, tokenizers, licenses, and the weights that are not converted."""
     files = [file for file in source.iterdir() if file.is_file()]
     for component in components:

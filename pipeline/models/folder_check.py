@@ -1,6 +1,6 @@
 """Checks a model folder without torch: its index, its configs, and the header of every weights file.
 
-It reads some kilobytes of each file. It does not detect damage inside a weight, or a weight that the files lack.
+It reads some kilobytes of each file. Weights that do not belong to the config are found when they are loaded.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -31,8 +31,8 @@ class Layout:
     float32: frozenset[str] = frozenset()
     #: Entries of the index that are arguments of the pipeline.
     settings: tuple[str, ...] = ()
-    #: For each component with weights, from its config: a weight and its shape, to detect files of another model.
-    key_weights: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, list[int]]]]
+    #: The components that have weights.
+    weighted: tuple[str, ...]
     #: Checks that the configs in a folder belong to the family and fit each other; the name is for messages.
     check_configs: Callable[[Path, str], None]
 
@@ -100,7 +100,7 @@ def find_problems(
         yield Problem(text=str(error).rstrip("."))
         return
     index = read_json(folder, "model_index.json", name)
-    for component in layout.key_weights:
+    for component in layout.weighted:
         if class_in(index, component) is None or (components is not None and component not in components):
             continue
         try:
@@ -164,14 +164,6 @@ def check_processor(folder: Path, component: str, name: str) -> None:
     read_json(folder, next((file for file in files if (folder / file).exists()), files[0]), name)
 
 
-def another_model(component: str, model: str, weight: str, found: list[int], expected: list[int]) -> str:
-    """Describe, without a full stop, a weight whose shape does not match the config."""
-    return (
-        f"The {component} of the model {model} has weights of another model: {weight} is {found}, and its config says "
-        f"{expected}"
-    )
-
-
 class _Weights:
     """The weights of one component."""
 
@@ -232,23 +224,6 @@ class _Weights:
             if weight not in shapes[file]:
                 yield self._problem(file, f"holds no {weight}, which the index says is in it")
                 return
-        if text := self._another({name: shape for each in shapes.values() for name, shape in each.items()}):
-            yield Problem(text=text, advice=self._again)
-
-    def _another(self, shapes: Shapes) -> str:
-        """Describe how one weight differs from the config, as those of another model do; "" if it does not."""
-        config = read_json(self._folder, f"{self._component}/config.json", self._name)
-        try:
-            weight, expected = self._layout.key_weights[self._component](config)
-        except (TypeError, KeyError):
-            return f"{self._of} has a config.json that makes no sense"
-        # Versions of transformers prefix the names of some weights with that of a wrapping module.
-        found = shapes.get(weight) or next((each for name, each in shapes.items() if name.endswith(f".{weight}")), None)
-        if found is None:
-            return f"{self._of} lacks some of its weights, such as {weight}"
-        if found != expected:
-            return another_model(self._component, self._name, weight, found, expected)
-        return ""
 
     def _problem(self, file: str, what: str) -> Problem:
         advice = self._again

@@ -154,7 +154,7 @@ def _choose(names: list[str], variant: Variant, layout: Layout, components: list
     any_half = False
     for component in components:
         inside = [name.partition("/")[2] for name in names if name.startswith(f"{component}/")]
-        weights = weight_files(inside) if component in layout.key_weights else []
+        weights = weight_files(inside) if component in layout.weighted else []
         half = [name for name in weights if is_half(name)]
         full = [name for name in weights if not is_half(name)]
         wanted = half if variant == "fp16" and half else full

@@ -1,6 +1,5 @@
 """The folder of a Stable Video Diffusion model: its components, and what their configs must say. Without torch."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +60,6 @@ def check_configs(folder: Path, name: str) -> None:
         raise InputError(f"The unet of the model {name} has num_frames {num_frames!r}; it must be a number such as 25.")
 
 
-def _unet_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
-    config = UNET_DEFAULTS | dict(config)
-    return "conv_in.weight", [*config["block_out_channels"][:1], config["in_channels"], 3, 3]
-
-
-def _vae_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
-    return "encoder.conv_in.weight", [*config.get("block_out_channels", [64])[:1], config.get("in_channels", 3), 3, 3]
-
-
-def _image_encoder_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
-    return "visual_projection.weight", [config.get("projection_dim", 512), config.get("hidden_size", 768)]
-
-
 LAYOUT = Layout(
     pipeline="StableVideoDiffusionPipeline",
     example="stabilityai/stable-video-diffusion-img2vid-xt",
@@ -91,6 +77,6 @@ LAYOUT = Layout(
         "scheduler": ("EulerDiscreteScheduler",),
     },
     denoisers=frozenset({"unet"}),
-    key_weights={"unet": _unet_weight, "vae": _vae_weight, "image_encoder": _image_encoder_weight},
+    weighted=("unet", "vae", "image_encoder"),
     check_configs=check_configs,
 )

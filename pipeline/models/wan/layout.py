@@ -184,28 +184,6 @@ def _check_text_and_image(folder: Path, name: str) -> None:
     check_configs(folder, name)
 
 
-def _transformer_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
-    config = TRANSFORMER_DEFAULTS | dict(config)
-    width = config["num_attention_heads"] * config["attention_head_dim"]
-    return "patch_embedding.weight", [width, config["in_channels"], *config["patch_size"]]
-
-
-def _vae_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
-    config = VAE_DEFAULTS | dict(config)
-    return "encoder.conv_in.weight", [config["base_dim"], config["in_channels"], 3, 3, 3]
-
-
-def _text_encoder_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
-    return "shared.weight", [config["vocab_size"], config.get("d_model", 512)]
-
-
-def _image_encoder_weight(config: Mapping[str, Any]) -> tuple[str, list[int]]:
-    config = config.get("vision_config") or config
-    patch = config.get("patch_size", 32)
-    width = config.get("hidden_size", 768)
-    return "embeddings.patch_embedding.weight", [width, config.get("num_channels", 3), patch, patch]
-
-
 LAYOUT = Layout(
     pipeline="WanImageToVideoPipeline",
     example="Wan-AI/Wan2.2-I2V-A14B-Diffusers",
@@ -229,13 +207,7 @@ LAYOUT = Layout(
     # As diffusers' documentation recommends.
     float32=frozenset({"vae", "image_encoder"}),
     settings=("boundary_ratio", "expand_timesteps"),
-    key_weights={
-        HIGH_NOISE: _transformer_weight,
-        LOW_NOISE: _transformer_weight,
-        "vae": _vae_weight,
-        "text_encoder": _text_encoder_weight,
-        "image_encoder": _image_encoder_weight,
-    },
+    weighted=(HIGH_NOISE, LOW_NOISE, "vae", "text_encoder", "image_encoder"),
     check_configs=check_configs,
 )
 #: The folder of TI2V-5B names the class that makes videos from text.
@@ -244,6 +216,6 @@ TEXT_AND_IMAGE_LAYOUT = replace(
     pipeline="WanPipeline",
     example="Wan-AI/Wan2.2-TI2V-5B-Diffusers",
     components={name: kinds for name, kinds in LAYOUT.components.items() if name not in LAYOUT.optional},
-    key_weights={name: weight for name, weight in LAYOUT.key_weights.items() if name not in LAYOUT.optional},
+    weighted=(HIGH_NOISE, "vae", "text_encoder"),
     check_configs=_check_text_and_image,
 )
