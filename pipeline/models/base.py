@@ -3,6 +3,7 @@
 A rank opens a model for its role, and only what that needs is loaded. `family.py` has what is known without torch.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -81,58 +82,56 @@ class Denoiser(Protocol):
         ...
 
 
-class VideoModel(Protocol):
+class VideoModel(ABC):
     """A model opened for a role."""
 
-    @property
-    def info(self) -> ModelInfo:
-        """The properties of this model."""
-        ...
+    #: Its properties.
+    info: ModelInfo
 
+    @abstractmethod
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in what a job leaves open with the defaults of this model.
 
         Raises:
             InputError: this model cannot make such a video.
         """
-        ...
 
+    @abstractmethod
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return which component does which steps of a video: contiguous, from step 0 to the last."""
-        ...
 
+    @abstractmethod
     def check_state(self, state: State, parameters: VideoParameters) -> None:
         """Check the names, shapes and dtypes of a state that somebody else may have written.
 
         Raises:
             ValueError: it is not a state of such a video; the text is a clause, such as "it has no latents".
         """
-        ...
 
-    def warm_up(self, parameters: VideoParameters) -> None:
+    def warm_up(self, parameters: VideoParameters) -> None:  # noqa: B027 - some models need none
         """Run once with artificial tensors, so that the first sample of a shape does not pay for initialization."""
-        ...
 
     def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
         """Return the measured bytes of `encode`, `step` and `decode` for a shape, besides weights."""
-        ...
+        return {}
 
+    def broken_weights(self) -> str:
+        """Return the name of the first weight that is NaN or infinite, or ""; reads all weights."""
+        return ""
+
+    @abstractmethod
     def encode(self, photo: Image | None, parameters: VideoParameters) -> State:
         """Encode a photo of exactly width x height and draw the initial noise; only with `Role.encode`.
 
         All random numbers of a video are drawn here, from one CPU generator seeded with `parameters.seed`, in the order
         of diffusers.
         """
-        ...
 
+    @abstractmethod
     def denoiser(self, state: State, parameters: VideoParameters) -> Denoiser:
         """Prepare the denoising of one sample, from any step on that this rank has the component for."""
-        ...
 
-    def broken_weights(self) -> str:
-        """Return the name of the first weight that is NaN or infinite, or ""; reads all weights."""
-        ...
-
+    @abstractmethod
     def decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:
         """Decode a state after the last step, `decode_chunk_size` frames at a time; only with `Role.decode`.
 
@@ -142,7 +141,6 @@ class VideoModel(Protocol):
         Raises:
             SampleError: the frames are not finite.
         """
-        ...
 
 
 def check_tensor(state: State, name: str, shape: Sequence[int | None], dtype: str | None) -> None:

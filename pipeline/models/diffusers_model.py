@@ -2,7 +2,7 @@
 
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import Denoiser, ModelInfo, Role, State, check_tensor, nan_advice
+from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor, nan_advice
 from svdq.pipeline.models.components import Components
 from svdq.pipeline.models.device_memory import MemoryMeter
 from svdq.pipeline.models.family import Family, Segment
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 TensorType = tuple[tuple[int | None, ...], str | None]
 
 
-class DiffusersModel(ABC):
+class DiffusersModel(VideoModel):
     """A `VideoModel` from a diffusers folder, or a hub id whose files are in the hub's cache."""
 
     family: ClassVar[Family]
@@ -68,7 +68,7 @@ class DiffusersModel(ABC):
         self._history: Collection[str] = ()
         notices = ["tiny (untrained: shows noise)"] if is_untrained(found.path) else []
         notices += [f"approximate ({way})" for way in options.approximate]
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             name=name,
             notice=", ".join(notices),
             family=self.family,
@@ -79,14 +79,9 @@ class DiffusersModel(ABC):
         )
         logger.info("Loaded %s (%s) in %.1f s.", name, role, time.perf_counter() - started)
 
-    @property
-    def info(self) -> ModelInfo:
-        """The properties of this model."""
-        return self._info
-
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in what a job leaves open; see `VideoModel`."""
-        return self.family.fill_in(parameters, self._info.name, self._facts)
+        return self.family.fill_in(parameters, self.info.name, self._facts)
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return which component does which steps of a video."""
@@ -181,10 +176,6 @@ class DiffusersModel(ABC):
     @abstractmethod
     def _encode(self, photo: PIL.Image.Image, parameters: VideoParameters) -> dict[str, Tensor]:
         """Encode; see `encode`."""
-
-    @abstractmethod
-    def denoiser(self, state: State, parameters: VideoParameters) -> Denoiser:
-        """Prepare the denoising of one sample, from any step on that this rank has the component for."""
 
     @abstractmethod
     def _decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:

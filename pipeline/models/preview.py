@@ -6,7 +6,6 @@ with a perfect model. It needs neither weights nor diffusers, whose import would
 """
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Role, State, check_tensor
+from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor
 from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.registry import family_for
 from svdq.pipeline.parameters import VideoParameters
@@ -31,23 +30,16 @@ SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 700.0, 7.0
 _LARGEST_ZOOM = 0.35
 
 
-class PreviewModel:
+class PreviewModel(VideoModel):
     """A closed-form model with the interface of the real one; every role has all of it."""
 
     def __init__(self, role: Role, device: torch.device, dtype: torch.dtype) -> None:
         """Create the model for one device and dtype; `role` is ignored, since there is nothing to load."""
         self._device = device
         self._dtype = dtype
-
-    @property
-    def info(self) -> ModelInfo:
-        """The properties of this model."""
-        return ModelInfo(
-            name="preview",
-            notice="preview (no diffusion model)",
-            # Measured on one core at 576x320x25.
-            prior=CostPrior(encode_steps=2.0, decode_steps=1.5),
-        )
+        # The costs were measured on one core at 576x320x25.
+        prior = CostPrior(encode_steps=2.0, decode_steps=1.5)
+        self.info = ModelInfo(name="preview", notice="preview (no diffusion model)", prior=prior)
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in the defaults of the parameters' family."""
@@ -63,17 +55,6 @@ class PreviewModel:
         dtype = str(self._dtype).removeprefix("torch.")
         check_tensor(state, "image_latents", (1, 3 * BLOCK**2, rows, columns), dtype)
         check_tensor(state, "latents", (1, parameters.num_frames, 3 * BLOCK**2, rows, columns), dtype)
-
-    def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
-        """Return nothing: it is not worth measuring."""
-        return {}
-
-    def broken_weights(self) -> str:
-        """Return "": it has no weights."""
-        return ""
-
-    def warm_up(self, parameters: VideoParameters) -> None:
-        """Do nothing: the first sample takes as long as later ones."""
 
     @torch.inference_mode()
     def encode(self, photo: Image.Image | None, parameters: VideoParameters) -> dict[str, Tensor]:

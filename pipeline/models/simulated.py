@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Role, State, check_tensor
+from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor
 from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.names import Timings, split_steps, timings_of
 from svdq.pipeline.models.registry import family_for
@@ -37,7 +36,7 @@ _PR_SET_TIMERSLACK = 29
 KILL_STEP = 3
 
 
-class SimulatedModel:
+class SimulatedModel(VideoModel):
     """Sleeps in encode, steps and decode."""
 
     def __init__(self, timings: Timings, role: Role, device: torch.device, name: str = "simulated") -> None:
@@ -105,14 +104,6 @@ class SimulatedModel:
     def check_state(self, state: State, parameters: VideoParameters) -> None:
         """Check the tensors of a state; see `VideoModel`."""
         check_tensor(state, "latents", self._shape(parameters), "float16")
-
-    def memory(self, parameters: VideoParameters) -> Mapping[str, int]:
-        """Return nothing: it is not worth measuring."""
-        return {}
-
-    def broken_weights(self) -> str:
-        """Return "": it has no weights."""
-        return ""
 
     def warm_up(self, parameters: VideoParameters) -> None:
         """Sleep for `warm_ms`."""

@@ -18,7 +18,7 @@ from PIL import Image
 from svdq.pipeline.compare import ListSource
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
-from svdq.pipeline.models.base import ModelInfo, Role
+from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.svd.full_size import write_full_size_model
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
@@ -38,9 +38,9 @@ class KeepingModel(SvdModel):
 
     folder: Path
 
-    @property
-    def info(self) -> ModelInfo:
-        return replace(super().info, prior=CostPrior(encode_steps=0, decode_steps=0))
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.info = replace(self.info, prior=CostPrior(encode_steps=0, decode_steps=0))
 
     def decode(self, tensors, parameters, decode_chunk_size):
         frames = super().decode(tensors, parameters, decode_chunk_size)
