@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from svdq.pipeline.models.family import Facts, Family
+    from svdq.pipeline.models.family import Family
     from svdq.pipeline.parameters import VideoParameters
 
 EXAMPLES = """\b
@@ -167,7 +167,7 @@ def _videos(
     from svdq.producer.submitting.options import SubmitOptions, make_job, read_field
 
     family = family_named(DEFAULT_FAMILY)
-    facts: Facts = {}
+    facts = family.published
     if model is not None:
         if not has_weights(model):
             raise InputError(

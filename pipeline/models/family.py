@@ -14,8 +14,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.folder_check import Layout
 from svdq.pipeline.parameters import VideoParameters
 
-#: What a family has read from the configs of a folder, such as the default number of frames. Empty if no folder is
-#: known: then the published model of the family counts.
+#: What a family has read from the configs of a folder, such as the default number of frames.
 Facts = Mapping[str, Any]
 
 
@@ -49,6 +48,8 @@ class Family:
     encoded: tuple[str, ...]
     #: Half precision that its weights suit, which is the default on GPUs: fp16 or bf16.
     half: str
+    #: The facts of its published model, which count if no folder is known.
+    published: Facts
     #: Reads the facts of a checked folder; the name is for messages.
     read_facts: Callable[[Path, str], Facts]
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.

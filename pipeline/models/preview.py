@@ -43,7 +43,8 @@ class PreviewModel(VideoModel):
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in the defaults of the parameters' family."""
-        return family_for(parameters).complete(parameters, {})
+        family = family_for(parameters)
+        return family.complete(parameters, family.published)
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return one segment: this model does the steps of any family."""

@@ -88,7 +88,8 @@ class SimulatedModel(VideoModel):
 
     def complete(self, parameters: VideoParameters) -> VideoParameters:
         """Fill in the defaults of the parameters' family."""
-        return family_for(parameters).complete(parameters, {"num_frames": DEFAULT_FRAMES})
+        family = family_for(parameters)
+        return family.complete(parameters, {**family.published, "num_frames": DEFAULT_FRAMES})
 
     def segments(self, parameters: VideoParameters) -> tuple[Segment, ...]:
         """Return the segment of each simulated expert, which does the steps of any family; an empty one is left out."""

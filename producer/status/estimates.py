@@ -265,7 +265,7 @@ def _is_guided(parameters: Parameters) -> bool:
 def _default_steps(family: str) -> int:
     """Return the steps of a published model, for a job that leaves them to its model."""
     found = next((each for each in FAMILIES if each.name == family), FAMILIES[0])
-    return found.complete(found.parameters.model_validate({"seed": 0}), {}).steps
+    return found.complete(found.parameters.model_validate({"seed": 0}), found.published).steps
 
 
 def _positive(value: object) -> float | None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, MeasuredMemory, size_text
-from svdq.pipeline.models.wan.family import FAMILY
+from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.worker.intake.memory import MemoryPlan, RankMemory
@@ -64,7 +64,7 @@ def test_the_published_sizes(weights: dict[str, float]) -> None:
 def need(size: str, weight_bytes: float, *, encodes: bool = False, decodes: bool = False, steps: bool = True) -> int:
     """Return what a worker expects a rank to need for 81 frames."""
     width, height = SIZES[size]
-    parameters = FAMILY.complete(WanParameters(seed=0, width=width, height=height, frames=81), {})
+    parameters = FAMILY.complete(WanParameters(seed=0, width=width, height=height, frames=81), PUBLISHED)
     components = None if steps else ()
     rank = RankMemory(capacity=None, weights=int(weight_bytes), device="a GPU", decodes=decodes, components=components)
     # Rank 0 encodes, the last one decodes.

@@ -66,7 +66,7 @@ class MemoryPlan:
         self._ranks = ranks
         self._dtype = dtype
         self._family = family
-        self._facts = facts or {}
+        self._facts = facts or family.published
         self._measured = measured or MeasuredMemory()
 
     def admit(self, parameters: VideoParameters) -> VideoParameters:

@@ -23,21 +23,25 @@ VAE_ENCODER_BYTES, VAE_DECODER_BYTES = 137_000_000, 254_000_000
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
+#: `num_frames`, with which SVD-XT was trained, and the width of CLIP's projection.
+PUBLISHED = {setting: UNET_DEFAULTS[setting] for setting in ("num_frames", "cross_attention_dim")}
+
+
 def read_facts(folder: Path, name: str) -> Facts:
-    """Return `num_frames`, with which the model was trained, and the width of CLIP's projection.
+    """Return what PUBLISHED has, of the model in a checked folder.
 
     Raises:
         InputError: the config of the UNet cannot be read.
     """
     config = UNET_DEFAULTS | read_json(folder, "unet/config.json", name)
-    return {setting: config[setting] for setting in ("num_frames", "cross_attention_dim")}
+    return {setting: config[setting] for setting in PUBLISHED}
 
 
 def complete(parameters: VideoParameters, facts: Facts) -> VideoParameters:
     """Fill in the number of frames."""
     if parameters.frames is not None:
         return parameters
-    return parameters.model_copy(update={"frames": facts.get("num_frames", UNET_DEFAULTS["num_frames"])})
+    return parameters.model_copy(update={"frames": facts["num_frames"]})
 
 
 def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
@@ -72,6 +76,7 @@ FAMILY = Family(
     tiny="svdq.pipeline.models.svd.tiny:write_tiny_model",
     encoded=("image_latents",),
     half="fp16",
+    published=PUBLISHED,
     read_facts=read_facts,
     complete=complete,
     segments=segments,

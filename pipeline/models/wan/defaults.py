@@ -21,7 +21,7 @@ PIXELS_480P = 832 * 480
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """The defaults of one published model."""
+    """The defaults of one published model; names of fields are those of the parameters."""
 
     #: Its name in messages.
     title: str
@@ -32,14 +32,15 @@ class Defaults:
     steps: int = 40
     #: Of both experts, where there are two.
     guidance_scale: float
-    flow_shift: float = 5.0
-    #: At 480p.
-    flow_shift_480p: float = 5.0
+    negative_prompt: str = NEGATIVE_PROMPT
+    #: The default of flow_shift, above and at 480p.
+    shift: float = 5.0
+    shift_480p: float = 5.0
 
 
 #: Two experts.
 I2V_A14B = Defaults(title="Wan 2.2 I2V-A14B", guidance_scale=3.5)
 #: One transformer, and CLIP's image encoder.
-I2V_14B = Defaults(title="Wan 2.1 I2V-14B", guidance_scale=5.0, flow_shift_480p=3.0)
+I2V_14B = Defaults(title="Wan 2.1 I2V-14B", guidance_scale=5.0, shift_480p=3.0)
 #: One transformer that denoises the frames after the photo's (expand_timesteps).
 TI2V_5B = Defaults(title="Wan 2.2 TI2V-5B", frames=121, fps=24, width=1280, height=704, steps=50, guidance_scale=5.0)

@@ -4,6 +4,7 @@
 gets the photo as its first latent frame.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from svdq.pipeline.models.wan.layout import LAYOUT, TEXT_AND_IMAGE_LAYOUT, TRANS
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.parameters import VideoParameters
 
-#: The facts of Wan 2.2 I2V-A14B as published, which count if no folder is known.
+#: The facts of Wan 2.2 I2V-A14B as published.
 PUBLISHED: Facts = {
     "boundary_ratio": 0.9,
     "expand_timesteps": False,
@@ -63,21 +64,6 @@ def read_facts(folder: Path, name: str) -> Facts:
     }
 
 
-def defaults_of(facts: Facts) -> Defaults:
-    """Return the authors' defaults for a model."""
-    facts = {**PUBLISHED, **facts}
-    if facts["boundary_ratio"] is not None:
-        return defaults.I2V_A14B
-    return defaults.TI2V_5B if facts["expand_timesteps"] else defaults.I2V_14B
-
-
-def side_multiple(facts: Facts) -> int:
-    """Return the number of pixels that sides must be a multiple of: what the VAE and the patches make one token."""
-    facts = {**PUBLISHED, **facts}
-    multiple: int = facts["vae"]["scale_factor_spatial"] * facts["transformer"]["patch_size"][1]
-    return multiple
-
-
 def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
     """Fill in what parameters leave open.
 
@@ -85,18 +71,14 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
         InputError: this model cannot make such a video.
     """
     assert isinstance(parameters, WanParameters)
-    facts = {**PUBLISHED, **facts}
-    ours = defaults_of(facts)
-    values: dict[str, Any] = {
-        name: getattr(ours, name)
-        for name in ("frames", "fps", "width", "height", "steps", "guidance_scale")
-        if getattr(parameters, name) is None
-    }
-    parameters = parameters.model_copy(update=values)
+    ours = _defaults(facts)
+    usual = {name: value for name, value in vars(ours).items() if getattr(parameters, name, "") is None}
+    parameters = parameters.model_copy(update=usual)
     assert parameters.width is not None
     assert parameters.height is not None
     pixels = parameters.width * parameters.height
-    multiple = side_multiple(facts)
+    # What the VAE and the patches make one token.
+    multiple = facts["vae"]["scale_factor_spatial"] * facts["transformer"]["patch_size"][1]
     for side in ("width", "height"):
         if getattr(parameters, side) % multiple:
             raise InputError(
@@ -108,26 +90,29 @@ def complete(parameters: VideoParameters, facts: Facts) -> WanParameters:
     elif parameters.guidance_scale_2 is None:
         # As in diffusers.
         parameters = parameters.model_copy(update={"guidance_scale_2": parameters.guidance_scale})
-    if parameters.negative_prompt is None:
-        parameters = parameters.model_copy(update={"negative_prompt": defaults.NEGATIVE_PROMPT})
     if parameters.flow_shift is None:
-        parameters = parameters.model_copy(update={"flow_shift": _shift(pixels, facts)})
+        parameters = parameters.model_copy(update={"flow_shift": _shift(pixels, facts["scheduler"], ours)})
     return parameters
 
 
-def _shift(pixels: int, facts: Facts) -> float:
+def _defaults(facts: Facts) -> Defaults:
+    """Return the authors' defaults for a model."""
+    if facts["boundary_ratio"] is not None:
+        return defaults.I2V_A14B
+    return defaults.TI2V_5B if facts["expand_timesteps"] else defaults.I2V_14B
+
+
+def _shift(pixels: int, scheduler: Mapping[str, Any], ours: Defaults) -> float:
     """Return the shift of the model's own scheduler, or the authors' where diffusers' conversion wrote its default."""
-    scheduler, ours = facts["scheduler"], defaults_of(facts)
     setting = schedule.SHIFT_SETTINGS[scheduler["_class_name"]]
     own = scheduler.get(setting)
     if own is not None and (setting, own) != ("flow_shift", defaults.CONVERTED_SHIFT):
         return float(own)
-    return ours.flow_shift_480p if pixels <= defaults.PIXELS_480P else ours.flow_shift
+    return ours.shift_480p if pixels <= defaults.PIXELS_480P else ours.shift
 
 
 def boundary_timestep(facts: Facts) -> float | None:
     """Return the timestep at and above which the first expert works; None: there is one transformer."""
-    facts = {**PUBLISHED, **facts}
     if facts["boundary_ratio"] is None:
         return None
     boundary: float = facts["boundary_ratio"] * facts["scheduler"].get("num_train_timesteps", 1000)
@@ -136,7 +121,6 @@ def boundary_timestep(facts: Facts) -> float | None:
 
 def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
     """Return which expert does which steps of a video; an expert without steps has no segment."""
-    facts = {**PUBLISHED, **facts}
     completed = complete(parameters, facts)
     assert completed.steps is not None
     assert completed.flow_shift is not None
@@ -146,7 +130,7 @@ def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
 
 def prior(facts: Facts) -> CostPrior:
     """Return a guess from the sizes of the modules: nothing has been measured yet."""
-    if {**PUBLISHED, **facts}["expand_timesteps"]:
+    if facts["expand_timesteps"]:
         # It encodes one frame only, and decodes 121 of them at 1280x704 between cheap steps.
         return CostPrior(encode_steps=0.1, decode_steps=1.5)
     return CostPrior(encode_steps=0.3, decode_steps=0.5)
@@ -157,9 +141,7 @@ def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_de
 
     The two passes of guidance come one after the other, so guidance needs no more memory.
     """
-    transformer = TRANSFORMER_DEFAULTS | dict(facts.get("transformer", {}))
-    vae = VAE_DEFAULTS | dict(facts.get("vae", {}))
-    is_expanded = bool(facts.get("expand_timesteps"))
+    transformer, vae, is_expanded = facts["transformer"], facts["vae"], facts["expand_timesteps"]
     pixels = shape[0] * shape[1]
     # The published VAE has 96 channels at full resolution; that of TI2V-5B has 256 for each patch of 2x2 pixels.
     width = (vae.get("decoder_base_dim") or vae["base_dim"]) / (256 if is_expanded else 96)
@@ -186,6 +168,7 @@ FAMILY = Family(
     tiny="svdq.pipeline.models.wan.tiny:write_tiny_wan",
     encoded=("prompt_embeds", "condition"),
     half="bf16",
+    published=PUBLISHED,
     read_facts=read_facts,
     complete=complete,
     segments=segments,

@@ -13,7 +13,7 @@ TI2V = ONE | {"expand_timesteps": True, "vae": PUBLISHED["vae"] | {"scale_factor
 
 
 def complete(facts, **values):
-    return FAMILY.complete(WanParameters(seed=1, **values), facts)
+    return FAMILY.complete(WanParameters(seed=1, **values), PUBLISHED | facts)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_what_is_given_stays():
     }  # fmt: skip
     completed = complete({}, **given)
     assert completed.model_dump().items() >= given.items()
-    assert FAMILY.complete(completed, {}) == completed
+    assert FAMILY.complete(completed, PUBLISHED) == completed
 
 
 def test_the_second_scale_is_the_first_if_it_is_left_out():
