@@ -4,9 +4,6 @@ Sources in order of precedence: command-line flags, `SVDQ_*` environment variabl
 defaults.
 """
 
-import errno
-import os
-import stat
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Self
@@ -25,6 +22,7 @@ from pydantic_settings import (
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import PARAMETER_KEYS
+from svdq.producer.regular_file import open_regular
 
 ENV_PREFIX = "SVDQ_"
 FILE_NAME = "svdq.toml"
@@ -150,10 +148,7 @@ def origins(**flags: Any) -> dict[str, str]:
 def _read_file(path: Path) -> dict[str, Any]:
     """Read one svdq.toml, if it exists; relative folders in it are relative to the file."""
     try:
-        # Opening a FIFO blocks without O_NONBLOCK.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
+        with open_regular(path) as file:
             values = read_toml(file, path)
     except FileNotFoundError:
         return {}

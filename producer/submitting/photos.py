@@ -6,7 +6,6 @@ Orientation, cropping and resizing happen when the video is made; what is stored
 import contextlib
 import hashlib
 import os
-import stat
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.media.image import EXTENSIONS, is_turned, open_photo, pillow_without_limits
+from svdq.producer.regular_file import open_regular
 from svdq.producer.threads import NUM_CORES, Budget, ordered_map
 
 ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
@@ -185,18 +185,8 @@ def safe_name(stem: str) -> str:
 
 
 def _read(path: Path, max_pixels: int) -> bytes:
-    with _plain_errors(path):
-        # Opening a FIFO blocks without O_NONBLOCK.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            os.close(descriptor)
-        if stat.S_ISDIR(mode):
-            raise InputError(f"{str(path)!r} is a folder; give the photos in it, such as {str(path / '*.jpg')!r}.")
-        if not stat.S_ISREG(mode):  # a pipe or a device might never end
-            raise InputError(f"{str(path)!r} is not a file; give a photo ({ACCEPTED}).")
-        with os.fdopen(descriptor, "rb") as file:
-            return read_file(file, path, max_pixels)
+    with _plain_errors(path), open_regular(path) as file:
+        return read_file(file, path, max_pixels)
 
 
 def _open(path: Path, data: bytes) -> Image.Image:
@@ -217,6 +207,10 @@ def _plain_errors(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise InputError(f"There is no file {str(path)!r}; check its path.") from error
+    except IsADirectoryError as error:
+        raise InputError(
+            f"{str(path)!r} is a folder; give the photos in it, such as {str(path / '*.jpg')!r}."
+        ) from error
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"The file {str(path)!r} cannot be read ({reason}); check its path and rights.") from error

@@ -1,10 +1,9 @@
 """Reads the prompt of a photo from the text file beside it: `photo.txt` for `photo.jpg`."""
 
-import os
-import stat
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.regular_file import open_regular
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import as_flag
 
@@ -26,10 +25,7 @@ def read_prompt(path: Path) -> str | None:
         InputError: it cannot be read, is too long or not UTF-8.
     """
     try:
-        # Opening a FIFO blocks without O_NONBLOCK.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
+        with open_regular(path) as file:
             return parse_prompt(file.read(MAX_BYTES + 1), path)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None

@@ -15,6 +15,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
+from svdq.producer.regular_file import open_regular
+
 #: Private folder beside a file that is being moved or deleted, and beside the final name of one that is being copied.
 MOVING, COPYING = ".svdq-moving", ".svdq-copying"
 #: Size in the signature of anything that is not a regular file.
@@ -66,7 +68,8 @@ def open_folder(root: Path, folder: str = "", *, create: bool = False) -> Iterat
             if create:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, dir_fd=descriptor)
-            inner = _open(name, _FOLDER, descriptor)
+            with _links_named(name, descriptor):
+                inner = os.open(name, _FOLDER, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
         yield descriptor
@@ -75,16 +78,13 @@ def open_folder(root: Path, folder: str = "", *, create: bool = False) -> Iterat
 
 
 def open_file(name: str, folder: int) -> BufferedReader:
-    """Open a regular file in an open folder for reading; never block, as opening a FIFO does.
+    """Open a regular file in an open folder for reading.
 
     Raises:
         OSError: it cannot be opened, or is a symbolic link or another special file.
     """
-    descriptor = _open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, folder)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", name)
-    return os.fdopen(descriptor, "rb")
+    with _links_named(name, folder):
+        return open_regular(name, os.O_NOFOLLOW, folder=folder)
 
 
 def signature(root: Path, path: str) -> Signature | None:
@@ -161,9 +161,11 @@ def restore(folder: int) -> None:
             _move_all(private, folder)
 
 
-def _open(name: str, flags: int, folder: int) -> int:
+@contextlib.contextmanager
+def _links_named(name: str, folder: int) -> Iterator[None]:
+    """Say that a name is a symbolic link where the error of opening it does not."""
     try:
-        return os.open(name, flags, dir_fd=folder)
+        yield
     except OSError as error:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -176,7 +178,8 @@ def _private_folder(name: str, parent: int) -> Iterator[int]:
     """Create and open a folder that only this user can enter, and remove it at the end if it is empty."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
-    descriptor = _open(name, _FOLDER, parent)
+    with _links_named(name, parent):
+        descriptor = os.open(name, _FOLDER, dir_fd=parent)
     try:
         yield descriptor
     finally:
