@@ -11,7 +11,6 @@ from svdq.producer.control import cancel
 from svdq.producer.job import Job
 from svdq.producer.queue import ENDED, fetch, fetch_many, is_ours, no_such_job, read_job
 from svdq.producer.results import verdicts
-from svdq.producer.results.results import read_results
 from svdq.producer.storage.storage import Storage
 from svdq.producer.untrusted_job import key_of
 
@@ -54,18 +53,13 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
 def _files_of(storage: Storage, job: Job, job_id: str) -> list[str]:
     """Return the keys of what svdq has written for a job, which does not include files that others have added."""
     stem = job.output_stem(job_id)
-    folder = list(storage.entries(stem))
-    keys_of_files = (f"{stem}.json", *(f"{stem}.{kind}" for kind in job.formats))
-    found = [entry for key in keys_of_files if (entry := storage.entry(key)) is not None]
-    keys = {entry.key for entry in found if not entry.key.endswith(".json")}
-    for result in read_results(storage, [*found, *folder], lambda sidecar: True, lambda reason: None):
-        keys |= {entry.key for entry in result.files}
+    keys = [f"{stem}.{kind}" for kind in job.formats if kind != "png"]
     if "png" in job.formats:
-        frames = {entry.key for entry in folder if entry.key.rpartition("/")[2].startswith("frame_")}
-        keys -= frames
+        entries = list(storage.entries(stem))
+        frames = [entry.key for entry in entries if entry.key.rpartition("/")[2].startswith("frame_")]
         # A folder of frames is removed as a whole, unless somebody has added files.
-        keys |= {stem} if frames and len(frames) == len(folder) else frames
-    return sorted(keys)
+        keys += frames if len(frames) < len(entries) else [stem]
+    return keys
 
 
 def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) -> bool:

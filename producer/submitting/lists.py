@@ -69,15 +69,11 @@ def read_batch(
                 # Rows that ask for the same share one spec.
                 spec = specs.setdefault(spec, spec)
                 requests.append(Request(path=path.parent / photo, spec=spec, where=where))
-    except _BadFileError as error:
+    except InputError as error:  # in a line, which makes the rest of the file unreadable
         raise InputError(f"{path.name}, {error}") from error
     if not requests:
         raise InputError(f"There are no rows in {str(path)!r}; give one for each photo.")
     return requests
-
-
-class _BadFileError(InputError):
-    """An error in a line that makes the rest of the file unreadable."""
 
 
 def _parse(
@@ -148,9 +144,9 @@ def _csv_rows(text: str) -> Iterator[Row]:
                 names = [cell.strip() for cell in cells]
                 named = list(filter(None, names))
                 if len(set(named)) < len(named):
-                    raise _BadFileError(f"line {line}: The first line names a column twice; name each column once.")
+                    raise InputError(f"line {line}: The first line names a column twice; name each column once.")
                 if set(named) - set(COLUMNS):
-                    raise _BadFileError(f"line {line}: {_no_such_column(named)}")
+                    raise InputError(f"line {line}: {_no_such_column(named)}")
             elif len(cells) > len(names):
                 yield line, InputError(f"The row has {len(cells)} cells for {len(names)} columns; add quotes.")
             elif any(cell.strip() for cell in cells):
@@ -158,7 +154,7 @@ def _csv_rows(text: str) -> Iterator[Row]:
                 yield line, {name: cell for name, cell in row if name or cell.strip()}
             line = reader.line_num + 1
     except csv.Error as error:
-        raise _BadFileError(f"line {line}: The line is not valid csv ({error}); close the quotation marks.") from error
+        raise InputError(f"line {line}: The line is not valid csv ({error}); close the quotation marks.") from error
 
 
 def _jsonl_rows(text: str) -> Iterator[Row]:

@@ -152,7 +152,7 @@ def submit_all(
         _store(storage, [photo for photo, _ in checked], observer)
         models = _current_models(connection, settings)
         observer.begin("enqueueing", sum(spec.num_jobs for _, spec in checked))
-        entries = _entries(checked)
+        entries = entries_of(checked)
         while chunk := list(islice(entries, CHUNK)):
             if any(spec.depends_on for _, spec in chunk):
                 results = [enqueue_after(connection, entry, spec.depends_on) for entry, spec in chunk]
@@ -210,14 +210,15 @@ def _source_of(request: Request) -> str:
 
 def _store(storage: Storage, photos: Sequence[Photo], observer: Observer) -> None:
     observer.begin("storing", len(photos))
-
-    def store(photo: Photo) -> None:
-        if not storage.has_input(photo.key, photo.num_bytes):
-            with _BYTES.take(photo.num_bytes):
-                storage.write_bytes(photo.key, photo.read())
-
-    for _ in ordered_map(store, photos, num_threads=storage.num_threads):
+    for _ in ordered_map(lambda photo: store(storage, photo), photos, num_threads=storage.num_threads):
         observer.advance()
+
+
+def store(storage: Storage, photo: Photo) -> None:
+    """Store a photo, unless the storage has it."""
+    if not storage.has_input(photo.key, photo.num_bytes):
+        with _BYTES.take(photo.num_bytes):
+            storage.write_bytes(photo.key, photo.read())
 
 
 def _current_models(connection: redis.Redis, settings: Settings) -> set[str]:
@@ -250,7 +251,8 @@ def _model_stem(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
 
 
-def _entries(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, JobSpec]]:
+def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, JobSpec]]:
+    """Make the jobs of checked photos, each with what was asked for."""
     index = 1
     for photo, spec in checked:
         for job, job_id in spec.jobs(photo, index):

@@ -8,22 +8,22 @@ import contextlib
 import math
 import os
 import time
+from dataclasses import replace
 
 import redis
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.queue import SOURCE_NOTE
 from svdq.producer.storage.storage import Storage
-from svdq.producer.submitting.enqueue import Entry, enqueue_many
+from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photos import check_data, read_file, source_path
+from svdq.producer.submitting.photos import Photo, check_data, read_file, source_path
 from svdq.producer.submitting.prompts import SUFFIX
-from svdq.producer.submitting.sizes import crop_warning
+from svdq.producer.submitting.submit import entries_of, store
 from svdq.producer.watching.directory import delete_file, move_file, open_file, open_folder, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.prompts import Prompts
 from svdq.producer.watching.scanner import Debounce, WaitingFile
-from svdq.producer.watching.state import Event, Record, Report, State
+from svdq.producer.watching.state import Event, Kind, Record, Report, State
 
 #: Folder in the watched folder for files that are no photos.
 REJECTED = "rejected"
@@ -63,84 +63,75 @@ class Processor:
         #: When a file was last on hold, by the reason.
         self._held_s: dict[str, float] = {}
 
-    def process(self, file: WaitingFile, connection: redis.Redis) -> bool:
-        """Process a file that is due, if it has not changed; return whether it was submitted to Redis.
+    def process(self, file: WaitingFile, connection: redis.Redis) -> None:
+        """Process a file that is due, if it has not changed.
 
         Raises:
             UnavailableError: the storage or the state cannot be used; the file is still due.
             redis.RedisError: Redis cannot be used; the file is still due.
         """
         if self._has_changed(file):
-            return False
+            return
         if not file.signature.is_regular or not self._options.selection.matches(file.path):
             self._ignore(file)
-            return False
-        if file.is_submitted:
+        elif file.is_submitted:
             self._finish(file)
-            return False
+        else:
+            self._submit_or_wait(file, connection)
+
+    def _submit_or_wait(self, file: WaitingFile, connection: redis.Redis) -> None:
         try:
             spec = self._prompts.add(file, self._config.spec_for(file.path))
         except InputError as error:
             self._hold(file, f"{error} Its photos wait until this is corrected.")
-            return False
+            return
         if spec is None:
-            return False
+            return
         try:
             data = self._read(file.path)
             if self._has_changed(file):
-                return False
-            entry = self._entry(file.path, data, spec)
+                return
+            photo = check_data(data, self._root / file.path, self._max_pixels)
         except OSError as error:
             self._hold(file, f"{self._shown(file)} cannot be read ({error.strerror or error}). Trying again.")
-            return False
+            return
         except InputError as error:
             self._reject(file, str(error))
-            return False
+            return
+        source = source_path(self._root.name, *file.path.split("/"))
         try:
-            is_submitted = self._submit(file, data, entry, connection)
+            job_id = self._submit(file, replace(photo, data=data, source=source), spec, connection)
         except InputError as error:  # another program has written something under the job's key
             self._hold(file, f"{error} Trying again.")
-            return False
+            return
         file.is_submitted = True
         if self._post_submit.keep:
-            self._state.put(file.path, Record(file.signature, "submitted", entry.job_id))
+            self._state.put(file.path, Record(file.signature, "submitted", job_id))
         self._finish(file)
-        return is_submitted
 
     def _read(self, path: str) -> bytes:
         folder, name = os.path.split(path)
         with open_folder(self._root, folder) as descriptor, open_file(name, descriptor) as file:
             return read_file(file, self._root / path, self._max_pixels)
 
-    def _entry(self, path: str, data: bytes, spec: JobSpec) -> Entry:
-        photo = check_data(data, self._root / path, self._max_pixels)
-        job, job_id = next(spec.jobs(photo, first_index=1))
-        return Entry(
-            job=job,
-            job_id=job_id,
-            priority=spec.priority,
-            warning=crop_warning(photo.size, job),
-            notes={SOURCE_NOTE: source_path(self._root.name, *path.split("/"))},
-        )
-
-    def _submit(self, file: WaitingFile, data: bytes, entry: Entry, connection: redis.Redis) -> bool:
-        """Submit a photo unless its record has the same job; return whether Redis was used."""
+    def _submit(self, file: WaitingFile, photo: Photo, spec: JobSpec, connection: redis.Redis) -> str:
+        """Submit a photo unless its record has the same job; return the job's id."""
+        ((entry, _),) = entries_of([(photo, spec)])
         record = self._state.get(file.path)
-        is_recorded = record is not None and record.outcome == "submitted" and record.job_id == entry.job_id
-        text = f"{entry.job_id}  {file.path}"
-        if is_recorded:  # it was only touched, or copied again
-            self._report(Event(kind="known", path=file.path, job_id=entry.job_id, text=f"{text} (submitted before)"))
-            return False
-        if not self._storage.has_input(entry.job.image, len(data)):
-            self._storage.write_bytes(entry.job.image, data)
-        (enqueued,) = enqueue_many(connection, [entry])
-        if enqueued.is_new:
-            text += f" ({entry.warning}; size auto or fit pad keeps more of it)" if entry.warning else ""
-            self._report(Event(kind="submitted", path=file.path, job_id=entry.job_id, text=text))
+        kind: Kind = "known"
+        if record is not None and record.outcome == "submitted" and record.job_id == entry.job_id:
+            note = " (submitted before)"  # it was only touched, or copied again
         else:
-            text += f" (exists already, {enqueued.rq_job.get_status(refresh=False).value})"
-            self._report(Event(kind="known", path=file.path, job_id=entry.job_id, text=text))
-        return True
+            store(self._storage, photo)
+            (enqueued,) = enqueue_many(connection, [entry])
+            if enqueued.is_new:
+                kind = "submitted"
+                note = f" ({entry.warning}; size auto or fit pad keeps more of it)" if entry.warning else ""
+            else:
+                note = f" (exists already, {enqueued.rq_job.get_status(refresh=False).value})"
+        text = f"{entry.job_id}  {file.path}{note}"
+        self._report(Event(kind=kind, path=file.path, job_id=entry.job_id, text=text))
+        return entry.job_id
 
     def _finish(self, file: WaitingFile) -> None:
         """Keep, move or delete a photo that was submitted, unless it was replaced since or is gone."""

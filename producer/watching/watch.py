@@ -143,9 +143,10 @@ class _Watcher:
                 for file in due:
                     if self.is_stopped():
                         return
-                    if self.processor.process(file, connection):
-                        self.delay_s = FIRST_DELAY_S
-                        self._set("unavailable", None, "Redis and the storage can be used again.")
+                    self.processor.process(file, connection)
+            # Files that could not be processed before were the first of these.
+            self.delay_s = FIRST_DELAY_S
+            self._set("unavailable", None, "Redis and the storage can be used again.")
 
     def _scan(self) -> None:
         started_s = time.monotonic()
