@@ -15,6 +15,7 @@ from rq.job import JobStatus
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry
 from rq.suspension import resume as rq_resume
 from rq.suspension import suspend as rq_suspend
+from rq.utils import now, utcformat
 from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
@@ -112,6 +113,7 @@ def _cancel(pipeline: Pipeline, job: rq.job.Job) -> None:
         pipeline.lrem(queue.key, 1, job.id)
         pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
     pipeline.hdel(keys.POPPED, job.id)
+    pipeline.hset(job.key, "ended_at", utcformat(now()))  # RQ does not record when
     job.cancel(pipeline=pipeline)
 
 

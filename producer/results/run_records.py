@@ -3,10 +3,9 @@
 Redis has the reasons of failures but expires; a sidecar has the costs of its video and is kept.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, get_args
 
 import redis
@@ -21,13 +20,6 @@ from svdq.producer.status.status import view_many
 from svdq.producer.storage.storage import Storage
 from svdq.producer.untrusted_job import AT_ONCE
 
-#: Largest difference in seconds between the end of a job without a recorded end and its score in RQ's registry.
-_TTLS_S = {
-    "finished": keys.RESULT_TTL_S,
-    "failed": keys.FAILURE_TTL_S,
-    "stopped": keys.FAILURE_TTL_S,
-    "canceled": 0,
-}
 #: Seconds by which the clocks of Redis and of workers may differ.
 SLACK_S = 24 * 60 * 60
 #: Phases that keep a rank busy; files are written in parallel with the next video.
@@ -85,24 +77,18 @@ def _ended_in(
     """
     kept_s = {FinishedJobRegistry: keys.RESULT_TTL_S, FailedJobRegistry: keys.FAILURE_TTL_S}.get(type(registry), 0)
     least = since.timestamp() + kept_s - SLACK_S
-    found: Any = connection.zrangebyscore(registry.key, least, "+inf", withscores=True)
-    scores = {job_id.decode(errors="backslashreplace"): score for job_id, score in found}
-    ids = list(scores)
+    found: Any = connection.zrangebyscore(registry.key, least, "+inf")
+    ids = [job_id.decode(errors="backslashreplace") for job_id in found]
     for start in range(0, len(ids), AT_ONCE):
         for view in view_many(connection, ids[start : start + AT_ONCE]):
             if not view.is_readable:
                 on_bad(f"{view.error} It is left out.")
                 continue
+            # It may be queued again.
             status = next((end for end in get_args(End) if end == view.status), None)
-            if status is None:
-                continue  # it is queued again
-            ended_at = view.ended_at
-            if ended_at is None or status == "canceled":  # in its queue: it has no end, or that of an earlier try
-                with contextlib.suppress(ValueError, OverflowError, OSError):
-                    ended_at = datetime.fromtimestamp(scores[view.id] - _TTLS_S[status], UTC)
-            if ended_at is not None and since <= ended_at <= until:
+            if status is not None and view.ended_at is not None and since <= view.ended_at <= until:
                 error = view.error if status == "failed" else None
-                yield RunRecord(id=view.id, name=view.name, status=status, ended_at=ended_at, error=error or "")
+                yield RunRecord(id=view.id, name=view.name, status=status, ended_at=view.ended_at, error=error or "")
 
 
 def _cost_of(result: Result) -> RenderCost | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import redis
 from rq.job import JobStatus
+from rq.utils import now, utcformat
 
 from svdq.producer import keys
 from svdq.producer.queue import SvdqQueue
@@ -77,9 +78,10 @@ def test_one_bad_record_breaks_no_command(svdq: Cli, connection: redis.Redis, na
 
     good, queued = add(connection, 1), add(connection, 2)
     finish(good)
-    good.ended_at = None
     bad = enqueue(connection, SvdJob(image=f"inputs/{'1' * 64}.jpg", name="bad", seed=1), BAD)
     fail(bad)
+    for job in (good, bad):
+        connection.hset(job.key, "ended_at", utcformat(now()))
     # As RQ scores it: by when it expires.
     registry = SvdqQueue("svdq-default", connection=connection).failed_job_registry
     connection.zadd(registry.key, {BAD: time.time() + keys.FAILURE_TTL_S})

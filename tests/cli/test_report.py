@@ -10,8 +10,8 @@ import pytest
 import redis
 import rq
 from rq.job import JobStatus
-from rq.registry import CanceledJobRegistry
 from rq.results import Result
+from rq.utils import utcformat
 
 from svdq.producer import control, keys
 from svdq.producer.job import SvdJob
@@ -66,8 +66,7 @@ def test_a_night(svdq: Cli, connection: redis.Redis, settings: Settings) -> None
     control.cancel(connection, add(connection, 8).id)
     long_ago = add(connection, 9)
     control.cancel(connection, long_ago.id)
-    registry = CanceledJobRegistry("svdq-default", connection=connection)
-    connection.zadd(registry.key, {long_ago.id: (NOW - 30 * hour).timestamp()})
+    connection.hset(long_ago.key, "ended_at", utcformat(NOW - 30 * hour))
 
     done = svdq("report", "--since", "12h", "--json")
     assert (done.returncode, done.stderr) == (0, "")
