@@ -3,6 +3,7 @@
 Its only change is a small file in the storage, which is written, read and removed.
 """
 
+import contextlib
 import importlib.metadata
 import math
 import platform
@@ -30,8 +31,6 @@ from svdq.producer.storage.storage import Storage
 OLDEST_REDIS = (6, 2)
 #: Free bytes of a local storage below which a night's videos may not fit.
 LITTLE_SPACE = 2 * 1024**3
-#: Extras for kinds of storage; a missing one is reported when the storage is opened.
-_STORAGE_EXTRAS = ("azure", "gcs", "s3", "sftp")
 
 
 class Finding(NamedTuple):
@@ -198,13 +197,14 @@ def _memory(folder: Path, name: str) -> str:
 
 
 def check_packages() -> Iterator[Finding]:
-    """List the installed versions and extras."""
-    required = _requirements()
-    versions = {name: _installed(name) for names in required.values() for name in names}
-    base = ", ".join(f"{name} {versions[name]}" for name in ("redis", "rq", "fsspec", "pillow") if versions.get(name))
-    yield Finding("versions", "ok", f"svdq {_installed('svdq')}, Python {platform.python_version()}, {base}")
-    missing = [name for name in required.get("worker", ()) if versions[name] is None]
-    if missing:
+    """List the installed versions."""
+    yield Finding("versions", "ok", f"Python {platform.python_version()}, {_versions('svdq', 'redis', 'rq', 'fsspec')}")
+    names = [
+        name[0]
+        for line in importlib.metadata.requires("svdq") or []
+        if re.search(r"extra == ['\"]worker['\"]", line) and (name := re.match(r"[\w.-]+", line))
+    ]
+    if missing := [name for name in names if not _versions(name)]:
         yield Finding(
             "worker extra",
             "warn",
@@ -212,26 +212,13 @@ def check_packages() -> Iterator[Finding]:
             f"to render here, {how_to_install('worker')}",
         )
     else:
-        shown = ("torch", "diffusers", "transformers", "safetensors")
-        yield Finding(
-            "worker extra", "ok", ", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name))
-        )
-    extras = [name for name in _STORAGE_EXTRAS if all(map(versions.get, required.get(name, [name])))]
-    yield Finding("storage extras", "ok", ", ".join(extras) or "none; folders need none")
+        yield Finding("worker extra", "ok", _versions("torch", "diffusers", "transformers", "safetensors"))
 
 
-def _requirements() -> dict[str, list[str]]:
-    """Return the names of the packages that svdq requires, by extra; "" for the base packages."""
-    found: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires("svdq") or []:
-        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if name:
-            found.setdefault(extra[1] if extra else "", []).append(name[0])
-    return found
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _versions(*names: str) -> str:
+    """List the versions of those packages that are installed."""
+    found = []
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join(found)
