@@ -77,20 +77,10 @@ class Photo:
         return data
 
 
-def check_photo(path: Path, max_pixels: int) -> Photo:
-    """Read a photo and decode its first frame in full.
-
-    Raises:
-        InputError: the file is not a photo, is damaged, or has more than `max_pixels` pixels (checked before decoding).
-    """
-    with pillow_without_limits():
-        return _check(path, max_pixels)
-
-
 def check_photos(
     paths: Iterable[Path], max_pixels: int, on_checked: Callable[[], None] = lambda: None
 ) -> list[Photo | InputError]:
-    """Check many photos in parallel; return each photo, in order, or the error that `check_photo` would raise."""
+    """Read photos in parallel; return each in order, or the error that `check_data` raises or why it cannot be read."""
 
     def check(path: Path) -> Photo | InputError:
         try:
@@ -107,10 +97,10 @@ def check_photos(
 
 
 def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
-    """Decode the first frame of a photo whose bytes have been read; `path` is for its name and messages.
+    """Decode the first frame of a photo in full; `path` is for its name and messages.
 
     Raises:
-        InputError: as `check_photo`.
+        InputError: the file is not a photo, is damaged, or has more than `max_pixels` pixels (checked before decoding).
     """
     with pillow_without_limits():
         return _decode(data, path, max_pixels)

@@ -33,7 +33,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.lists import read_batch
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.photos import check_photo
+from svdq.producer.submitting.photos import check_data
 from svdq.producer.watching.folder_config import FolderConfig
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.output.sidecar import find_result
@@ -55,9 +55,8 @@ def photos(folder: Path, stack: ExitStack) -> Target:
     path = folder / "photo.jpg"
 
     def read(data: bytes) -> None:
-        path.write_bytes(data)
         with contextlib.suppress(InputError):
-            check_photo(path, _MAX_PIXELS)
+            check_data(data, path, _MAX_PIXELS)
         prepare_photo(load_photo(data, _MAX_PIXELS), 64, 64)
 
     return Target(seeds=_photo_seeds(), mutate=mutate_bytes, read=read, allowed=(SampleError,))

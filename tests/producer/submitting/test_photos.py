@@ -10,7 +10,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import SvdJob
-from svdq.producer.submitting.photos import check_photo, safe_name
+from svdq.producer.submitting.photos import Photo, check_photos, safe_name
 
 MAX_PIXELS = 100_000_000
 
@@ -55,6 +55,14 @@ def test_extension_is_that_of_the_content(tmp_path: Path, kind: str, extension: 
     assert photo.extension == extension
     assert photo.key == f"inputs/{photo.sha256}.{extension}"
     assert photo.read() == path.read_bytes()
+
+
+def check_photo(path: Path, max_pixels: int) -> Photo:
+    """Check one photo; raise why it is bad."""
+    (found,) = check_photos([path], max_pixels)
+    if isinstance(found, InputError):
+        raise found
+    return found
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "HEIF", "AVIF", "PNG", "WEBP", "TIFF", "GIF", "BMP"])

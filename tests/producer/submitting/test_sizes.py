@@ -14,7 +14,7 @@ from PIL import Image
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
-from svdq.producer.submitting.photos import Photo, check_photo
+from svdq.producer.submitting.photos import Photo, check_data
 from svdq.producer.submitting.sizes import crop_warning, nearest_size
 from svdq.producer.watching.folder_config import FolderConfig
 
@@ -90,7 +90,7 @@ def test_the_shape_of_a_photo_is_upright(tmp_path: Path, kind: str, orientation:
         image.save(buffer := io.BytesIO(), kind, exif=exif)
     path = tmp_path / "photo"
     path.write_bytes(buffer.getvalue())
-    assert check_photo(path, 10**6).size == ((64, 96) if orientation in (6, 8) else (96, 64))
+    assert check_data(path.read_bytes(), path, 10**6).size == ((64, 96) if orientation in (6, 8) else (96, 64))
 
 
 @pytest.mark.parametrize(
