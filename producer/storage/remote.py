@@ -7,7 +7,6 @@ renamed. Only this module imports fsspec and its plugins.
 import contextlib
 import errno
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -51,7 +50,6 @@ class RemoteFiles:
         """Open the storage; a file server is connected immediately."""
         self._url = url
         self._protocol = url.partition("://")[0]
-        self._lock = threading.Lock()
         self._connected: Any = None
         self._root = ""
         self._connect()
@@ -144,13 +142,11 @@ class RemoteFiles:
 
     def reconnect(self) -> None:
         """Reconnect at the next call: a failed connection may not recover."""
-        with self._lock:
-            self._connected = None
+        self._connected = None
 
     @property
     def _fs(self) -> Any:
-        with self._lock:
-            fs = self._connected
+        fs = self._connected  # once: another thread may reset it
         return fs if fs is not None else self._connect()
 
     def _fresh(self) -> Any:
@@ -177,8 +173,7 @@ class RemoteFiles:
                 f"There is no kind of storage {self._protocol}://; set SVDQ_STORAGE or --storage to a folder, or to "
                 "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or sftp://host/folder."
             ) from error
-        with self._lock:
-            self._connected, self._root = fs, str(root).rstrip("/")
+        self._connected, self._root = fs, str(root).rstrip("/")
         return fs
 
     def _path(self, key: str) -> str:

@@ -250,10 +250,9 @@ class Storage:
         if not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")) or "://" in key:
             raise InputError(f"{key!r} is not a storage key; keys look like inputs/photo.jpg, without '..'.")
 
-    def _access(self, *keys: str) -> contextlib.AbstractContextManager[None]:
-        """Check keys, and convert the errors of a block that uses them."""
-        for key in keys:
-            self._check(key)
+    def _access(self, key: str) -> contextlib.AbstractContextManager[None]:
+        """Check a key, and convert the errors of a block that uses it."""
+        self._check(key)
         return self._plain_errors()
 
     @contextlib.contextmanager
@@ -262,28 +261,19 @@ class Storage:
             yield
         except InputError:
             raise
-        except OSError as error:
-            self._forget_connection(error)
-            reason = error.strerror or self._without_secrets(str(error)).rstrip(".") or type(error).__name__
-            file = f" at {self._without_secrets(str(error.filename))!r}" if error.filename else ""
+        except Exception as error:
+            # fsspec's backends raise types of their own without a common base.
+            if self._folder and not isinstance(error, OSError):
+                raise
+            if self._remote and not isinstance(error, FileNotFoundError):
+                self._remote.reconnect()  # a failed connection may not recover
+            reason, name = getattr(error, "strerror", None), getattr(error, "filename", None)
+            reason = reason or self._without_secrets(str(error)).rstrip(".") or type(error).__name__
+            file = f" at {self._without_secrets(str(name))!r}" if name else ""
             raise UnavailableError(
                 f"The storage {self.shown!r} cannot be used ({reason}{file}); check that it is there, "
                 "may be written and has room, or set SVDQ_STORAGE or --storage to another."
-            ) from error
-        except Exception as error:
-            if self._folder:
-                raise
-            self._forget_connection(error)
-            # fsspec's backends raise types of their own without a common base.
-            reason = self._without_secrets(str(error)).rstrip(".") or type(error).__name__
-            raise UnavailableError(
-                f"The storage {self.shown!r} cannot be used ({reason}); check SVDQ_STORAGE or --storage."
             ) from (None if self._secrets else error)
-
-    def _forget_connection(self, error: Exception) -> None:
-        """Reconnect at the next call: a failed connection may not recover."""
-        if self._remote and not isinstance(error, FileNotFoundError):
-            self._remote.reconnect()
 
     def _without_secrets(self, text: str) -> str:
         for secret in self._secrets:
