@@ -95,7 +95,6 @@ class _Walk:
     def __init__(self, *, recursive: bool, storage: Path | None) -> None:
         self._recursive = recursive
         self._storage = storage.resolve() if storage else None
-        self._are_stored: dict[Path, bool] = {}
         self.num_others = 0
 
     def file_or_folder(self, path: Path) -> list[Source]:
@@ -113,8 +112,9 @@ class _Walk:
         matches = map(Path, sorted(glob.iglob(pattern, recursive=True)))
         found = self._photos(path for path in matches if not os.path.isdir(path) and not self._is_stored(path.parent))
         if not found:
-            hint = " Photos and videos of the storage do not count." if any(self._are_stored.values()) else ""
-            raise InputError(f"There is no photo like {pattern!r}; check the path and the pattern.{hint}")
+            raise InputError(
+                f"There is no photo like {pattern!r} outside of svdq's storage; check the path and the pattern."
+            )
         return [Source(path) for path in found]
 
     def _photos(self, files: Iterator[Path]) -> list[Path]:
@@ -137,10 +137,8 @@ class _Walk:
         return folder.name.startswith(".") or self._is_stored(folder)
 
     def _is_stored(self, folder: Path) -> bool:
-        """Return whether a folder is the storage or inside it; cached per folder."""
-        if folder not in self._are_stored:
-            self._are_stored[folder] = self._storage is not None and folder.resolve().is_relative_to(self._storage)
-        return self._are_stored[folder]
+        """Return whether a folder is the storage or inside it."""
+        return self._storage is not None and folder.resolve().is_relative_to(self._storage)
 
 
 def _refuse(error: OSError) -> None:
