@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import redis
 
@@ -35,33 +35,25 @@ HOLD_S = 2.0
 REPORT_AGAIN_S = 60.0
 
 
+@dataclass(kw_only=True)
 class Processor:
     """Processes files of one watched folder."""
 
-    def __init__(
-        self,
-        options: WatchOptions,
-        storage: Storage,
-        max_pixels: int,
-        state: State,
-        config: FolderConfig,
-        post_submit: PostSubmit,
-        waiting: Debounce,
-        report: Report,
-    ) -> None:
-        """Initialize; files that were processed are removed from `waiting`."""
-        self._options = options
-        self._storage = storage
-        self._max_pixels = max_pixels
-        self._state = state
-        self._config = config
-        self._root = post_submit.root
-        self._post_submit = post_submit
-        self._waiting = waiting
-        self._report = report
-        self._prompts = Prompts(config, post_submit, options.stable_for_s)
-        #: When a file was last on hold, by the reason.
-        self._held_s: dict[str, float] = {}
+    options: WatchOptions
+    storage: Storage
+    max_pixels: int
+    state: State
+    config: FolderConfig
+    post_submit: PostSubmit
+    #: Files that were processed are removed from it.
+    waiting: Debounce
+    report: Report
+    #: When a file was last on hold, by the reason.
+    held_s: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._root = self.post_submit.root
+        self._prompts = Prompts(self.config, self.post_submit, self.options.stable_for_s)
 
     def process(self, file: WaitingFile, connection: redis.Redis) -> None:
         """Process a file that is due, if it has not changed.
@@ -72,7 +64,7 @@ class Processor:
         """
         if self._has_changed(file):
             return
-        if not file.signature.is_regular or not self._options.selection.matches(file.path):
+        if not file.signature.is_regular or not self.options.selection.matches(file.path):
             self._ignore(file)
         elif file.is_submitted:
             self._finish(file)
@@ -81,7 +73,7 @@ class Processor:
 
     def _submit_or_wait(self, file: WaitingFile, connection: redis.Redis) -> None:
         try:
-            spec = self._prompts.add(file, self._config.spec_for(file.path))
+            spec = self._prompts.add(file, self.config.spec_for(file.path))
         except InputError as error:
             self._hold(file, f"{error} Its photos wait until this is corrected.")
             return
@@ -91,7 +83,7 @@ class Processor:
             data = self._read(file.path)
             if self._has_changed(file):
                 return
-            photo = check_data(data, self._root / file.path, self._max_pixels)
+            photo = check_data(data, self._root / file.path, self.max_pixels)
         except OSError as error:
             self._hold(file, f"{self._shown(file)} cannot be read ({error.strerror or error}). Trying again.")
             return
@@ -105,24 +97,24 @@ class Processor:
             self._hold(file, f"{error} Trying again.")
             return
         file.is_submitted = True
-        if self._post_submit.keep:
-            self._state.put(file.path, Record(file.signature, "submitted", job_id))
+        if self.post_submit.keep:
+            self.state.put(file.path, Record(file.signature, "submitted", job_id))
         self._finish(file)
 
     def _read(self, path: str) -> bytes:
         folder, name = os.path.split(path)
         with open_folder(self._root, folder) as descriptor, open_file(name, descriptor) as file:
-            return read_file(file, self._root / path, self._max_pixels)
+            return read_file(file, self._root / path, self.max_pixels)
 
     def _submit(self, file: WaitingFile, photo: Photo, spec: JobSpec, connection: redis.Redis) -> str:
         """Submit a photo unless its record has the same job; return the job's id."""
         ((entry, _),) = entries_of([(photo, spec)])
-        record = self._state.get(file.path)
+        record = self.state.get(file.path)
         kind: Kind = "known"
         if record is not None and record.outcome == "submitted" and record.job_id == entry.job_id:
             note = " (submitted before)"  # it was only touched, or copied again
         else:
-            store(self._storage, photo)
+            store(self.storage, photo)
             (enqueued,) = enqueue_many(connection, [entry])
             if enqueued.is_new:
                 kind = "submitted"
@@ -130,12 +122,12 @@ class Processor:
             else:
                 note = f" (exists already, {enqueued.rq_job.get_status(refresh=False).value})"
         text = f"{entry.job_id}  {file.path}{note}"
-        self._report(Event(kind=kind, path=file.path, job_id=entry.job_id, text=text))
+        self.report(Event(kind=kind, path=file.path, job_id=entry.job_id, text=text))
         return entry.job_id
 
     def _finish(self, file: WaitingFile) -> None:
         """Keep, move or delete a photo that was submitted, unless it was replaced since or is gone."""
-        post_submit, moved_to = self._post_submit, None
+        post_submit, moved_to = self.post_submit, None
         try:
             with contextlib.suppress(FileNotFoundError):
                 if post_submit.target is not None:
@@ -150,66 +142,66 @@ class Processor:
             return
         if not post_submit.keep:
             self._prompts.finish(file, moved_to)
-            self._state.remove(file.path)
-        self._waiting.remove(file)
+            self.state.remove(file.path)
+        self.waiting.remove(file)
 
     def _ignore(self, file: WaitingFile) -> None:
         """Report a file that is neither submitted nor a prompt, once."""
-        self._state.put(file.path, Record(file.signature, "ignored"))
-        self._waiting.remove(file)
+        self.state.put(file.path, Record(file.signature, "ignored"))
+        self.waiting.remove(file)
         reason = "its name is not that of a photo. If it is one, convert it to JPEG."
         if not file.signature.is_regular:
             reason = "it is a symbolic link or a special file. To submit it, put the photo itself here."
         elif file.path.endswith(SUFFIX):
             reason = self._prompts.why_ignored(file.path)
         if reason:
-            self._report(Event(kind="ignored", path=file.path, text=f"{file.path} is ignored: {reason}"))
+            self.report(Event(kind="ignored", path=file.path, text=f"{file.path} is ignored: {reason}"))
 
     def _reject(self, file: WaitingFile, reason: str) -> None:
         """Reject a file that is no photo, unless it may still become one."""
         now_s = time.monotonic()
-        if now_s - file.since_s < BAD_FACTOR * self._options.stable_for_s:
-            file.due_s = now_s + self._options.stable_for_s
+        if now_s - file.since_s < BAD_FACTOR * self.options.stable_for_s:
+            file.due_s = now_s + self.options.stable_for_s
             return
         if file.signature.size == 0:  # some browsers put an empty file in the final place of a download
             self._hold(file, f"{self._shown(file)} is empty (0 bytes). Waiting for its content.")
             return
         moved_to = None
-        if self._post_submit.keep:
-            self._state.put(file.path, Record(file.signature, "rejected"))
+        if self.post_submit.keep:
+            self.state.put(file.path, Record(file.signature, "rejected"))
         else:
             try:
                 moved_to = move_file(self._root, file.path, file.signature, self._root, REJECTED, reason)
             except OSError as error:
                 reason += f" It cannot be moved to {REJECTED}/ ({error.strerror or error}) and stays where it is."
-                self._state.put(file.path, Record(file.signature, "rejected"))
+                self.state.put(file.path, Record(file.signature, "rejected"))
             else:
-                self._state.remove(file.path)
+                self.state.remove(file.path)
                 if moved_to is None:  # it was replaced
-                    self._waiting.remove(file)
+                    self.waiting.remove(file)
                     return
                 reason += f" It was moved to {str(moved_to)!r}."
-        self._waiting.remove(file)
-        self._report(Event(kind="rejected", path=file.path, text=reason, moved_to=str(moved_to) if moved_to else None))
+        self.waiting.remove(file)
+        self.report(Event(kind="rejected", path=file.path, text=reason, moved_to=str(moved_to) if moved_to else None))
 
     def _has_changed(self, file: WaitingFile) -> bool:
         """Return whether a file has another version; that one waits until it is stable, or for the next run."""
         now = signature(self._root, file.path)
         if now == file.signature:
             return False
-        self._waiting.remove(file)
+        self.waiting.remove(file)
         if now is not None:
-            newer = self._waiting.update(file.path, now, time.monotonic())
-            newer.due_s = math.inf if self._options.once else newer.due_s
+            newer = self.waiting.update(file.path, now, time.monotonic())
+            newer.due_s = math.inf if self.options.once else newer.due_s
         return True
 
     def _hold(self, file: WaitingFile, reason: str) -> None:
         """Try a file again later, or in the next run; each reason is reported once."""
         now_s = time.monotonic()
-        file.due_s = math.inf if self._options.once else now_s + HOLD_S
-        if now_s - self._held_s.get(reason, -math.inf) > REPORT_AGAIN_S:
-            self._report(Event(kind="problem", path=file.path, text=reason))
-        self._held_s[reason] = now_s
+        file.due_s = math.inf if self.options.once else now_s + HOLD_S
+        if now_s - self.held_s.get(reason, -math.inf) > REPORT_AGAIN_S:
+            self.report(Event(kind="problem", path=file.path, text=reason))
+        self.held_s[reason] = now_s
 
     def _shown(self, file: WaitingFile) -> str:
         return f"The file {str(self._root / file.path)!r}"

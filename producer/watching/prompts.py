@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
@@ -19,15 +19,14 @@ from svdq.producer.watching.scanner import WaitingFile
 _SUFFIXES = (*SUFFIXES, *map(str.upper, SUFFIXES))
 
 
+@dataclass
 class Prompts:
     """The prompts beside the photos of one watched folder. Paths are text, from the watched folder, with slashes."""
 
-    def __init__(self, config: FolderConfig, post_submit: PostSubmit, stable_for_s: float) -> None:
-        """Initialize; a prompt has been written to its end when it has not changed for `stable_for_s`."""
-        self._config = config
-        self._post_submit = post_submit
-        self._root = post_submit.root
-        self._stable_for_s = stable_for_s
+    config: FolderConfig
+    post_submit: PostSubmit
+    #: Seconds without a change after which a prompt has been written to its end.
+    stable_for_s: float
 
     def add(self, file: WaitingFile, spec: JobSpec) -> JobSpec | None:
         """Return the parameters of a photo with the prompt beside it, or None if that is new and may still grow.
@@ -35,7 +34,7 @@ class Prompts:
         Raises:
             InputError: the prompt cannot be read or is not valid.
         """
-        if self._config.prompt is not None or not _takes_prompts(spec):
+        if self.config.prompt is not None or not _takes_prompts(spec):
             return spec
         path = _prompt_of(file.path)
         found = self._signature(path)
@@ -44,48 +43,50 @@ class Prompts:
             return spec
         prompt = "" if is_new else self._read(path, found)
         if is_new or self._signature(path) != found:
-            file.due_s = time.monotonic() + self._stable_for_s
+            file.due_s = time.monotonic() + self.stable_for_s
             return None
-        shown = f"The prompt in {str(self._root / path)!r}:"
+        shown = f"The prompt in {str(self.post_submit.root / path)!r}:"
         spec = replace(spec, options=(replace(spec.options[0], prompt=prompt),))
         spec.check(lambda field: shown if field == "prompt" else as_key(field))
         return spec
 
     def finish(self, file: WaitingFile, moved_to: Path | None) -> None:
         """Move or delete the prompt of a photo that was moved or deleted, unless another photo has the same prompt."""
-        path, post_submit = _prompt_of(file.path), self._post_submit
+        path, post_submit = _prompt_of(file.path), self.post_submit
         if file.prompt is None or post_submit.keep or self._has_photo(path):
             return
         with contextlib.suppress(OSError):  # it stays; without its photo nothing uses it
             if post_submit.target is None:
-                delete_file(self._root, path, file.prompt)
+                delete_file(self.post_submit.root, path, file.prompt)
             elif moved_to is not None:
                 name = moved_to.with_suffix(SUFFIX).name
-                move_file(self._root, path, file.prompt, post_submit.target, post_submit.subfolder, name=name)
+                move_file(
+                    self.post_submit.root, path, file.prompt, post_submit.target, post_submit.subfolder, name=name
+                )
 
     def why_ignored(self, path: str) -> str:
         """Return why a text file is not used as a prompt, as a clause; "" if it is used."""
         if not self._has_photo(path):
             return "there is no photo beside it whose prompt it can be."
         with contextlib.suppress(InputError):  # reported with the photos
-            if not _takes_prompts(self._config.spec_for(path)):
+            if not _takes_prompts(self.config.spec_for(path)):
                 return "this family of models takes no prompts."
         return ""
 
     def _read(self, path: str, version: Signature) -> str:
-        shown = str(self._root / path)
+        shown = str(self.post_submit.root / path)
         if not version.is_regular:
             raise InputError(f"The prompt {shown!r} is a symbolic link or a special file; put the text itself there.")
         folder, name = os.path.split(path)
         try:
-            with open_folder(self._root, folder) as descriptor, open_file(name, descriptor) as file:
-                return parse_prompt(file.read(MAX_BYTES + 1), self._root / path)
+            with open_folder(self.post_submit.root, folder) as descriptor, open_file(name, descriptor) as file:
+                return parse_prompt(file.read(MAX_BYTES + 1), self.post_submit.root / path)
         except OSError as error:
             raise InputError(f"The prompt {shown!r} cannot be read ({error.strerror}); check its rights.") from error
 
     def _signature(self, path: str) -> Signature | None:
-        found = signature(self._root, path)
-        if found is not None and not found.is_regular and os.path.isdir(self._root / path):
+        found = signature(self.post_submit.root, path)
+        if found is not None and not found.is_regular and os.path.isdir(self.post_submit.root / path):
             return None
         return found
 
@@ -93,7 +94,7 @@ class Prompts:
         """Return whether there is a photo that has a file as its prompt; a large folder is not listed for it."""
         folder, name = os.path.split(prompt)
         stem = os.path.splitext(name)[0]
-        with contextlib.suppress(OSError), open_folder(self._root, folder) as descriptor:
+        with contextlib.suppress(OSError), open_folder(self.post_submit.root, folder) as descriptor:
             return any(os.access(stem + suffix, os.F_OK, dir_fd=descriptor) for suffix in _SUFFIXES)
         return False
 

@@ -71,38 +71,33 @@ def watch(
         num_photos = sum(options.selection.matches(path) for path, _ in skipped)
         note = f" Photos that are in it already are skipped: {num_photos:,}; --existing submits them."
         report(Event(kind="watching", text=f"Watching {str(root)!r}.{note if num_photos else ''}"))
-        waiting = Debounce(options.stable_for_s)
         processor = Processor(
-            options, storage, settings.max_pixels, state, config, post_submit, waiting, count_and_report
+            options=options,
+            storage=storage,
+            max_pixels=settings.max_pixels,
+            state=state,
+            config=config,
+            post_submit=post_submit,
+            waiting=Debounce(options.stable_for_s),
+            report=count_and_report,
         )
-        watcher = _Watcher(
-            settings=settings,
-            scanner=scanner,
-            processor=processor,
-            waiting=waiting,
-            pause_s=min(SCAN_S, options.stable_for_s),
-            report=report,
-            is_stopped=is_stopped,
-        )
+        watcher = _Watcher(settings, scanner, processor, report, is_stopped)
         if options.once:
             watcher.run_once()
         else:
             watcher.run(unavailable)
-        counts["waiting"] = len(waiting.files)
+        counts["waiting"] = len(processor.waiting.files)
         report(Event(kind="stopped", text=_summary(counts)))
         return counts
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Watcher:
     """The loop: scan, process what is due, pause."""
 
     settings: Settings
     scanner: Scanner
     processor: Processor
-    waiting: Debounce
-    #: Seconds between two scans of a small folder.
-    pause_s: float
     report: Report
     is_stopped: Callable[[], bool]
     #: Names of the conditions that are reported as problems and not resolved yet.
@@ -110,6 +105,11 @@ class _Watcher:
     scan_at_s: float = 0.0
     retry_at_s: float = 0.0
     delay_s: float = FIRST_DELAY_S
+
+    def __post_init__(self) -> None:
+        self.waiting = self.processor.waiting
+        #: Seconds between two scans of a small folder.
+        self.pause_s = min(SCAN_S, self.processor.options.stable_for_s)
 
     def run(self, unavailable: UnavailableError | None) -> None:
         """Watch until a stop is requested; `unavailable` says why Redis cannot be used at the start."""

@@ -70,14 +70,14 @@ class Bench:
         with state_class(self.settings.home, self.root) as state, session(self.settings) as connection:
             waiting = Debounce(0)
             processor = Processor(
-                WatchOptions(selection=Selection(recursive=True), stable_for_s=0),
-                storage_class(self.settings.storage),
-                self.settings.max_pixels,
-                state,
-                FolderConfig(self.root, self.spec),
-                PostSubmit.parse(self.on_success, self.root),
-                waiting,
-                report or self.events.append,
+                options=WatchOptions(selection=Selection(recursive=True), stable_for_s=0),
+                storage=storage_class(self.settings.storage),
+                max_pixels=self.settings.max_pixels,
+                state=state,
+                config=FolderConfig(self.root, self.spec),
+                post_submit=PostSubmit.parse(self.on_success, self.root),
+                waiting=waiting,
+                report=report or self.events.append,
             )
             version = signature(self.root, path)
             assert version is not None

@@ -36,14 +36,14 @@ class Bench:
     def start(self, options: SubmitOptions, on_success: str = "keep") -> None:
         self.waiting = Debounce(0)
         self.processor = Processor(
-            WatchOptions(selection=Selection(recursive=True), stable_for_s=self.stable_for_s),
-            Storage(self.settings.storage),
-            self.settings.max_pixels,
-            self.state,
-            FolderConfig(self.root, JobSpec(options=(options,))),
-            PostSubmit.parse(on_success, self.root),
-            self.waiting,
-            self.events.append,
+            options=WatchOptions(selection=Selection(recursive=True), stable_for_s=self.stable_for_s),
+            storage=Storage(self.settings.storage),
+            max_pixels=self.settings.max_pixels,
+            state=self.state,
+            config=FolderConfig(self.root, JobSpec(options=(options,))),
+            post_submit=PostSubmit.parse(on_success, self.root),
+            waiting=self.waiting,
+            report=self.events.append,
         )
 
     def process(self, path: str, times: int = 2) -> None:
