@@ -53,7 +53,7 @@ def run_rank(process: RankProcess) -> None:
     # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.
     ending = contextlib.ExitStack()
     reporter = RankReporter(describe(topology, loaded.device, info.name, info.notice), loaded.device)
-    tracer = TimingTracer(reporter.metrics, on=config.record_trace)
+    tracer = TimingTracer(reporter.work, on=config.record_trace)
     ending.callback(_write_trace, process, tracer)
     ending.callback(marker.mark_clean_exit)
     checkpoints = None
@@ -64,7 +64,7 @@ def run_rank(process: RankProcess) -> None:
             compute=info.compute,
             check_state=loaded.model.check_state,
         )
-        checkpoints = Checkpoints(store, codec, reporter.metrics.count_checkpoint)
+        checkpoints = Checkpoints(store, codec)
         ending.callback(_remove_checkpoints, checkpoints)
     ending.callback(_exit_if_stopped, stopping)
     monitor = ProgressMonitor(connect(process.url), reporter, process.log, marker)

@@ -156,10 +156,6 @@ class RankStatus(_Record):
     restart_count: int = 0
     #: How long work took since then: `step`, `encode`, `decode` and `write`, where there was any.
     timings: Mapping[str, Timings] = {}
-    #: Number of videos resumed from a checkpoint; number and bytes of checkpoints written.
-    resumed: int = 0
-    checkpoints: int = 0
-    checkpoint_bytes: int = 0
     #: Only on rank 0.
     intake: IntakeStatus | None = None
 

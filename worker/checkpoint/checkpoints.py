@@ -38,13 +38,10 @@ class _Pending:
 class Checkpoints(Checkpointer):
     """The checkpointer of one rank; rank 0 also reads and removes."""
 
-    def __init__(
-        self, store: CheckpointStore, codec: Codec, on_written: Callable[[int], object] = lambda num_bytes: None
-    ) -> None:
-        """Start the thread, which calls `on_written` with the bytes of each checkpoint."""
+    def __init__(self, store: CheckpointStore, codec: Codec) -> None:
+        """Start the thread."""
         self._store = store
         self._codec = codec
-        self._on_written = on_written
         #: Guards the four below.
         self._changed = threading.Condition()
         #: Samples to write by job, the oldest first.
@@ -184,9 +181,7 @@ class Checkpoints(Checkpointer):
         # Between two steps the stage has not checked the state yet, and a broken one is of no use.
         sums = [tensor.sum(dtype=torch.float32) for tensor in sample.tensors.values() if tensor.is_floating_point()]
         if bool(torch.isfinite(torch.stack(sums)).all()):
-            data = self._codec.encode(sample)
-            self._store.write(sample.job_id, sample.step, data)
-            self._on_written(len(data))
+            self._store.write(sample.job_id, sample.step, self._codec.encode(sample))
 
 
 def resumed(sample: Sample, step_seen: int) -> Sample:

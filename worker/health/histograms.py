@@ -1,7 +1,6 @@
-"""Counters and histograms of a rank's work since its start, and the pace of its group. Does not import Redis.
+"""Histograms of a rank's work since its start, and the pace of its group. Does not import Redis.
 
-The step loop counts a stage at its end, not its steps one by one. Readers may miss the
-newest entry of a histogram.
+The step loop counts a stage at its end, not its steps one by one. Readers may miss the newest entry of a histogram.
 """
 
 import contextlib
@@ -9,7 +8,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import fmean
 
 from svdq.pipeline.trace import Tracer
@@ -34,43 +33,27 @@ class Histogram:
             self._counts[bisect_left(BOUNDS_S, seconds)] += times
             self._sum_s += seconds * times
 
+    @property
+    def count(self) -> int:
+        """Number of pieces of work so far."""
+        return sum(self._counts)
+
     def timings(self) -> Timings:
         """Return the counts and their sum."""
         return Timings(counts=tuple(self._counts), sum_s=round(self._sum_s, 6))
 
 
-class RankMetrics:
-    """All counters and histograms of one rank."""
-
-    def __init__(self) -> None:
-        #: By kind of work; all but `step` are names of the spans of `TimingTracer`.
-        self.work = {kind: Histogram() for kind in ("step", "encode", "decode", "write")}
-        #: Number of videos resumed from a checkpoint.
-        self.num_resumed = 0
-        #: Number of checkpoints written, and their bytes.
-        self.num_checkpoints = self.checkpoint_bytes = 0
-
-    def count_checkpoint(self, num_bytes: int) -> None:
-        """Count a checkpoint that was written."""
-        self.num_checkpoints += 1
-        self.checkpoint_bytes += num_bytes
-
-    def timings(self) -> dict[str, Timings]:
-        """Return the histograms that are not empty, by kind of work."""
-        found = {kind: histogram.timings() for kind, histogram in self.work.items()}
-        return {kind: timings for kind, timings in found.items() if any(timings.counts)}
-
-
 class TimingTracer(Tracer):
     """A tracer that also measures encodes, decodes and writes, even if it records no spans."""
 
-    def __init__(self, metrics: RankMetrics, *, on: bool) -> None:
+    def __init__(self, work: Mapping[str, Histogram], *, on: bool) -> None:
+        """Make it; `work` has the histograms to fill, by the names of spans."""
         super().__init__(on=on)
-        self._metrics = metrics
+        self._work = work
 
     def span(self, name: str, job_id: str = "") -> contextlib.AbstractContextManager[None]:
         """Record the work done inside."""
-        span, histogram = super().span(name, job_id), self._metrics.work.get(name)
+        span, histogram = super().span(name, job_id), self._work.get(name)
         return span if histogram is None else _timed(span, histogram)
 
 

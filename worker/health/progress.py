@@ -99,8 +99,6 @@ class ProgressMonitor(Monitor):
         if note is None:
             self._rank_reporter.meter.begin()
             self._stage_at, self._stage_from = now, index
-            if sample.resumed and self._rank_reporter.who.rank == 0:
-                self._rank_reporter.metrics.num_resumed += 1
         elif note[0] is not sample:  # it was encoded, or this rank has done its steps
             self._count_steps(index - self._stage_from, now)
             self._stage_at, self._stage_from = now, index
@@ -130,7 +128,7 @@ class ProgressMonitor(Monitor):
     def _count_steps(self, number: int, now: float) -> None:
         """Count the steps of a stage by their average duration: a single step on a GPU returns before it is done."""
         if number > 0:
-            self._rank_reporter.metrics.work["step"].add((now - self._stage_at) / number, number)
+            self._rank_reporter.work["step"].add((now - self._stage_at) / number, number)
 
     def canceled(self, job_id: str) -> bool:
         """Return whether a job is known to be canceled or lost."""

@@ -18,7 +18,7 @@ from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Topology
 from svdq.producer import process_identity
 from svdq.producer.status.ranks import Activity, Condition, IntakeStatus, RankStatus, ShapeCosts
-from svdq.worker.health.histograms import RankMetrics
+from svdq.worker.health.histograms import Histogram
 
 #: Seconds over which the busy share is averaged.
 SHARE_OVER_S = 10.0
@@ -78,8 +78,8 @@ class RankReporter:
         self._device = device
         self._process = psutil.Process()
         self.meter = BusyMeter()
-        #: Counters and histograms of the rank's work so far.
-        self.metrics = RankMetrics()
+        #: The durations of the rank's work so far, by kind; all but `step` are names of the spans of `TimingTracer`.
+        self.work = {kind: Histogram() for kind in ("step", "encode", "decode", "write")}
         #: The parts that may wait for the storage, and on rank 0 a function for `intake`; set when they exist.
         self.waiting: Sequence[Waiting] = ()
         self.group: Callable[[], IntakeStatus] | None = None
@@ -107,10 +107,7 @@ class RankReporter:
                 "step_s": step_s,
                 "busy_share": self.meter.share(),
                 "conditions": conditions,
-                "timings": self.metrics.timings(),
-                "resumed": self.metrics.num_resumed,
-                "checkpoints": self.metrics.num_checkpoints,
-                "checkpoint_bytes": self.metrics.checkpoint_bytes,
+                "timings": {kind: work.timings() for kind, work in self.work.items() if work.count},
                 "intake": self.group() if self.group is not None else None,
                 "rss_bytes": self._process.memory_info().rss,
                 **self._gpu_memory(),

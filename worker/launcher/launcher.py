@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.registry import parameters_of
@@ -29,9 +29,6 @@ from svdq.worker.launcher.gpus import all_gpus, ranks_per_gpu, share_out, visibl
 from svdq.worker.launcher.hosts import read_hosts
 from svdq.worker.launcher.starting import starting_record
 from svdq.worker.launcher.torchrun import GroupProcess
-
-if TYPE_CHECKING:
-    from svdq.worker.launcher.metrics import MetricsEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +109,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     with (
         run_dirs.parent_folder(settings.home / "run") as folder,
         # Before any rank starts, so that a port that is taken is reported at once.
-        _endpoint(settings, options) or contextlib.nullcontext() as endpoint,
+        _endpoint(settings, options, groups),
         starting_record(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
         logger.info("%s", _starting_text(settings, options, ranks, len(gpus)))
@@ -125,8 +122,6 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             run_dir.mkdir()
             run_dirs.write_config(run_dir, config.model_copy(update={"group": str(number)}))
             groups.append(GroupProcess(settings, ranks, run_dir, devices, hosts))
-        if endpoint is not None:
-            endpoint.serve(groups)
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
         if options.trace is not None:
@@ -156,13 +151,15 @@ def _starting_text(settings: Settings, options: LaunchOptions, ranks: int, num_g
     )
 
 
-def _endpoint(settings: Settings, options: LaunchOptions) -> "MetricsEndpoint | None":
-    """Serve metrics if a port is given."""
+def _endpoint(
+    settings: Settings, options: LaunchOptions, groups: Sequence[GroupProcess]
+) -> contextlib.AbstractContextManager[object]:
+    """Serve the metrics of the groups if a port is given."""
     if options.metrics_port is None:
-        return None
+        return contextlib.nullcontext()
     from svdq.worker.launcher.metrics import MetricsEndpoint
 
-    return MetricsEndpoint(options.metrics_address, options.metrics_port, server_url(settings))
+    return MetricsEndpoint(options.metrics_address, options.metrics_port, server_url(settings), groups)
 
 
 class _Supervisor:

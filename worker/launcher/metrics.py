@@ -77,7 +77,6 @@ FAMILIES = (
     Family("svdq_videos_finished_total", "counter", "Videos finished", _GROUP),
     Family("svdq_videos_failed_total", "counter", "Jobs failed", _GROUP),
     Family("svdq_jobs_taken_back_total", "counter", "Jobs of dead groups returned to their queues", _GROUP),
-    Family("svdq_videos_resumed_total", "counter", "Videos resumed from a checkpoint", _GROUP),
     # Ranks.
     Family("svdq_rank_info", "info", "Host, device and model of a rank", _RANK),
     Family("svdq_rank_record_age_seconds", "gauge", "Age of a rank's last record", _RANK),
@@ -90,8 +89,6 @@ FAMILIES = (
     Family("svdq_encode_seconds", "histogram", "Seconds of encoding a photo", _RANK),
     Family("svdq_decode_seconds", "histogram", "Seconds of decoding a video", _RANK),
     Family("svdq_write_seconds", "histogram", "Seconds of writing a video, with waits for the storage", _RANK),
-    Family("svdq_checkpoints_total", "counter", "Checkpoints written", _RANK),
-    Family("svdq_checkpoint_bytes_total", "counter", "Bytes of checkpoints written", _RANK),
 )
 
 
@@ -175,7 +172,6 @@ def _add_rank(metrics: dict[str, Any], group: str, rank: RankStatus, now: float)
             "svdq_videos_finished_total": rank.intake.finished,
             "svdq_videos_failed_total": rank.intake.failed,
             "svdq_jobs_taken_back_total": rank.intake.taken_back,
-            "svdq_videos_resumed_total": rank.resumed,
         }
         for name, number in of_group.items():
             metrics[name].add_metric([group], number)
@@ -188,8 +184,6 @@ def _add_rank(metrics: dict[str, Any], group: str, rank: RankStatus, now: float)
         "svdq_rank_resident_memory_bytes": rank.rss_bytes,
         "svdq_rank_gpu_memory_bytes": rank.gpu_bytes,
         "svdq_rank_gpu_memory_size_bytes": rank.gpu_total_bytes,
-        "svdq_checkpoints_total": rank.checkpoints,
-        "svdq_checkpoint_bytes_total": rank.checkpoint_bytes,
     }
     for name, value in values.items():
         if value is not None:
@@ -230,8 +224,8 @@ def _age_s(enqueued_at: object, now: float) -> float:
 class MetricsEndpoint:
     """The HTTP server of one launcher, as a context manager."""
 
-    def __init__(self, address: str, port: int, redis_url: str) -> None:
-        """Listen (port 0 takes a free one), and answer with an empty page until `serve`.
+    def __init__(self, address: str, port: int, redis_url: str, groups: Sequence["GroupProcess"]) -> None:
+        """Serve the metrics of a launcher's groups, the latest of which may be added later; port 0 takes a free one.
 
         Raises:
             InputError: it cannot listen there.
@@ -242,10 +236,10 @@ class MetricsEndpoint:
             socket_connect_timeout=ANSWER_TIMEOUT_S,
             socket_timeout=ANSWER_TIMEOUT_S,
         )
-        self._address = address
-        self._registry = CollectorRegistry()
+        registry = CollectorRegistry()
+        registry.register(LauncherCollector(self._connection, groups))
         try:
-            self._server, self._thread = start_http_server(port, address, self._registry)
+            self._server, self._thread = start_http_server(port, address, registry)
         except (OSError, OverflowError) as error:
             self._connection.close()
             reason = getattr(error, "strerror", None) or error
@@ -253,11 +247,7 @@ class MetricsEndpoint:
                 f"Metrics cannot be served at port {port} of {address!r} ({reason}); choose another --metrics-port or "
                 "--metrics-address."
             ) from error
-
-    def serve(self, groups: Sequence["GroupProcess"]) -> None:
-        """Serve the metrics of the launcher's groups, all of which have been started, and log the address."""
-        self._registry.register(LauncherCollector(self._connection, groups))
-        host = f"[{self._address}]" if self._server.address_family is socket.AF_INET6 else self._address
+        host = f"[{address}]" if self._server.address_family is socket.AF_INET6 else address
         logger.info("Metrics are at http://%s:%d/metrics.", host, self._server.server_port)
 
     def __enter__(self) -> Self:
