@@ -1,6 +1,6 @@
 """Sends notifications about a run by apprise: a pause after failures, a condition such as a full disk, the summary.
 
-Two threads do it, so that a run never waits for it or fails by it. URLs hold secrets and are never logged.
+A thread does it, so that a run never waits for it or fails by it. URLs hold secrets and are never logged.
 """
 
 import logging
@@ -48,8 +48,7 @@ class Notifications:
         self._services = _services(settings.notify)
         self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._sent_s: dict[str, float] = {}
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=run, name="notify", daemon=True) for run in (self._send, self._watch)]
+        self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
 
     @property
     def are_wanted(self) -> bool:
@@ -58,8 +57,8 @@ class Notifications:
 
     def __enter__(self) -> Self:
         """Begin to look for what is wrong."""
-        for thread in self._threads if self._services else ():
-            thread.start()
+        if self._services:
+            self._thread.start()
         return self
 
     def __exit__(
@@ -70,9 +69,8 @@ class Notifications:
             return
         if isinstance(error, SvdqError):
             self.send(f"svdq on {socket.gethostname()} failed", str(error))
-        self._ended.set()
         self._waiting.put(None)
-        self._threads[0].join(self._close_s)
+        self._thread.join(self._close_s)
 
     def send(self, title: str, text: str) -> None:
         """Send a text in the background, unless the same title was sent lately."""
@@ -86,8 +84,15 @@ class Notifications:
         counts = ", ".join(f"{report.count(end):,} {end}" for end in ("finished", "failed"))
         self.send(f"svdq on {socket.gethostname()}: {counts}", "\n".join(report.lines()))
 
-    def _send(self) -> None:
-        while (message := self._waiting.get()) is not None:
+    def _run(self) -> None:
+        while True:
+            try:
+                message = self._waiting.get(timeout=self._poll_s)
+            except queue.Empty:
+                self._look()
+                continue
+            if message is None:
+                return
             title, text = message
             for service in self._services:
                 try:
@@ -98,16 +103,16 @@ class Notifications:
                     if not is_sent:
                         logger.warning("The notification to %s was not accepted.", service.service_name)
 
-    def _watch(self) -> None:
-        while not self._ended.wait(self._poll_s):
-            try:
-                with session(self._settings) as connection:
-                    for title, text in _problems(connection, socket.gethostname()):
-                        self.send(title, text)
-            except SvdqError as error:
-                logger.debug("What is wrong cannot be read at present: %s", error)
-            except Exception:
-                logger.exception("What is wrong cannot be read.")
+    def _look(self) -> None:
+        """Send what is wrong."""
+        try:
+            with session(self._settings) as connection:
+                for title, text in _problems(connection, socket.gethostname()):
+                    self.send(title, text)
+        except SvdqError as error:
+            logger.debug("What is wrong cannot be read at present: %s", error)
+        except Exception:
+            logger.exception("What is wrong cannot be read.")
 
 
 def _problems(connection: redis.Redis, host: str) -> Iterator[tuple[str, str]]:
