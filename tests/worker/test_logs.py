@@ -74,9 +74,17 @@ def test_a_line_is_never_longer_than_a_pipe_takes_in_one_piece() -> None:
         assert found["exception"].startswith("ValueError: ")
         assert found["exception"].endswith("last")
         assert GAP in found["exception"]
-    many = JsonFormatter(job_ids=lambda _: [f"{n:020x}" for n in range(2000)]).format(record("all"))
-    assert len(many) < LINE_BYTES
-    assert json.loads(many)["job_ids"][0] == f"{0:020x}"
+
+
+@pytest.mark.parametrize("line_bytes", [LINE_BYTES, 512])
+def test_a_line_about_many_jobs_is_cut_as_well(monkeypatch: pytest.MonkeyPatch, line_bytes: int) -> None:
+    """Where POSIX' 512 bytes are the limit, 50 ids did not fit, and the formatter never returned."""
+    monkeypatch.setattr(f"{JsonFormatter.__module__}.LINE_BYTES", line_bytes)
+    monkeypatch.setattr("socket.gethostname", lambda: "h" * 64)
+    job_ids = [f"{number:020x}" for number in range(2000)]
+    line = JsonFormatter(rank=511, group="511", job_ids=lambda _: job_ids).format(record(", ".join(job_ids)))
+    assert len(line) < line_bytes
+    assert json.loads(line)["job_ids"] == job_ids[:8]
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from svdq.producer.text import printable
 
 #: Largest number of bytes of a line with its end: POSIX guarantees 512 in one piece, Linux these.
 LINE_BYTES = {"linux": 4096}.get(sys.platform, 512)
-#: Number of jobs that a line names at most.
-MAX_JOB_IDS = 50
+#: Number of jobs that a line lists at most; with more it might not fit into 512 bytes, whatever is cut.
+MAX_JOB_IDS = 8
 #: Replaces the middle of a text that is too long.
 GAP = "\n…\n"
 #: The field `logger` of lines from an unknown source.
