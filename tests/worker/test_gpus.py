@@ -51,20 +51,18 @@ def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.mark.parametrize(
-    ("script", "devices", "names"),
+    ("script", "devices"),
     [
-        (TWO, ["0", "1"], ["RTX A5000", "RTX A5000"]),
-        (f"{TWO}; echo warning: something >&2", ["0", "1"], ["RTX A5000", "RTX A5000"]),
-        (LOST, ["GPU-a", "GPU-c"], ["RTX A5000", "RTX A5000"]),
-        (MIG, ["MIG-1111", "MIG-2222", "1"], ["NVIDIA A100-SXM4-40GB"] * 2),
-        ("echo 'NVIDIA-SMI has failed because it could not communicate with the driver'; exit 9", [], []),
+        (TWO, ["0", "1"]),
+        (f"{TWO}; echo warning: something >&2", ["0", "1"]),
+        (LOST, ["GPU-a", "GPU-c"]),
+        (MIG, ["MIG-1111", "MIG-2222", "1"]),
+        ("echo 'NVIDIA-SMI has failed because it could not communicate with the driver'; exit 9", []),
     ],
 )
-def test_gpus_are_listed_by_nvidias_tool_once(
-    put_nvidia_smi: PutNvidiaSmi, script: str, devices: list[str], names: list[str]
-) -> None:
+def test_gpus_are_listed_by_nvidias_tool_once(put_nvidia_smi: PutNvidiaSmi, script: str, devices: list[str]) -> None:
     calls = put_nvidia_smi(script)
-    assert (visible_gpus(), list(all_gpus().names)) == (devices, names)
+    assert visible_gpus() == devices
     assert len(calls.read_text().splitlines()) == 1
     assert bool(all_gpus().failure) == ("exit" in script)
 

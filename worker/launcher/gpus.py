@@ -18,9 +18,9 @@ TIMEOUT_S: Final = 120.0
 KILL_S: Final = 2.0
 #: Device files of machines with GPUs: NVIDIA's, WSL's, AMD's.
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-_NAMES: Final = "import torch; [print(torch.cuda.get_device_name(n)) for n in range(torch.cuda.device_count())]"
+_COUNT: Final = "import torch; [print(number) for number in range(torch.cuda.device_count())]"
 #: Lines of `nvidia-smi -L`: GPU 0: NVIDIA A100 (UUID: GPU-…), and indented MIG 1g.5gb Device 0: (UUID: MIG-…).
-_GPU_LINE: Final = re.compile(r"GPU (\d+): (.*?)(?: \(UUID: (.*)\))?$")
+_GPU_LINE: Final = re.compile(r"GPU (\d+): .*?(?: \(UUID: (.*)\))?$")
 _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]*)\)$")
 
 
@@ -38,8 +38,6 @@ class Answer:
 class Gpus:
     """The GPUs of this machine."""
 
-    #: As torch names them, such as "NVIDIA RTX A5000".
-    names: tuple[str, ...] = ()
     #: Values of CUDA_VISIBLE_DEVICES: the number of a GPU, or the UUIDs of its MIG instances.
     devices: tuple[str, ...] = ()
     #: Why the list may be incomplete, a clause; "" when it is complete.
@@ -55,25 +53,21 @@ def all_gpus() -> Gpus:
     # A container may have GPUs without the tool.
     if not any(map(os.path.exists, _DEVICES)):
         return Gpus()
-    answer = ask(sys.executable, "-P", "-c", _NAMES) or Answer(text="")
-    names = tuple(answer.text.splitlines())
-    return Gpus(names=names, devices=tuple(map(str, range(len(names)))), failure=answer.failure)
+    answer = ask(sys.executable, "-P", "-c", _COUNT) or Answer(text="")
+    return Gpus(devices=tuple(answer.text.splitlines()), failure=answer.failure)
 
 
 def _parsed(answer: Answer) -> Gpus:
-    names: list[str] = []
     devices: list[list[str]] = []
     for line in answer.text.splitlines():
         if gpu := _GPU_LINE.match(line):
-            number, name, uuid = gpu.groups()
-            names.append(name)
+            number, uuid = gpu.groups()
             # When a GPU is lost, CUDA counts those that are left.
             devices.append([uuid if answer.failure and uuid else number])
         elif (mig := _MIG_LINE.match(line)) and devices:
             instances = [device for device in devices[-1] if device.startswith("MIG-")]
             devices[-1] = [*instances, mig[1]]
-    flat = tuple(device for of_gpu in devices for device in of_gpu)
-    return Gpus(names=tuple(names), devices=flat, failure=answer.failure)
+    return Gpus(devices=tuple(device for of_gpu in devices for device in of_gpu), failure=answer.failure)
 
 
 def visible_gpus() -> list[str]:
