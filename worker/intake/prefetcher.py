@@ -4,7 +4,7 @@ Runs in its own thread and does not use the queue.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -69,10 +69,10 @@ class Prefetcher:
         self._job_id, self._unwanted = job_id, ""
         find = partial(self._find, job_id, job, FileRefusals())
         try:
-            found = self._retry.call(find, lambda: self._unwanted != job_id)
+            found, photo = self._retry.call(find, lambda: self._unwanted != job_id)
         except UnavailableError as error:
             raise SvdqError(str(error)) from error  # a retry cannot fix it
-        return self._decoded(found, job_id, job)
+        return self._decoded(found, photo, job_id, job)
 
     def prepare_ahead(self, job_id: str, job: Job) -> Prepared:
         """Do the same in one attempt, for a job that may never be taken.
@@ -81,7 +81,7 @@ class Prefetcher:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
-        return self._decoded(self._find(job_id, job, FileRefusals()), job_id, job)
+        return self._decoded(*self._find(job_id, job, FileRefusals()), job_id, job)
 
     @property
     def condition(self) -> Condition | None:
@@ -98,8 +98,8 @@ class Prefetcher:
         """Stop waiting for the storage; from any thread."""
         self._retry.stop()
 
-    def _find(self, job_id: str, job: Job, refusals: FileRefusals) -> "Prepared | _Begun":
-        """Make one attempt to find files, checkpoint or photo."""
+    def _find(self, job_id: str, job: Job, refusals: FileRefusals) -> tuple[Prepared, bytes | None]:
+        """Make one attempt to find files or checkpoint; return the bytes of the photo if there are none."""
         with self._options.mark_prepare(job_id):
             parameters = self._options.complete(job.parameters)
             try:
@@ -116,23 +116,22 @@ class Prefetcher:
                     refusals.check(error, f"Its output {job.output_stem(job_id)!r}")
                 raise
             if result is not None:
-                return Prepared(result=result, parameters=parameters)
+                return Prepared(result=result, parameters=parameters), None
             if self._checkpoints is not None and (resume := self._checkpoints.furthest(job_id, parameters)) is not None:
-                return Prepared(resume=resume, parameters=resume.parameters)
+                return Prepared(resume=resume, parameters=resume.parameters), None
             if self._options.memory is not None:
                 parameters = self._options.memory.admit(parameters)
             elif parameters.decode_chunk_size is None:
                 parameters = parameters.model_copy(update={"decode_chunk_size": parameters.num_frames})
-            return _Begun(parameters, self._read(job.image, refusals))
+            return Prepared(parameters=parameters), self._read(job.image, refusals)
 
-    def _decoded(self, found: "Prepared | _Begun", job_id: str, job: Job) -> Prepared:
-        if isinstance(found, Prepared):
+    def _decoded(self, found: Prepared, photo: bytes | None, job_id: str, job: Job) -> Prepared:
+        if photo is None:
             return found
         with self._options.mark_prepare(job_id):
             note = partial(logger.warning, "Job %s: %s", job_id)
             size = found.parameters.width, found.parameters.height
-            image = prepare_photo(found.photo, *size, job.fit, self._options.max_pixels, note)
-        return Prepared(photo=image, parameters=found.parameters)
+            return replace(found, photo=prepare_photo(photo, *size, job.fit, self._options.max_pixels, note))
 
     def _read(self, key: str, refusals: FileRefusals) -> bytes:
         try:
@@ -146,11 +145,3 @@ class Prefetcher:
                 raise SvdqError(f"Its photo {key} is not a file in the storage; submit it again.") from error
             refusals.check(error, f"Its photo {key}")
             raise
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """A job that starts anew: its complete parameters, and the bytes of its photo."""
-
-    parameters: VideoParameters
-    photo: bytes

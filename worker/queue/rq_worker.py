@@ -19,7 +19,6 @@ from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import clean_worker_registry
 
-from svdq.pipeline.errors import SvdqError
 from svdq.producer import keys, process_identity
 from svdq.producer.job import Job
 from svdq.producer.queue import SvdqQueue, queues
@@ -141,10 +140,6 @@ class RqWorker(BaseWorker):
                 raise
             except Exception:
                 logger.exception("The clean-up of %s failed.", queue.name)
-
-    def work(self, *_: Any, **__: Any) -> bool:
-        """Refuse to run; `Intake` drives this worker."""
-        raise SvdqError("This worker is driven by a group of ranks; start one with `svdq worker`.")
 
     # The ends of jobs.
 
