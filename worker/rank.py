@@ -29,7 +29,7 @@ from svdq.worker.output.fence import Fence
 from svdq.worker.output.writer import ResultWriter
 from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
 from svdq.worker.restarts import exit_after_stall, exit_without_neighbor
-from svdq.worker.startup import LoadedModel, RankProcess, components_of, first_step_s, start
+from svdq.worker.startup import LoadedModel, RankProcess, first_step_s, start
 
 logger = logging.getLogger("svdq.worker")
 
@@ -45,9 +45,9 @@ def run_rank(process: RankProcess) -> None:
     """
     config, settings, topology, marker = process.config, process.settings, process.topology, process.marker
     stopping = process.signals.stopping
-    loaded, links = start(process)
+    loaded, links, ranks = start(process)
     info = loaded.model.info
-    plan = plan_of(settings.home, info, links.rank_info, settings.memory_limit) if topology.first else None
+    plan = plan_of(settings.home, info, ranks, settings.memory_limit) if topology.first else None
     storage = Storage(settings.storage)
 
     # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.
@@ -95,7 +95,7 @@ def run_rank(process: RankProcess) -> None:
         device=loaded.device,
         on_lost=partial(exit_without_neighbor, stopping=stopping, marker=marker),
         checkpointer=checkpoints,
-        components=components_of(links.rank_info),
+        components=[rank.components for rank in ranks],
     )
     reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
     if intake is not None:

@@ -4,7 +4,6 @@ The ranks report to rank 0 how much memory they have, and rank 0 decides for all
 opens the weights of an expert that it does not load.
 """
 
-import json
 import logging
 import math
 from collections.abc import Sequence
@@ -144,16 +143,6 @@ def of_simulated(name: str, num_ranks: int, binding: Binding, *, encoder_rank: b
     model = SimulatedModel.from_name(name, Role(), torch.device("cpu"))
     alone: list[Components] = [frozenset()] if encoder_rank else []
     return alone + bind(model.segments(SvdParameters(seed=0)), [False] * (num_ranks - len(alone)), model.info.prior)
-
-
-def to_json(components: Sequence[Components]) -> str:
-    """Write the components of all ranks as JSON."""
-    return json.dumps([None if held is None else sorted(held) for held in components])
-
-
-def from_json(text: str) -> list[Components]:
-    """Read the components of all ranks; the inverse of `to_json`."""
-    return [None if held is None else frozenset(held) for held in json.loads(text)]
 
 
 def _described(components: Sequence[Components], segments: Sequence[Segment], need: int) -> str:

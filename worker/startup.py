@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from pydantic import TypeAdapter
 
 from svdq.pipeline.binding import Components
 from svdq.pipeline.device import check_computes, check_options, choose_device
@@ -22,7 +23,7 @@ from svdq.worker import roles
 from svdq.worker.config import RankConfig
 from svdq.worker.health.crash_marker import CrashMarker
 from svdq.worker.health.logging import JobLogHandler
-from svdq.worker.intake.memory import RankMemory
+from svdq.worker.intake.memory import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.launcher.hosts import address_book
 from svdq.worker.restarts import count_host_crash, exit_for_restart, exit_without_neighbor
@@ -33,6 +34,8 @@ from svdq.worker.signals import Signals
 COMPILE_S = 3 * 60 * 60.0
 
 _T = TypeVar("_T")
+#: The components of all ranks.
+_OF_ALL: TypeAdapter[list[Components]] = TypeAdapter(list[Components])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +60,14 @@ class LoadedModel:
 
     model: VideoModel
     device: torch.device
-    memory: RankMemory
+    info: RankInfo
 
 
-def start(process: RankProcess) -> tuple[LoadedModel, Links]:
+def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
     """Load the model parts of a rank and connect it to its neighbors; waits until they have loaded theirs.
 
-    A group that was restarted tries again later, where this fails; so the process may end here.
+    A group that was restarted tries again later, where this fails; so the process may end here. On rank 0 the result
+    has what all ranks report.
 
     Raises:
         InputError: the device, the compute options or the model cannot be used, or the ranks compute differently.
@@ -73,8 +77,9 @@ def start(process: RankProcess) -> tuple[LoadedModel, Links]:
         links = _connect(process, loaded)
     except InputError as error:
         exit_for_restart(error, process.marker.restart_count)
-    check_alike(links.rank_info)
-    return loaded, links
+    ranks = [RankInfo.model_validate_json(text) for text in links.rank_info]
+    check_alike(ranks)
+    return loaded, links, ranks
 
 
 def _load_model(process: RankProcess) -> LoadedModel:
@@ -105,15 +110,16 @@ def _load_model(process: RankProcess) -> LoadedModel:
         role = replace(role, decode=False)
         del model
         model = open_model(settings.model, role, device, dtype, compute)
-    memory = RankMemory(
+    info = RankInfo(
         capacity=granted,
         weights=model.info.weight_bytes,
         device=name_of(device),
         ranks_per_gpu=sharing,
         decodes=role.decode,
-        components=None if components is None else tuple(sorted(components)),
+        components=components,
+        compute=model.info.compute,
     )
-    return LoadedModel(model=model, device=device, memory=memory)
+    return LoadedModel(model=model, device=device, info=info)
 
 
 def _agree_on_components(process: RankProcess, granted: Callable[[], int | None], dtype: torch.dtype) -> Components:
@@ -129,21 +135,19 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
         return frozenset() if config.encoder_rank and topology.first else None
 
     def decide(rank_info: Sequence[str]) -> str:
-        capacities = [json.loads(info)["capacity"] for info in rank_info]
+        capacities = [json.loads(capacity) for capacity in rank_info]
         bound = experts.assign(capacities, config.bind, config.compute, dtype, encoder_rank=config.encoder_rank)
-        return roles.to_json(bound)
+        return _OF_ALL.dump_json(bound).decode()
 
-    info = json.dumps({"capacity": granted()})
-    decided = _with_others(process, lambda **where: agree(process.topology, info, decide, **where))
-    return roles.from_json(decided)[process.topology.rank]
+    decided = _with_others(process, lambda **where: agree(topology, json.dumps(granted()), decide, **where))
+    return _OF_ALL.validate_json(decided)[topology.rank]
 
 
 def _connect(process: RankProcess, loaded: LoadedModel) -> Links:
     topology, marker = process.topology, process.marker
     if topology.local_rank == 0 and not topology.first:
         count_host_crash(process.url, marker)
-    # What rank 0 has to know of this rank.
-    info = json.dumps(vars(loaded.memory) | {"compute": loaded.model.info.compute})
+    info = loaded.info.model_dump_json()
     return _with_others(process, lambda **where: join(topology, loaded.device, rank_info=info, **where))
 
 
@@ -171,27 +175,20 @@ def prepare_compiling(home: Path, num_ranks: int) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
 
 
-def components_of(rank_info: Sequence[str]) -> list[Components]:
-    """Return the components of each rank, of which `rank_info` has the `RankMemory` as JSON."""
-    held = [json.loads(info).get("components") for info in rank_info]
-    return [None if each is None else frozenset(each) for each in held]
-
-
 def first_step_s(config: RankConfig, stall_s: float) -> float:
     """Return the seconds that the first step of a shape may take, compiling included; `stall_s` without."""
     return stall_s if config.compile == "off" else max(stall_s, COMPILE_S)
 
 
-def check_alike(rank_info: Sequence[str]) -> None:
+def check_alike(ranks: Sequence[RankInfo]) -> None:
     """Check that all ranks of a group compute in the same way: each host has its own command line.
 
     Raises:
         InputError: they differ, so frames would depend on how steps are shared.
     """
-    ways = [json.loads(info).get("compute") for info in rank_info]
-    for rank, way in enumerate(ways):
-        if way != ways[0]:
-            first, other = (json.dumps(each) for each in (ways[0], way))
+    for rank, info in enumerate(ranks):
+        if info.compute != ranks[0].compute:
+            first, other = (json.dumps(each.compute) for each in (ranks[0], info))
             raise InputError(
                 f"The ranks compute differently (rank 0: {first}, rank {rank}: {other}); "
                 "start the group with the same options and the same --device on every host."

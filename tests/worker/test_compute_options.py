@@ -1,6 +1,5 @@
 """The options of computing from the command line to each rank, into sidecars, and out of checkpoints again."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import FolderCheckpointStore
 from svdq.worker.config import RankConfig, rank_options
+from svdq.worker.intake.memory import RankInfo
 from svdq.worker.launcher import run_dir
 from svdq.worker.startup import COMPILE_S, check_alike, first_step_s, prepare_compiling
 
@@ -53,11 +53,11 @@ def test_a_rank_reads_the_configuration_that_the_launcher_wrote(tmp_path: Path) 
 
 
 def test_hosts_that_were_told_different_things_are_one_sentence() -> None:
-    alike = [json.dumps({"compute": {"dtype": "float16"}, "free": free}) for free in (5, 6)]
+    alike = [RankInfo(capacity=free, weights=0, device="cpu", compute={"dtype": "float16"}) for free in (5, 6)]
     check_alike([])
     check_alike(alike)
     with pytest.raises(InputError, match=r'rank 0: {"dtype": "float16"}, rank 2: {"dtype": "bfloat16"}.* every host'):
-        check_alike([*alike, json.dumps({"compute": {"dtype": "bfloat16"}})])
+        check_alike([*alike, alike[0].model_copy(update={"compute": {"dtype": "bfloat16"}})])
 
 
 PARAMETERS = SvdParameters(seed=3, steps=9, frames=2, width=64, height=64)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from svdq.producer.storage.storage import Storage
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import open_checkpoint_store
-from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankMemory, plan_of
+from svdq.worker.intake.memory import DoesNotFitError, MemoryPlan, RankInfo, plan_of
 from svdq.worker.intake.policy import IntakeOptions
 from svdq.worker.intake.prefetcher import Prefetcher
 from svdq.worker.intake.source import Intake
@@ -38,11 +37,11 @@ GB = 1_000_000_000
 XT = SvdParameters(seed=1, frames=25, width=1024, height=576, decode_chunk_size=25)
 
 
-def ranks(*capacities_gb: float) -> list[RankMemory]:
+def ranks(*capacities_gb: float) -> list[RankInfo]:
     """Give each rank of a group a capacity, and the weights of SVD-XT that it holds."""
     last = len(capacities_gb) - 1
     return [
-        RankMemory(
+        RankInfo(
             capacity=int(capacity * GB),
             weights=int((3.05 + 1.33 * (rank == 0) + 0.13 * (rank == last)) * GB),
             device="NVIDIA RTX A5000",
@@ -63,13 +62,13 @@ def refusal(memory: MemoryPlan, parameters: SvdParameters) -> str:
 
 def test_what_fits_is_left_alone() -> None:
     assert plan(36, 36, 36).admit(XT) == XT
-    unlimited = [RankMemory(capacity=None, weights=9, device="cpu")] * 3
+    unlimited = [RankInfo(capacity=None, weights=9, device="cpu")] * 3
     assert MemoryPlan(unlimited, "float32").admit(XT) == XT
 
 
 def test_ranks_with_the_decoder_and_enough_memory_decode() -> None:
     video = SvdParameters(seed=1, frames=25, decode_chunk_size=8)
-    there = [replace(rank, decodes=number != 1) for number, rank in enumerate(ranks(24, 24, 24, 12, 24))]
+    there = [rank.model_copy(update={"decodes": number != 1}) for number, rank in enumerate(ranks(24, 24, 24, 12, 24))]
     memory = MemoryPlan(there, "float16")
     assert memory.decoders(video) == (0, 2, 4)
     assert memory.need(3, video, decodes=True) > 12 * GB > memory.need(3, video)
@@ -191,7 +190,7 @@ def test_a_chunk_size_that_ran_out_of_memory_is_planned_no_more(tmp_path: Path) 
     """Also in the next worker, and for larger videos; one that a job names is tried."""
 
     def start() -> MemoryPlan:
-        return plan_of(tmp_path, MODEL, [json.dumps(vars(rank)) for rank in ranks(36, 36)], None)
+        return plan_of(tmp_path, MODEL, ranks(36, 36), None)
 
     is_open = XT.model_copy(update={"decode_chunk_size": None})
     seven = XT.model_copy(update={"decode_chunk_size": 7})
@@ -211,8 +210,7 @@ def test_a_chunk_size_that_ran_out_of_memory_is_planned_no_more(tmp_path: Path) 
 
 def test_ranks_that_share_a_gpu_otherwise_or_have_a_limit_are_learnt_about_apart(tmp_path: Path) -> None:
     def start(limit: int | None = None, **more: int) -> MemoryPlan:
-        rank_info = [json.dumps(vars(rank) | more | {"compute": {}}) for rank in ranks(36, 36)]
-        return plan_of(tmp_path, MODEL, rank_info, limit)
+        return plan_of(tmp_path, MODEL, [rank.model_copy(update=more) for rank in ranks(36, 36)], limit)
 
     is_open = XT.model_copy(update={"decode_chunk_size": None})
     start(ranks_per_gpu=2).learn(body_of(XT.model_copy(update={"decode_chunk_size": 4}), ran_out=True))
@@ -224,8 +222,7 @@ def test_ranks_that_share_a_gpu_otherwise_or_have_a_limit_are_learnt_about_apart
 
 def test_a_limit_that_the_weights_exceed_is_refused_at_the_start(tmp_path: Path) -> None:
     def start(*limits: int) -> MemoryPlan:
-        rank_info = [json.dumps(vars(rank)) for rank in ranks(*(limit / GB for limit in limits))]
-        return plan_of(tmp_path, MODEL, rank_info, limits[0])
+        return plan_of(tmp_path, MODEL, ranks(*(limit / GB for limit in limits)), limits[0])
 
     assert start(4_380_000_000, 3_050_000_000, 3_180_000_000) is not None
     with pytest.raises(
@@ -248,8 +245,8 @@ def test_a_limit_that_the_weights_exceed_is_refused_at_the_start(tmp_path: Path)
 def test_a_limit_that_does_nothing_is_said_to(
     tmp_path: Path, model: str, limit: int | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rank_info = [json.dumps({"capacity": limit, "weights": 0, "device": "cpu", "ranks_per_gpu": 1, "decodes": True})]
-    memory = plan_of(tmp_path, ModelInfo(name=model, notice=""), rank_info, limit)
+    rank = RankInfo(capacity=limit, weights=0, device="cpu", decodes=True)
+    memory = plan_of(tmp_path, ModelInfo(name=model, notice=""), [rank], limit)
     assert memory.admit(XT) == XT
     assert len(caplog.records) == bool(words)
     assert words in caplog.text

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from svdq.pipeline.models.options import ComputeOptions
-from svdq.worker.roles import Experts, from_json, of_simulated, to_json
+from svdq.worker.intake.memory import RankInfo
+from svdq.worker.roles import Experts, of_simulated
 
 HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
 #: Bytes that suffice for anything, and for nothing.
@@ -81,9 +82,10 @@ def test_all_experts_fit_with_the_largest_activations_of_a_rank(experts: Experts
     assert weights < high
 
 
-def test_what_rank_0_decides_arrives_unchanged() -> None:
-    components = [frozenset(), HIGH, None, LOW, HIGH | LOW]
-    assert from_json(to_json(components)) == components
+@pytest.mark.parametrize("components", [frozenset(), HIGH, None, HIGH | LOW])
+def test_what_a_rank_reports_arrives_unchanged(components) -> None:
+    info = RankInfo(capacity=None, weights=1, device="cpu", components=components, compute={"dtype": "float16"})
+    assert RankInfo.model_validate_json(info.model_dump_json()) == info
 
 
 @pytest.mark.parametrize(

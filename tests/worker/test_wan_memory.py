@@ -10,7 +10,7 @@ from svdq.pipeline.models.memory import RESERVE_BYTES, WORKSPACE_BYTES, Measured
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.worker.intake.memory import MemoryPlan, RankMemory
+from svdq.worker.intake.memory import MemoryPlan, RankInfo
 from svdq.worker.roles import INT8_BYTES
 
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
@@ -66,9 +66,9 @@ def need(size: str, weight_bytes: float, *, encodes: bool = False, decodes: bool
     width, height = SIZES[size]
     parameters = FAMILY.complete(WanParameters(seed=0, width=width, height=height, frames=81), PUBLISHED)
     components = None if steps else ()
-    rank = RankMemory(capacity=None, weights=int(weight_bytes), device="a GPU", decodes=decodes, components=components)
+    rank = RankInfo(capacity=None, weights=int(weight_bytes), device="a GPU", decodes=decodes, components=components)
     # Rank 0 encodes, the last one decodes.
-    other = RankMemory(capacity=None, weights=0, device="a GPU")
+    other = RankInfo(capacity=None, weights=0, device="a GPU")
     ranks = [rank] if encodes and decodes else [rank, other] if encodes else [other, rank, other]
     plan = MemoryPlan(ranks, "bfloat16", MeasuredMemory(WORKSPACE_BYTES), family=FAMILY)
     return plan.need(0 if encodes else 1, parameters, decodes=decodes)

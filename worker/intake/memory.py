@@ -1,13 +1,14 @@
 """The memory plan of a group: whether a video fits, in which chunks it is decoded, and what else would fit."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
+from svdq.pipeline.binding import Components
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.family import Facts, Family
@@ -28,9 +29,10 @@ from svdq.pipeline.parameters import VideoParameters
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankMemory:
-    """The memory of one rank; each rank reports it to rank 0 when the ranks connect."""
+class RankInfo(BaseModel):
+    """What each rank reports to rank 0 when the ranks connect: mostly its memory."""
+
+    model_config = ConfigDict(frozen=True)
 
     #: Bytes for weights and activations; None: no limit.
     capacity: int | None
@@ -43,7 +45,9 @@ class RankMemory:
     #: Whether it has the VAE decoder.
     decodes: bool = False
     #: The denoising components that it has; None: all of the model.
-    components: Sequence[str] | None = None
+    components: Components = None
+    #: How it computes: `ModelInfo.compute`.
+    compute: dict[str, Any] = {}
 
 
 class DoesNotFitError(SvdqError):
@@ -55,7 +59,7 @@ class MemoryPlan:
 
     def __init__(
         self,
-        ranks: Sequence[RankMemory],
+        ranks: Sequence[RankInfo],
         dtype: str,
         measured: MeasuredMemory | None = None,
         *,
@@ -193,20 +197,14 @@ class MemoryPlan:
         return "no smaller video of this shape would fit either."
 
 
-def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | None) -> MemoryPlan:
+def plan_of(home: Path, info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None) -> MemoryPlan:
     """Make the plan of a group whose ranks are connected; `home` has the peaks that were measured before.
 
-    `rank_info` has the fields of each rank's `RankMemory` as JSON, besides others, rank 0 first; `limit` the bytes that
-    the user grants each rank, None: the memory of its device.
+    `limit` is the bytes that the user grants each rank, None: the memory of its device.
 
     Raises:
         InputError: the weights alone need more than the user grants a rank.
     """
-    records = [json.loads(text) for text in rank_info]
-    ranks = [
-        RankMemory(**{name: each for name, each in record.items() if name in RankMemory.__dataclass_fields__})
-        for record in records
-    ]
     devices = sorted({rank.device for rank in ranks})
     identity = {
         "model": info.name,
@@ -228,7 +226,7 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
                 "--memory-limit (SVDQ_MEMORY_LIMIT) has no effect with the model %s, which takes little memory.",
                 info.name,
             )
-        ranks = [replace(rank, capacity=None, weights=0) for rank in ranks]
+        ranks = [rank.model_copy(update={"capacity": None, "weights": 0}) for rank in ranks]
     elif limit is not None:
         _check_weights(ranks)
     if there := [rank.capacity for rank in ranks if rank.capacity is not None]:
@@ -238,7 +236,7 @@ def plan_of(home: Path, info: ModelInfo, rank_info: Sequence[str], limit: int | 
     return MemoryPlan(ranks, dtype, measured, family=family, facts=info.facts)
 
 
-def _check_weights(ranks: Sequence[RankMemory]) -> None:
+def _check_weights(ranks: Sequence[RankInfo]) -> None:
     """Refuse a limit below the weights; a GPU without a limit may have more free memory later."""
     limits = [(there.weights, number, there.capacity) for number, there in enumerate(ranks) if there.capacity]
     need, rank, limit = max(limits, key=lambda found: found[0] - found[2], default=(0, 0, 0))
