@@ -111,7 +111,8 @@ class CostModel:
 
     def _each(self, measured: Mapping[int, Sequence[float]], guess_s: float) -> tuple[float, ...]:
         """Estimate a time on each rank; one that is not measured is assumed to be as fast as the others."""
-        known = {rank: _lower_quartile(times) for rank, times in measured.items()}
+        # A copy, since the thread that publishes the costs reads them while the stage loop adds some.
+        known = {rank: _lower_quartile(times) for rank, times in list(measured.items())}
         # A measured zero would make a rank infinitely fast.
         typical_s = max(median(known.values()) if known else guess_s, 1e-9)
         return tuple(

@@ -89,3 +89,18 @@ def test_ranks_may_differ_in_their_decodes() -> None:
 def test_the_prior_may_know_how_long_a_step_takes() -> None:
     costs = CostModel(2, CostPrior(encode_steps=0.5, decode_steps=3.0, step_s=0.2)).estimate(SHAPE)
     assert (costs.step_s, costs.encode_s, costs.decode_s) == ((0.2, 0.2), 0.1, 0.2 * 3.0)
+
+
+def test_costs_are_read_while_another_rank_is_measured_for_the_first_time() -> None:
+    """The thread that publishes the costs reads them beside the stage loop, and ended with an error."""
+    model = CostModel(3, CostPrior(encode_steps=0.5, decode_steps=3.0))
+
+    class Seconds(float):
+        def __lt__(self, other: float) -> bool:
+            model.record(SHAPE, 2, "decode", 0, 9.0)
+            return float.__lt__(self, other)
+
+    for seconds in (4.0, 4.0):
+        model.record(SHAPE, 0, "decode", 0, Seconds(seconds))
+    assert model.estimate(SHAPE).decode_each_s == (4.0, 4.0, 4.0)
+    assert model.estimate(SHAPE).decode_on(2) == 9.0

@@ -152,6 +152,24 @@ def test_a_rank_tells_what_it_does_and_goes_when_it_ends(connection, monitor: Pr
 
 
 @pytest.mark.usefixtures("monitor")
+def test_an_error_of_the_program_does_not_end_the_records(
+    connection, reporter: RankReporter, until, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the thread, and with it cancellations and progress, until the rank was restarted."""
+    status = IntakeStatus(worker="w")
+    answers = iter([RuntimeError("dictionary changed size during iteration")])
+
+    def answer() -> IntakeStatus:
+        for error in answers:
+            raise error
+        return status
+
+    reporter.group = answer
+    until(lambda: (found := the_rank(connection)) and found.intake == status)
+    assert "dictionary changed size" in caplog.text
+
+
+@pytest.mark.usefixtures("monitor")
 def test_a_group_at_work_is_told_of_although_rank_0_rests(connection, reporter: RankReporter, until) -> None:
     """Rank 0 may have done its part while others are at work: who reads its record must not find an old one."""
     status = IntakeStatus(worker="w", in_flight=("a",))

@@ -6,6 +6,7 @@ few seconds otherwise. The crash marker is written at once, since the step may k
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from typing import Any
@@ -22,6 +23,8 @@ from svdq.worker.health.crash_marker import CrashMarker, phase_of
 from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.rank_status import RankReporter
 from svdq.worker.output.fence import execution_of
+
+logger = logging.getLogger(__name__)
 
 #: Seconds between two contacts with Redis; a progress bar needs no more.
 INTERVAL_S = 0.25
@@ -155,9 +158,13 @@ class ProgressMonitor(Monitor):
             due_s = max(0.0, self._record_at + every_s - time.monotonic())
             self._news.wait(due_s if self._note is None else min(due_s, INTERVAL_S))
             self._news.clear()
-            # Progress is optional: steps go on while the server is unavailable.
-            with contextlib.suppress(redis.RedisError):
+            try:
                 self._update(self._note)
+            except redis.RedisError:
+                pass  # progress is optional: steps go on while the server is unavailable
+            except Exception:
+                # An error of this program must not end the thread: nobody would notice a canceled job any more.
+                logger.exception("The status of this rank cannot be written; it is tried again.")
             self._closed.wait(INTERVAL_S)
         with contextlib.suppress(redis.RedisError), self._connection.pipeline(transaction=False) as pipeline:
             self._rank_reporter.who.remove(pipeline)
