@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
 from svdq.pipeline.errors import InputError
-from svdq.producer.submitting.submit import (
-    BadPhotosError,
-    Observer,
-    Request,
-    Submission,
-    submit_all,
-)
+from svdq.producer.submitting.submit import BadPhotosError, Observer, Request, Submission, submit_all
 from svdq.producer.timeparse import rfc3339
 
 if TYPE_CHECKING:
@@ -40,14 +34,8 @@ class Bar(Observer):
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._progress.add_task("", total=None)
 
     def __enter__(self) -> Self:
@@ -95,54 +83,41 @@ def submit_and_print(
     """
     is_terminal = sys.stdout.isatty()
     is_drawn = len(requests) >= MANY and sys.stderr.isatty() and not (as_json and is_terminal)
-    submitted: dict[str, Submission] = {}
-    cropped: dict[str, Submission] = {}
-    num_jobs = num_new = 0
-    held: list[str] = []
+    is_held = is_drawn and is_terminal  # the bar uses the same terminal
+    made: list[Submission] = []
     try:
         with Bar(is_drawn=is_drawn) as bar:
             submissions = submit_all(settings, requests, skip_bad=skip_bad, observer=bar)
             with _to_the_end(submissions):
                 for submission in submissions:
-                    num_jobs += 1
-                    num_new += submission.is_new
-                    if submission.warning:
-                        cropped.setdefault(submission.photo, submission)
-                    if do_wait:
-                        submitted[submission.id] = submission
+                    made.append(submission)
                     if as_json and not do_wait:
                         echo_json(_object(submission))
-                    elif not as_json and not is_terminal:
+                    elif not as_json and not is_held and (not is_terminal or len(made) <= MAX_LINES):
                         echo(_line(submission, do_wait=do_wait))
-                    elif not as_json and num_jobs <= MAX_LINES:
-                        line = _line(submission, do_wait=do_wait)
-                        held.append(line) if is_drawn else echo(line)  # a bar uses the same terminal
     except BadPhotosError as error:
         _print_reasons(error.reasons)
         raise
-    for line in held:
-        echo(line)
-    if not as_json and num_jobs > MAX_LINES:
-        counts = f"New jobs: {num_new:,}; existing jobs: {num_jobs - num_new:,}"
-        echo(f"{counts}. `svdq list` shows the newest.", err=True)
-    if cropped:
+    if is_held:
+        echo(*(_line(submission, do_wait=do_wait) for submission in made[:MAX_LINES]))
+    if not as_json and len(made) > MAX_LINES:
+        num_new = sum(submission.is_new for submission in made)
+        echo(f"New jobs: {num_new:,}; existing jobs: {len(made) - num_new:,}. `svdq list` shows the newest.", err=True)
+    if cropped := {submission.photo: submission for submission in made if submission.warning}:
         echo(_crop_sentence(list(cropped.values())), err=True)
     if bar.reasons:
         _print_reasons(bar.reasons)
         echo(f"Bad photos left out: {len(bar.reasons):,} of {len(requests):,}.", err=True)
     exit_code = EXIT_FAILED if bar.reasons else 0
-    return max(exit_code, _wait(settings, submitted, as_json)) if do_wait else exit_code
+    return max(exit_code, _wait(settings, made, as_json)) if do_wait else exit_code
 
 
 def _crop_sentence(cropped: Sequence[Submission]) -> str:
     """Say how much of photos is lost, and what helps."""
-    first = cropped[0]
+    first, remedy = cropped[0], "--size auto or --fit pad keeps more"
     if len(cropped) == 1:
-        return f"{first.name}: {first.warning}; --size auto or --fit pad keeps more of it."
-    return (
-        f"Photos that lose much: {len(cropped):,}, such as {first.name} ({first.warning}); --size auto or --fit pad "
-        "keeps more."
-    )
+        return f"{first.name}: {first.warning}; {remedy} of it."
+    return f"Photos that lose much: {len(cropped):,}, such as {first.name} ({first.warning}); {remedy}."
 
 
 def _print_reasons(reasons: Sequence[str]) -> None:
@@ -164,16 +139,17 @@ def _to_the_end(submissions: Iterable[Submission]) -> Iterator[None]:
         raise
 
 
-def _wait(settings: "Settings", submitted: dict[str, Submission], as_json: bool) -> int:
+def _wait(settings: "Settings", made: Sequence[Submission], as_json: bool) -> int:
     from svdq.cli.wait import wait_for
 
-    def print_end(view: "JobView") -> None:
-        if as_json:
-            names = ("status", "outputs", "error", "notice", "started_at", "ended_at", "duration_s")
-            ended = view.as_json()
-            echo_json(_object(submitted[view.id]) | {name: ended[name] for name in names})
+    submitted = {submission.id: submission for submission in made}
 
-    return wait_for(settings, list(submitted), quiet=as_json, on_end=print_end)[1]
+    def print_end(view: "JobView") -> None:
+        names = ("status", "outputs", "error", "notice", "started_at", "ended_at", "duration_s")
+        ended = view.as_json()
+        echo_json(_object(submitted[view.id]) | {name: ended[name] for name in names})
+
+    return wait_for(settings, list(submitted), quiet=as_json, on_end=print_end if as_json else None)[1]
 
 
 def _object(submission: Submission) -> dict[str, Any]:
