@@ -93,6 +93,13 @@ def clock(at: float, now: datetime | None = None) -> str:
     return f"{moment:%H:%M}" if moment.date() == today else f"{moment:%Y-%m-%d %H:%M}"
 
 
+def words(value: object) -> str:
+    """Format a value of JSON for a table."""
+    if value is None or value == []:
+        return "none"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def table(rows: Sequence[Sequence[object]]) -> list[str]:
     """Align rows of cells into columns."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]

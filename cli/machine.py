@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from svdq.cli.formatting import echo, echo_json, table
+from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import EXIT_FAILED, json_option, redis_options, storage_option
 
 if TYPE_CHECKING:
@@ -254,14 +254,8 @@ def config(as_json: bool, **flags: str | None) -> None:
         return
     if values["redis_url"] is None:
         values["redis_url"] = "the embedded server"
-    rows = [(name, _words(value), sources[name]) for name, value in values.items()]
+    rows = [(name, words(value), sources[name]) for name, value in values.items()]
     echo(*table([("setting", "value", "from"), *rows]))
-
-
-def _words(value: object) -> str:
-    if value is None or value == []:
-        return "none"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @click.command()

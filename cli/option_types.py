@@ -16,11 +16,7 @@ class Number(click.FloatRange):
     """A finite number within bounds; click's own type accepts `nan`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the number.
-
-        Raises:
-            BadParameter: the value is not a finite number within the bounds.
-        """
+        """Parse the number."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
@@ -37,11 +33,7 @@ class PastTime(click.ParamType[datetime]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Parse the time.
-
-        Raises:
-            InputError: the value is something else.
-        """
+        """Parse the time."""
         from svdq.producer.timeparse import parse_past
 
         return parse_past(value, param.opts[0] if param else "the time", datetime.now().astimezone())
@@ -53,11 +45,7 @@ def since_option(what: str) -> Callable[[Command], Command]:
 
 
 def parse_experts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """Parse the steps of two experts, such as 15+25, in a callback.
-
-    Raises:
-        BadParameter: the value is something else.
-    """
+    """Parse the steps of two experts, such as 15+25, in a callback."""
     from svdq.pipeline.models.names import parse_segments
 
     try:
@@ -74,11 +62,7 @@ class OutputFile(click.Path):
         self._suffixes = suffixes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the path.
-
-        Raises:
-            BadParameter: the file cannot be written.
-        """
+        """Check the path."""
         from svdq.pipeline.errors import InputError
         from svdq.producer.storage.temporary import check_target
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.filesize import decimal
 
-from svdq.cli.formatting import echo, echo_json, table
+from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import json_option, redis_options, storage_option
-from svdq.cli.option_types import since_option
+from svdq.cli.option_types import OutputFile, since_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.text import count
 
@@ -28,7 +29,7 @@ MAX_FAILURES = 1000
 @click.command()
 @click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--output", "-o", "page", type=click.Path(path_type=Path), default="gallery.html", show_default=True, help="Page."
+    "--output", "-o", "page", type=OutputFile(".html"), default="gallery.html", show_default=True, help="Page."
 )
 @since_option("Only jobs that ended")
 @click.option("--limit", type=click.IntRange(min=1), help="Largest number of videos; the newest are kept.")
@@ -62,9 +63,7 @@ def gallery(
     from svdq.producer.settings import Settings
     from svdq.producer.status.paging import list_jobs
     from svdq.producer.storage.storage import Storage
-    from svdq.producer.storage.temporary import check_target
 
-    check_target(page)
     failures = []
     if folder is not None:
         folder = folder.absolute()
@@ -76,7 +75,7 @@ def gallery(
         place, under = Storage(settings.storage), OUTPUTS
         with session(settings) as connection:
             failures = list_jobs(connection, MAX_FAILURES, ("failed",))
-        failures = [view for view in failures if since is None or view.created_at >= since]
+        failures = [view for view in failures if since is None or (view.ended_at or view.created_at) >= since]
     found = find_results(place, since=since, folder=under, on_bad=warn)
     results = sorted(found, key=lambda result: result.finished_at, reverse=True)[:limit]
     write_gallery(page, place, results, failures, title=f"svdq: {folder or place.shown}", embed=embed)
@@ -174,7 +173,7 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
             return
         if dry_run:
             for removal in removals:
-                echo(f"{_size(removal.size):>10}  {'  '.join(map(removal.storage.location, removal.keys))}")
+                echo(f"{decimal(removal.size):>10}  {'  '.join(map(removal.storage.location, removal.keys))}")
             echo(f"Would remove {_sum(removals)}.")
             return
         if not yes:
@@ -186,18 +185,11 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
         echo(f"Kept, because a job uses them now: {len(removals) - len(removed):,}.")
 
 
-def _size(num_bytes: int) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB")):
-        if num_bytes >= unit / 10:
-            return f"{num_bytes / unit:,.1f} {name}"
-    return f"{num_bytes / 1e3:,.1f} kB"
-
-
 def _sum(removals: Sequence["Removal"]) -> str:
     numbers = {kind: sum(removal.kind == kind for removal in removals) for kind in ("video", "photo", "checkpoint")}
     words = [count(number, kind) for kind, number in numbers.items() if number]
     num_files = sum(removal.num_files for removal in removals)
-    size = _size(sum(removal.size for removal in removals))
+    size = decimal(sum(removal.size for removal in removals))
     return f"{', '.join(words) or 'nothing'} ({count(num_files, 'file')}, {size})"
 
 
@@ -228,17 +220,12 @@ def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:
     rows.append(("model", f"{(model or {}).get('name', '?')}{f', {notice}' if notice else ''}"))
     compute = (model or {}).get("compute")
     if isinstance(compute, dict):
-        rows += [(f"compute {name}", _words(value)) for name, value in compute.items()]
-    rows += [(name, _words(value)) for name, value in record["job"].items()]
+        rows += [(f"compute {name}", words(value)) for name, value in compute.items()]
+    job = record["job"] | ({"decode_chunk_size": "all"} if record["job"].get("decode_chunk_size", 1) is None else {})
+    rows += [(name, words(value)) for name, value in job.items()]
     for title, field in (("seconds", "seconds"), ("memory", "memory_bytes"), ("versions", "versions")):
         values = record.get(field)
         for name, value in values.items() if isinstance(values, dict) else ():
             is_size = field == "memory_bytes" and isinstance(value, int)
-            rows.append((f"{title} {name}", _size(value) if is_size else _words(value)))
+            rows.append((f"{title} {name}", decimal(value) if is_size else words(value)))
     return rows
-
-
-def _words(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "all" if value is None else str(value)

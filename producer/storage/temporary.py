@@ -45,7 +45,7 @@ def sweep(paths: Iterable[Path], prefix: str = "", abandoned_s: float = ABANDONE
                     path.unlink()
 
 
-def check_target(path: Path, suffixes: Sequence[str] = (".html",)) -> None:
+def check_target(path: Path, suffixes: Sequence[str]) -> None:
     """Check that a file can be written, before any work is done.
 
     `suffixes` are those allowed, so that no video is overwritten; () allows any.

@@ -264,7 +264,7 @@ def test_inspect(svdq: Cli, home: Path, tmp_path: Path, photo: Path) -> None:
     record = {
         "svdq": "0.1.0",
         "job_id": "1",
-        "job": {"seed": 5},
+        "job": {"seed": 5, "decode_chunk_size": None, "guidance_scale_2": None, "formats": ["mp4", "gif"]},
         "model": {"name": "preview", "notice": NOTICE},
         "memory_bytes": {"step": 8310000000},
     }
@@ -274,5 +274,8 @@ def test_inspect(svdq: Cli, home: Path, tmp_path: Path, photo: Path) -> None:
     shown = svdq("inspect", sidecar).stdout
     assert NOTICE in shown
     assert "8.3 GB" in shown
+    rows = [line.split("  ", 1) for line in shown.splitlines()]
+    wanted = {("decode_chunk_size", "all"), ("guidance_scale_2", "none"), ("formats", "mp4, gif")}
+    assert wanted <= {(name, value.strip()) for name, *more in rows for value in more}
     assert "--like" in shown
     assert svdq("inspect", photo).returncode == 2
