@@ -3,12 +3,10 @@
 Everything is appended to the file as it is printed: a killed run loses nothing, and a later run adds its sections.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,37 +59,28 @@ class Report:
         Raises:
             RuntimeError: the exit code was not 0, or the section's time was over.
         """
-        command = [sys.executable, "-m", *map(str, arguments)]
+        command = ["-m", *map(str, arguments)]
+        left_s = max(1.0, self._deadline - time.monotonic())
+        # `timeout` kills the command's ranks, too.
         process = subprocess.Popen(
-            command,
+            ["/usr/bin/timeout", "--signal=KILL", str(left_s), sys.executable, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
             env={**(environment or os.environ), "PYTHONUNBUFFERED": "1"},
         )
         assert process.stdout is not None
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its ranks, too
-
-        timer = threading.Timer(max(0.0, self._deadline - time.monotonic()), end)
-        timer.start()
         lines = []
-        self._write(f"    {' '.join(['python', *command[1:]])}\n\n```\n")
+        self._write(f"    {' '.join(['python', *command])}\n\n```\n")
         try:
             for line in process.stdout:
                 self._write(line)
                 lines.append(line)
             process.wait()
         finally:
-            timer.cancel()
             process.stdout.close()
             self._write("```\n\n")
-        if late.is_set():
+        if process.returncode == -signal.SIGKILL and time.monotonic() >= self._deadline:
             raise RuntimeError(f"it was ended after {self._section_s:.0f} s, the time of a section")
         if process.returncode != 0:
             raise RuntimeError(f"exit code {process.returncode}")
