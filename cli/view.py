@@ -25,8 +25,8 @@ Cell = str | Text
 
 #: Width of the output when it does not go to a terminal.
 PLAIN_WIDTH = 120
-#: From these widths on, ids of jobs are shown, and devices, bars of the busy share and all statuses.
-_ID_WIDTH, _WIDE = 110, 90
+#: From this width on, ids of jobs are shown.
+_ID_WIDTH = 110
 #: Colors of ranks, in rotation; a rank has the same color in both tables.
 _COLORS = ("cyan", "green", "magenta", "blue", "yellow")
 #: Smallest and largest width of a rank's part of a track; narrower tracks are left out.
@@ -65,7 +65,7 @@ def _parts(snapshot: "Snapshot", options: ConsoleOptions, outage: str, is_live: 
     for sentence in warnings:
         yield Text(printable(sentence), style="bold yellow")
     yield from blank
-    yield _queue_table(snapshot.queues, options)
+    yield _queue_table(snapshot.queues)
     for group in snapshot.groups:
         jobs = snapshot.jobs_by_group.get(group.name, [])
         yield from blank
@@ -105,9 +105,10 @@ def _forecast(snapshot: "Snapshot") -> str:
     return f"{num_left:,} to do, done in about {duration(eta_s)}, at {clock(snapshot.at + eta_s)}."
 
 
-def _queue_table(queues: Mapping[str, Mapping[str, int]], options: ConsoleOptions) -> Table:
-    """Draw the number of jobs by queue and status."""
-    statuses = STATUSES if options.max_width >= _WIDE else _MAIN_STATUSES
+def _queue_table(queues: Mapping[str, Mapping[str, int]]) -> Table:
+    """Draw the number of jobs by queue and status; most queues have no job with a status other than the main ones."""
+    used = {status for counts in queues.values() for status in counts if counts[status]}
+    statuses = [status for status in STATUSES if status in used or status in _MAIN_STATUSES]
     rows: list[list[Cell]] = [
         [name, *(Text(f"{counts[status]:,}", style="" if counts[status] else "dim") for status in statuses)]
         for name, counts in queues.items()
@@ -134,14 +135,13 @@ def _group_title(group: "GroupStatus", num_jobs: int) -> Text:
 
 def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: ConsoleOptions) -> Table:
     """Draw a row for each rank of a group, including ranks without a recent report."""
-    is_wide = options.max_width >= _WIDE
     ranks = {rank.rank: rank for rank in group.ranks}
     rows: list[list[Cell]] = []
     for number in range(group.ranks[0].num_ranks):
         head = Text(str(number), style=_color(number))
         rank = ranks.get(number)
         if rank is None:
-            rows.append([head, *([""] if is_wide else []), "", Text("no recent report", style="dim"), "", "", ""])
+            rows.append([head, "", "", Text("no recent report", style="dim"), "", "", ""])
             continue
         if rank.job_id is not None:
             job = Text(printable(names.get(rank.job_id, rank.job_id)))
@@ -150,11 +150,9 @@ def _rank_table(group: "GroupStatus", names: Mapping[str, str], options: Console
         else:
             job = Text("idle", style="dim")
         step = "" if rank.job_id is None else f"{rank.step}/{rank.steps}"
-        share = Text(f"{rank.busy_share:4.0%}")
-        if is_wide:
-            share = _bar(rank.busy_share, 10, number, options) + Text(" ") + share
-        rows.append([head, *([rank.device] if is_wide else []), _steps_of(rank), job, step, share, _memory(rank)])
-    headers = ["rank", *(["device"] if is_wide else []), "steps", "job", "step", "busy", "memory"]
+        share = _bar(rank.busy_share, 10, number, options) + Text(f" {rank.busy_share:4.0%}")
+        rows.append([head, rank.device, _steps_of(rank), job, step, share, _memory(rank)])
+    headers = ["rank", "device", "steps", "job", "step", "busy", "memory"]
     return _table(headers, rows, right=("rank", "steps", "step", "memory"), flexible="job")
 
 
