@@ -2,18 +2,13 @@
 
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
 from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import EXIT_FAILED, json_option, redis_options, storage_option
-
-if TYPE_CHECKING:
-    from svdq.producer.doctor import Finding
-    from svdq.producer.settings import Settings
 
 
 @click.group()
@@ -194,11 +189,17 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
       svdq doctor --quick || systemctl restart redis
       svdq doctor --json | jq 'select(.level != "ok")'
     """
+    from svdq.producer.doctor import check_model, check_packages, check_redis, check_storage
     from svdq.producer.settings import Settings
 
     settings = Settings.load(model=model, storage=storage, redis_url=redis_url)
+    findings = itertools.chain(check_redis(settings), check_storage(settings))
+    if not quick:
+        from svdq.worker.doctor import check_machine
+
+        findings = itertools.chain(findings, check_model(settings.model), check_machine(), check_packages())
     failed = False
-    for finding in _findings(settings, quick=quick):
+    for finding in findings:
         failed = failed or finding.level == "fail"
         if as_json:
             echo_json(finding._asdict())
@@ -206,17 +207,6 @@ def doctor(model: str | None, quick: bool, as_json: bool, storage: str | None, r
             advice = f"; {finding.advice}" if finding.advice else ""
             echo(f"{finding.level:<4}  {finding.subject:<16}  {finding.text}{advice}")
     return EXIT_FAILED if failed else 0
-
-
-def _findings(settings: "Settings", *, quick: bool) -> "Iterator[Finding]":
-    from svdq.producer.doctor import check_model, check_packages, check_redis, check_storage
-
-    found = itertools.chain(check_redis(settings), check_storage(settings))
-    if quick:
-        return found
-    from svdq.worker.doctor import check_machine
-
-    return itertools.chain(found, check_model(settings.model), check_machine(), check_packages())
 
 
 @click.command()
@@ -243,8 +233,7 @@ def config(as_json: bool, **flags: str | None) -> None:
         if values[name] is not None:
             values[name] = without_secrets(values[name])
     values["notify"] = [f"{url.partition(':')[0]}://***" for url in values["notify"]]
-    masked = None if values["serve_token"] is None else "***"
-    values["serve_token"] = masked
+    values["serve_token"] = None if values["serve_token"] is None else "***"
     sources = origins(**flags)
     for name in os.environ:
         if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in values:

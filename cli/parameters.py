@@ -23,18 +23,12 @@ class VideoCommand(click.Command):
         for parameter in self.get_params(ctx):
             # click also has records of arguments, which the usage line shows.
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
-                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+                families = [job.title for job in JOBS.values() if parameter.name in job.model_fields]
+                title = f"Options for {families[0]}" if 0 < len(families) < len(JOBS) else "Options"
+                sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
-
-
-class _Option(click.Option):
-    """An option in a section of the help."""
-
-    def __init__(self, *names: Any, section: str, **attributes: Any) -> None:
-        super().__init__(*names, **attributes)
-        self.section = section
 
 
 def _read_size(_context: click.Context, _option: click.Parameter, value: str | None) -> dict[str, Any]:
@@ -67,8 +61,6 @@ def _option(name: str) -> Callable[[Command], Command]:
         return click.option(as_flag(name), is_flag=True, default=None, help=f"{field.description}.")
     return click.option(
         as_flag(name),
-        cls=_Option,
-        section="Options" if len(families) == len(JOBS) else f"Options for {families[0].title}",
         type=click.Choice(choices) if choices else kind,
         help=f"{field.description} [{limits}default: {_by_family([_default(name, job) for job in families])}].",
     )

@@ -99,7 +99,7 @@ def watch(
     options = read_options(**parameters)
 
     def report(event: "Event") -> None:
-        _print(event, as_json=as_json)
+        echo_json(event.as_json()) if as_json else echo(event.text, err=event.kind in ("problem", "resolved"))
         if event.kind == "watching":
             notify_systemd()
 
@@ -121,14 +121,6 @@ def watch(
     if stop.number == signal.SIGINT:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if once and (counts["rejected"] or counts["waiting"]) else 0
-
-
-def _print(event: "Event", *, as_json: bool) -> None:
-    """Print an event. Its text contains file names, which anybody may have chosen."""
-    if as_json:
-        echo_json(event.as_json())
-    else:
-        echo(event.text, err=event.kind in ("problem", "resolved"))
 
 
 def notify_systemd() -> None:
