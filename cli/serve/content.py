@@ -2,22 +2,23 @@
 
 import io
 import logging
+import os
 import tempfile
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import FileResponse, Response
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.errors import ApiError
-from svdq.cli.serve.videos import STATUS, file_names
+from svdq.cli.serve.videos import STATUS, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
 from svdq.producer.results.results import OUTPUTS
@@ -35,29 +36,22 @@ CACHING = {"Cache-Control": "private, no-cache"}
 MAX_POSTERS = 500
 
 
-class _Pipe(io.RawIOBase):
-    """A file that cannot be sought, from which what was written is taken."""
+class _Pipe(io.BytesIO):
+    """A file from which what was written is taken; it has no position, so `zipfile` counts the bytes itself."""
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        """Return that it can be written."""
-        return True
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        """Keep the bytes until they are taken."""
-        self._parts.append(bytes(data))
-        return len(data)
+    def tell(self) -> int:
+        """Refuse."""
+        raise io.UnsupportedOperation
 
     def take(self) -> bytes:
         """Return what was written since the last time."""
-        taken = b"".join(self._parts)
-        self._parts.clear()
+        taken = self.getvalue()
+        self.seek(0)
+        self.truncate()
         return taken
 
 
-def zip_of(storage: Storage, keys: Iterable[str], now: datetime) -> Iterator[bytes]:
+def zip_of(storage: Storage, keys: Iterable[str]) -> Iterator[bytes]:
     """Yield a zip of files in parts; holds one file in memory at a time. Videos are not compressed again.
 
     A file that was removed meanwhile is left out.
@@ -71,13 +65,19 @@ def zip_of(storage: Storage, keys: Iterable[str], now: datetime) -> Iterator[byt
             entry = storage.entry(key)
             if entry is None:
                 continue
-            # A zip begins in 1980.
-            modified = max(entry.modified_at.astimezone(now.tzinfo), datetime(1980, 1, 1, tzinfo=now.tzinfo))
-            info = zipfile.ZipInfo(key.removeprefix(f"{OUTPUTS}/"), modified.timetuple()[:6])
+            modified = entry.modified_at.astimezone().timetuple()[:6]
+            info = zipfile.ZipInfo(key.removeprefix(f"{OUTPUTS}/"), max(modified, (1980, 1, 1, 0, 0, 0)))  # its epoch
             info.external_attr = 0o644 << 16
             archive.writestr(info, storage.read(key))
             yield pipe.take()
     yield pipe.take()
+
+
+def keys_of(storage: Storage, kind: str, key: str) -> list[str]:
+    """Return the storage keys of the files of one format of a video, of which frames have many."""
+    if kind == "png":
+        return sorted(f"{key}/{name}" for name in storage.names(key) if name.startswith("frame_"))
+    return [key] if storage.exists(key) else []
 
 
 def sweep(storage: Storage) -> None:
@@ -102,20 +102,20 @@ class Content:
         Raises:
             ApiError: the video has no such file, or it was removed.
         """
-        names = {found: name for name, found in file_names(view)}
-        if not names:
+        files = files_of(view)
+        if not files:
             raise not_ready(view)
-        kind = kind or ("mp4" if "mp4" in names else next(iter(names)))
-        if kind not in names:
-            message = f"The video has no {kind[:20]!r}; it has {', '.join(names)}."
-            raise ApiError(400, message, param="format", code="invalid_value")
-        path, is_temporary = await self._backend.in_thread(lambda: self._local_file(view, names[kind], kind))
+        kind = kind or ("mp4" if "mp4" in files else next(iter(files)))
+        if kind not in files:
+            raise ApiError(400, f"The video has no {kind[:20]!r}; it has {', '.join(files)}.", param="format")
+        name = PurePosixPath(files[kind]).name
+        path, is_temporary = await self._backend.in_thread(lambda: self._local_file(view, kind, files[kind]))
         return _File(
             path,
             is_temporary=is_temporary,
             headers=CACHING,
             media_type=MEDIA_TYPES.get(kind, "application/octet-stream"),
-            filename=f"{names[kind]}.zip" if kind == "png" else names[kind],
+            filename=f"{name}.zip" if kind == "png" else name,
             content_disposition_type="inline",
         )
 
@@ -138,9 +138,9 @@ class Content:
 
     def _make_poster(self, view: JobView) -> bytes:
         try:
-            for name, kind in file_names(view)[:1]:
+            for kind, key in [*files_of(view).items()][:1]:
                 if kind != "png":
-                    path, is_temporary = self._local_file(view, name, kind)
+                    path, is_temporary = self._local_file(view, kind, key)
                     try:
                         return poster_of_video(path)
                     finally:
@@ -156,38 +156,36 @@ class Content:
         except (KeyError, InputError, UnavailableError) as error:
             raise ApiError(404, f"The video {view.id!r} has no picture.", code="not_found") from error
 
-    def _local_file(self, view: JobView, name: str, kind: str) -> tuple[Path, bool]:
+    def _local_file(self, view: JobView, kind: str, key: str) -> tuple[Path, bool]:
         """Return a path on this machine, and whether the caller removes it."""
         storage = self._backend.storage
-        key = "/".join(filter(None, ("outputs", view.parameters.get("folder", ""), name)))
-        if kind == "png":
-            return self._zip(key), True
-        if storage.entry(key) is None:
-            raise _removed(view.id)
-        if storage.folder is not None:
+        keys = keys_of(storage, kind, key)
+        if not keys:
+            raise ApiError(404, f"The files of the video {view.id!r} were removed.", code="not_found")
+        if kind != "png" and storage.folder is not None:
             return storage.folder / key, False
-        return _temporary(lambda path: storage.copy_out(key, path)), True
-
-    def _zip(self, key: str) -> Path:
-        storage = self._backend.storage
-        frames = sorted(name for name in storage.names(key) if name.startswith("frame_"))
-        if not frames:
-            raise _removed(key)
-
-        def fill(path: Path) -> None:
-            with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
-                for frame in frames:
-                    file.writestr(f"{PurePosixPath(key).name}/{frame}", storage.read(f"{key}/{frame}"))
-
-        return _temporary(fill)
+        path = Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))  # the next start removes it after a kill
+        path.touch(mode=0o600, exist_ok=False)
+        try:
+            if kind == "png":
+                with path.open("wb") as file:
+                    file.writelines(zip_of(storage, keys))
+            else:
+                storage.copy_out(key, path)
+            if entry := storage.entry(keys[-1]):  # the same ETag for each copy
+                os.utime(path, (entry.modified_at.timestamp(),) * 2)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return path, True
 
 
 class _File(FileResponse):
-    """A file, or a part of it; errors have the API's shape."""
+    """A file, or a part of it, unless the client has it; errors have the API's shape."""
 
     def __init__(self, path: Path, *, is_temporary: bool, **options: Any) -> None:
         """Create the response; a temporary file is removed after it."""
-        super().__init__(path, **options)
+        super().__init__(path, stat_result=path.stat(), **options)
         self._is_temporary = is_temporary
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -208,6 +206,9 @@ class _File(FileResponse):
                 await send(message)
 
         try:
+            if StaticFiles().is_not_modified(self.headers, Headers(scope=scope)):
+                await NotModifiedResponse(self.headers)(scope, receive, send)
+                return
             await super().__call__(scope, receive, send_unless_refused)
             if refusal is not None:
                 await refusal.response()(scope, receive, send)
@@ -216,25 +217,9 @@ class _File(FileResponse):
                 Path(self.path).unlink(missing_ok=True)
 
 
-def _temporary(fill: Callable[[Path], None]) -> Path:
-    """Create and fill a file that only this user can read; the next start removes it if this process is killed."""
-    path = Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))
-    path.touch(mode=0o600, exist_ok=False)
-    try:
-        fill(path)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return path
-
-
 def not_ready(view: JobView) -> ApiError:
     """Create the error for a video without files."""
     status = STATUS.get(view.status, "failed")
     if status == "failed":
         return ApiError(404, f"The video {view.id!r} has failed, so there is no file of it.", code="not_ready")
     return ApiError(404, f"The video {view.id!r} is {status}; get its file when it is completed.", code="not_ready")
-
-
-def _removed(video_id: str) -> ApiError:
-    return ApiError(404, f"The files of the video {video_id!r} were removed.", code="not_found")

@@ -2,7 +2,6 @@
 
 import re
 import secrets
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,10 +15,11 @@ from starlette.templating import Jinja2Templates
 
 from svdq.cli.serve import actions, creation, review
 from svdq.cli.serve.access import is_token, log_in
-from svdq.cli.serve.content import zip_of
+from svdq.cli.serve.content import keys_of, zip_of
 from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
 from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec
 from svdq.cli.serve.now import alive, events
+from svdq.cli.serve.videos import files_of
 from svdq.pipeline.models.registry import PARAMETERS
 from svdq.producer.queue import MAX_SOURCE_LENGTH
 from svdq.producer.status.status import JobView, view_many
@@ -200,16 +200,12 @@ async def download(request: Request) -> Response:
     if not _are_ids(job_ids):
         raise ApiError(400, f"Choose videos by their ids, {MAX_JOBS:,} at most.", code="invalid_value")
     jobs = await _views(request, job_ids)
-    keys = await backend.in_thread(lambda: review.files_of(backend.storage, jobs))
+    files = [each for job in jobs for each in files_of(job).items()]
+    keys = await backend.in_thread(lambda: [key for each in files for key in keys_of(backend.storage, *each)])
     if not keys:
         raise ApiError(404, "There are no files of these videos; they were removed.", code="not_found")
-    now = datetime.now().astimezone()
-
-    def parts() -> Iterator[bytes]:
-        yield from zip_of(backend.storage, keys, now)
-
-    headers = {"Content-Disposition": f'attachment; filename="videos-{now:%Y-%m-%d-%H%M}.zip"'}
-    return StreamingResponse(parts(), media_type="application/zip", headers=headers)
+    headers = {"Content-Disposition": f'attachment; filename="videos-{datetime.now():%Y-%m-%d-%H%M}.zip"'}
+    return StreamingResponse(zip_of(backend.storage, keys), media_type="application/zip", headers=headers)
 
 
 async def _read_json(request: Request, names: tuple[str, ...]) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
-from typing import Any, get_args
+from typing import Any
 
 import redis
 
 from svdq.cli.serve.errors import without_paths
 from svdq.cli.serve.older import Older
-from svdq.cli.serve.videos import file_names, model_stem
+from svdq.cli.serve.videos import files_of, model_stem
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import VIDEO_FIELDS
 from svdq.producer.queue import statuses
@@ -25,13 +25,13 @@ MAX_SCANNED = 5000
 #: Jobs read at a time.
 CHUNK = 200
 
-#: The filters of the page: the statuses of each.
-FILTERS: dict[str, tuple[str, ...]] = {
-    "open": ("finished", "failed"),
-    "new": ("finished",),
-    "keep": ("finished",),
-    "reject": ("finished",),
-    "failed": ("failed",),
+#: The filters of the page: the statuses and the marks of each.
+FILTERS: dict[str, tuple[tuple[str, ...], tuple[verdicts.Verdict | None, ...]]] = {
+    "open": (("finished", "failed"), (None, "keep")),
+    "new": (("finished",), (None,)),
+    "keep": (("finished",), ("keep",)),
+    "reject": (("finished",), ("reject",)),
+    "failed": (("failed",), (None, "keep", "reject")),
 }
 #: A place in the list: when a video ended, in seconds since the epoch, and its id.
 Place = tuple[int, str]
@@ -64,6 +64,7 @@ def read_page(
     """
     if show not in FILTERS:
         raise InputError(f"There is no filter {show[:80]!r}; choose one of {', '.join(FILTERS)}.")
+    shown, fitting_marks = FILTERS[show]
     place = _parse_place(before.removeprefix(_OLDER))
     found: list[dict[str, Any]] = []
 
@@ -72,14 +73,14 @@ def read_page(
         for _ in range(MAX_SCANNED // CHUNK):
             places = next_places(place, CHUNK)
             marks = dict(zip(places, verdicts.read(connection, [job_id for _, job_id in places]), strict=True))
-            fitting = [each for each in places if _fits(show, marks[each])]
+            fitting = [each for each in places if marks[each] in fitting_marks]
             wanted = fitting[: PAGE_SIZE - len(found)]
             views = {job.id: job for job in read([job_id for _, job_id in wanted])}
             # Some records have expired meanwhile, and stopped jobs are among the failed ones.
             found.extend(
-                _reviewed(views[job_id], marks[seconds, job_id] or "", settings, storage)
+                _reviewed(views[job_id], marks[seconds, job_id], settings, storage)
                 for seconds, job_id in wanted
-                if job_id in views and views[job_id].status in FILTERS[show]
+                if job_id in views and views[job_id].status in shown
             )
             if len(fitting) > len(wanted):
                 place = wanted[-1] if wanted else place
@@ -97,7 +98,7 @@ def read_page(
 
     if not before.startswith(_OLDER):
         place = collect(
-            lambda place, limit: ended_before(connection, FILTERS[show], limit, place),
+            lambda place, limit: ended_before(connection, shown, limit, place),
             lambda job_ids: view_many(connection, job_ids),
             place,
         )
@@ -113,27 +114,6 @@ def _page(found: Sequence[dict[str, Any]], kind: str, place: Place | None) -> di
     return {"results": list(found), "next": after}
 
 
-def files_of(storage: Storage, jobs: Sequence[JobView]) -> list[str]:
-    """Return the storage keys of the files of finished jobs; frames are single files."""
-    found: list[str] = []
-    for job in jobs:
-        for name, kind in file_names(job):
-            key = _key(job, name)
-            found += [key] if kind != "png" else sorted(f"{key}/{frame}" for frame in storage.names(key))
-    return [key for key in found if storage.exists(key)]
-
-
-def _fits(show: str, mark: verdicts.Verdict | None) -> bool:
-    match show:
-        case "open":
-            return mark != "reject"
-        case "new":
-            return mark is None
-        case "failed":
-            return True
-    return mark == show
-
-
 def _parse_place(text: str) -> Place | None:
     if not text:
         return None
@@ -143,20 +123,21 @@ def _parse_place(text: str) -> Place | None:
     return int(seconds), job_id
 
 
-def _reviewed(job: JobView, mark: str, settings: Settings, storage: Storage) -> dict[str, Any]:
+def _reviewed(job: JobView, mark: verdicts.Verdict | None, settings: Settings, storage: Storage) -> dict[str, Any]:
     """Describe one video of the list."""
     parameters = job.parameters
     width, height = parameters.get("width"), parameters.get("height")
-    kinds = [kind for _, kind in file_names(job)]
-    kind = next((kind for kind in _PLAYED if kind in kinds), "png")
+    files = files_of(job)
+    kind = next((kind for kind in _PLAYED if kind in files), "png")
     seed = parameters.get("seed")
     return {
         "id": job.id,
         "name": job.name,
         "status": job.status if job.is_readable else "failed",
         "kind": kind,
-        "is_there": bool(kinds) and _is_there(storage, job, kind),
-        "mark": mark if mark in get_args(verdicts.Verdict) else "",
+        # A remote storage is not asked about each video.
+        "is_there": kind in files and (storage.folder is None or storage.exists(files[kind])),
+        "mark": mark or "",
         "seed": seed if isinstance(seed, int) else None,
         "size": f"{width}x{height}" if width and height else "",
         "notice": job.notice,
@@ -168,13 +149,3 @@ def _reviewed(job: JobView, mark: str, settings: Settings, storage: Storage) -> 
         "photo_name": job.source or PurePosixPath(job.photo.replace("\\", "/")).name or job.name,
         "parameters": {name: parameters[name] for name in VIDEO_FIELDS if name in parameters},
     }
-
-
-def _is_there(storage: Storage, job: JobView, kind: str) -> bool:
-    """Return whether a video is in a local storage; a remote one is not asked about each video."""
-    names = [name for name, found in file_names(job) if found == kind]
-    return storage.folder is None or any(storage.exists(_key(job, name)) for name in names)
-
-
-def _key(job: JobView, name: str) -> str:
-    return "/".join(filter(None, ("outputs", str(job.parameters.get("folder", "")), name)))

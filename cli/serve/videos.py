@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Any
 
 from svdq.cli.serve.errors import without_paths
 from svdq.cli.serve.fields import USUAL
 from svdq.pipeline.models.registry import DEFAULT_FAMILY
 from svdq.producer import keys
+from svdq.producer.results.results import OUTPUTS
 from svdq.producer.settings import Settings
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.snapshot import Snapshot
@@ -99,16 +101,17 @@ def _own(view: JobView, estimate: Estimate | None, settings: Settings, warning: 
             if name not in ("image", "name", "folder", "seed", "prompt")
         },
         "files": [
-            {"name": name, "format": kind, "url": f"/v1/videos/{view.id}/content?format={kind}"}
-            for name, kind in file_names(view)
+            {"name": PurePosixPath(key).name, "format": kind, "url": f"/v1/videos/{view.id}/content?format={kind}"}
+            for kind, key in files_of(view).items()
         ],
     }
 
 
-def file_names(view: JobView) -> list[tuple[str, str]]:
-    """Return the names and formats of the files of a finished job; frames are a folder of the format png."""
+def files_of(view: JobView) -> dict[str, str]:
+    """Return the storage keys of the files of a finished job by format; frames are a folder of the format png."""
     names = [location.rstrip("/").rpartition("/")[2] for location in view.outputs] if view.status == "finished" else []
-    return [(name, "png" if name.endswith(f"-{view.id}") else name.rpartition(".")[2]) for name in names]
+    folder = "/".join(filter(None, (OUTPUTS, str(view.parameters.get("folder", "")))))
+    return {"png" if name.endswith(f"-{view.id}") else name.rpartition(".")[2]: f"{folder}/{name}" for name in names}
 
 
 def _epoch(moment: datetime | None) -> int:

@@ -37,6 +37,9 @@ def test_the_files_of_a_video(server: Server, connection: redis.Redis, storage: 
         assert answer.headers["Content-Type"] == types[file["format"]]
         assert "filename*=utf-8''K%C3%A4se%201-" in answer.headers["Content-Disposition"]
         assert answer.headers["Cache-Control"] == "private, no-cache"
+        same = server.get(file["url"], **{"If-None-Match": answer.headers["ETag"], "Range": "bytes=0-3"})
+        assert (same.status, same.body, same.headers["ETag"]) == (304, b"", answer.headers["ETag"])
+        assert server.get(file["url"], **{"If-None-Match": '"another"'}).body == answer.body
     assert server.get(f"{path}/content").body[4:8] == b"ftyp"
     with zipfile.ZipFile(io.BytesIO(server.get(f"{path}/content?format=png").body)) as frames:
         assert [Path(name).name for name in frames.namelist()] == ["frame_0001.png", "frame_0002.png"]
@@ -137,7 +140,9 @@ def test_a_storage_elsewhere(serve: Serve, connection: redis.Redis, s3: str, pho
     video_id = finish(connection, storage, 9, formats=("gif", "png"))
     path = f"/v1/videos/{video_id}"
     assert server.get(f"{path}/content").body == storage.read(f"outputs/photo-{video_id}.gif")
-    assert server.get(f"{path}/content", Range="bytes=0-3").body == b"GIF8"
+    etag = server.get(f"{path}/content").headers["ETag"]
+    assert server.get(f"{path}/content", **{"Range": "bytes=0-3", "If-Range": etag}).body == b"GIF8"
+    assert server.get(f"{path}/content", **{"If-None-Match": etag}).status == 304
     assert server.get(f"{path}/content?format=png").body[:4] == b"PK\3\4"
     assert server.get(f"{path}/content?variant=thumbnail").body[:2] == b"\xff\xd8"
     created = server.create(photo_bytes).json["id"]
