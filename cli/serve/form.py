@@ -3,15 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.registry import DEFAULT_FAMILY, family_of_model
-from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
+from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.status.estimates import Estimate, Waiting, estimate_all, with_more
 from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
@@ -79,8 +76,9 @@ class Field:
 def fields(family: str) -> list[Field]:
     """Return the fields of all parameters of a family's videos, the main ones first."""
     job = JOBS[family]
-    names = [name for name in VIDEO_FIELDS if name in job.model_fields and name != "family"]
-    found = [_field(name, job) for name in names]
+    schemas = job.model_json_schema()["properties"]
+    names = [name for name in VIDEO_FIELDS if name in schemas and name != "family"]
+    found = [_field(name, schemas[name], job.frame_step) for name in names]
     found.append(
         Field(
             name="auto_size",
@@ -115,72 +113,37 @@ def label_of(name: str) -> str:
     return LABELS.get(name) or name.replace("_", " ").capitalize()
 
 
-def _field(name: str, job: type[Job]) -> Field:
-    info = job.model_fields[name]
-    kind, choices, number = _kind(info.annotation)
-    default = "" if info.is_required() or info.default is None else info.default
-    if isinstance(default, tuple):
-        default = " ".join(default)
-    if isinstance(default, bool):
-        default = "yes" if default else "no"
-    limits = _limits(info, number)
-    if name == "frames":
-        limits["step"] = str(job.frame_step)
-    hint = info.description or ""
+def _field(name: str, schema: Mapping[str, Any], frame_step: int) -> Field:
+    """Describe a parameter by its JSON schema, or that of its values other than null."""
+    rules = next((each for each in schema.get("anyOf", ()) if each["type"] != "null"), {}) | schema
+    default, step = rules.get("default"), rules.get("multipleOf", "any")
+    kind, choices = "text", rules.get("enum", ())
+    low, high = rules.get("minimum"), rules.get("maximum", rules.get("maxLength"))
+    is_number = rules["type"] in ("integer", "number")
+    if is_number:
+        kind = "number"
+        if rules["type"] == "integer":
+            step = frame_step if name == "frames" else rules.get("multipleOf", 1)
+    elif rules["type"] == "array":
+        kind, choices, default = "checks", rules["items"]["enum"], " ".join(default or ())
+    elif rules["type"] == "boolean":
+        kind, choices, default = "choice", ("no", "yes"), "yes" if default else "no"
+    elif choices:
+        kind = "choice"
+    hint = rules.get("description", "")
     return Field(
         name=name,
         label=label_of(name),
         hint=hint if len(hint.split()) > NUM_PLAIN_WORDS else "",
         kind=kind,
-        default=str(default),
-        placeholder=PLACEHOLDERS.get(name, "automatic") if number else "",
+        default="" if default is None else str(default),
+        placeholder=PLACEHOLDERS.get(name, "automatic") if is_number else "",
+        low="" if low is None else f"{low:g}",
+        high="" if high is None or high > _ENDLESS else f"{high:g}",
+        step=str(step),
         choices=tuple((choice, choice) for choice in choices),
         is_main=name in MAIN,
-        **limits,
     )
-
-
-def _kind(annotation: Any) -> tuple[str, tuple[str, ...], type | None]:
-    """Return the kind of a field, its choices, and the type of its number."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return _kind(next(each for each in arguments if each is not type(None)))
-    if origin is Annotated:
-        return _kind(arguments[0])
-    if origin is Literal:
-        return "choice", arguments, None
-    if origin is tuple:
-        return "checks", get_args(arguments[0]), None
-    if annotation is bool:
-        return "choice", ("no", "yes"), None
-    return ("number", (), annotation) if annotation in (int, float) else ("text", (), None)
-
-
-def _limits(info: FieldInfo, number: type | None) -> dict[str, str]:
-    rules = _rules(info)
-    if number is None:
-        return {"high": str(rules.get("max_length", ""))}
-    low, high = rules.get("ge"), rules.get("le")
-    step = rules.get("multiple_of") or (1 if number is int else "any")
-    return {
-        "low": "" if low is None else f"{low:g}",
-        "high": "" if high is None or high > _ENDLESS else f"{high:g}",
-        "step": str(step),
-    }
-
-
-def _rules(info: FieldInfo) -> dict[str, Any]:
-    """Read the limits of a field, also those of the members of its union."""
-    found: dict[str, Any] = {}
-    metadata = list(info.metadata)
-    for member in get_args(info.annotation):
-        metadata += getattr(member, "__metadata__", ())
-    for entry in metadata:
-        for rule in getattr(entry, "metadata", None) or [entry]:
-            for name in ("ge", "le", "multiple_of", "max_length"):
-                if getattr(rule, name, None) is not None:
-                    found[name] = getattr(rule, name)
-    return found
 
 
 def read_spec(given: Mapping[str, str]) -> JobSpec:
