@@ -1,6 +1,7 @@
 """What the page and the API do with jobs, each through the function that the command line uses."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -8,7 +9,7 @@ import redis
 from starlette.datastructures import State
 
 from svdq.cli.serve.errors import ApiError
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer import control
 from svdq.producer.queue import SvdqQueue, fetch_many, queues
 from svdq.producer.results import verdicts
@@ -70,39 +71,36 @@ def _move_to_front(connection: redis.Redis, job_id: str) -> None:
 
 
 async def remove(state: State, job_id: str) -> None:
-    """Remove a job; one that is in flight is canceled, and removed when it has stopped."""
-    begun_at = time.monotonic()
-    while not await _remove_now(state, job_id):
-        if time.monotonic() - begun_at > WAIT_S:
-            task = asyncio.create_task(_remove_later(state, job_id))
-            state.removals.add(task)
-            task.add_done_callback(state.removals.discard)
-            break
-        await asyncio.sleep(POLL_S)
-    state.polls.forget(job_id)
-    state.pages.forget()
+    """Remove a job; one that is in flight is canceled, and removed when it has stopped.
+
+    Raises:
+        ApiError: Redis is away.
+        UnavailableError: the storage cannot be reached.
+    """
+    if not await _remove_now(state, job_id):
+        task = asyncio.create_task(_remove_later(state, job_id))
+        state.removals.add(task)
+        task.add_done_callback(state.removals.discard)
+        await asyncio.wait({task}, timeout=WAIT_S)
 
 
 async def _remove_later(state: State, job_id: str) -> None:
     end = time.monotonic() + GIVE_UP_S
-    while time.monotonic() < end:
-        await asyncio.sleep(1)
-        try:
-            if await _remove_now(state, job_id):
-                state.polls.forget(job_id)
-                state.pages.forget()
-                return
-        except ApiError:
-            continue  # Redis is away
+    is_removed = False
+    while not is_removed and time.monotonic() < end:
+        await asyncio.sleep(POLL_S)
+        with contextlib.suppress(ApiError, UnavailableError):  # Redis or the storage is away
+            is_removed = await _remove_now(state, job_id)
 
 
 async def _remove_now(state: State, job_id: str) -> bool:
     """Remove a job; return False while it is in flight."""
-    backend = state.backend
 
-    def work(connection: object) -> bool:
-        [found] = fetch_many(connection, [job_id])  # type: ignore[arg-type]
-        return found is None or remove_job(connection, backend.storage, job_id)  # type: ignore[arg-type]
+    def work(connection: redis.Redis) -> bool:
+        [found] = fetch_many(connection, [job_id])
+        return found is None or remove_job(connection, state.backend.storage, job_id)
 
-    done: bool = await backend.write(work)
-    return done
+    is_removed: bool = await state.backend.write(work)
+    state.polls.forget(job_id)
+    state.pages.forget()
+    return is_removed

@@ -1,7 +1,6 @@
 """The views of `/v1/videos`, `/v1/models` and `/health`."""
 
 import hashlib
-import re
 import secrets
 from collections import OrderedDict
 from dataclasses import replace
@@ -19,14 +18,12 @@ from svdq.cli.serve.creation import create, make_again, options_of
 from svdq.cli.serve.errors import ApiError, Json, no_such_video
 from svdq.cli.serve.fields import VideoRequest, decode_data_url, read_request
 from svdq.cli.serve.sharing import Polled
-from svdq.cli.serve.videos import model_stem, models, video_object
+from svdq.cli.serve.videos import JOB_ID, model_stem, models, video_object
 from svdq.producer.status.paging import Place, place_of, read_page
 from svdq.producer.status.status import JobView
 from svdq.producer.submitting.options import SEED_BITS
 from svdq.producer.submitting.submit import Submission
 
-#: Ids of jobs that RQ allows.
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 MAX_PAGE = 100
 #: Ends of pages that are remembered: their jobs may be deleted before the next page is asked for.
 MAX_ENDS = 1000
@@ -90,13 +87,11 @@ async def list_videos(request: Request) -> Response:
     """List videos by the time of their creation."""
     query = request.query_params
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after", "")
-    if not (limit.isascii() and limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= MAX_PAGE):
+    if limit not in map(str, range(1, MAX_PAGE + 1)):
         message = f"limit {limit[:20]!r} is not allowed: it must be 1 to {MAX_PAGE}."
-        raise ApiError(400, message, param="limit", code="invalid_value")
+        raise ApiError(400, message, param="limit")
     if order not in ("asc", "desc"):
-        raise ApiError(
-            400, f"order {order[:20]!r} is not allowed: it must be asc or desc.", param="order", code="invalid_value"
-        )
+        raise ApiError(400, f"order {order[:20]!r} is not allowed: it must be asc or desc.", param="order")
     key = (int(limit), order, after)
     views, has_more = await request.app.state.pages.get(key)
     names, settings = await _models(request), request.app.state.backend.settings
@@ -125,7 +120,7 @@ async def video_content(request: Request) -> Response:
     variant = request.query_params.get("variant", "video")
     if variant not in ("video", "thumbnail"):
         message = f"variant {variant[:20]!r} is not allowed: it must be video or thumbnail."
-        raise ApiError(400, message, param="variant", code="invalid_value")
+        raise ApiError(400, message, param="variant")
     view, _ = await _find(request)
     if variant == "video":
         response: Response = await request.app.state.content.video(view, request.query_params.get("format"))
@@ -173,9 +168,7 @@ async def _answer(request: Request, submission: Submission, views: list[JobView]
 
 async def _find(request: Request) -> tuple[JobView, Any]:
     video_id = request.path_params["video_id"]
-    found: Polled = None
-    if _JOB_ID.fullmatch(video_id):
-        found = await request.app.state.polls.get(video_id)
+    found: Polled = await request.app.state.polls.get(video_id) if JOB_ID.fullmatch(video_id) else None
     if found is None:
         raise no_such_video(video_id)
     return found
@@ -213,7 +206,7 @@ class PageReader:
         limit, order, after = key
 
         def work(connection: Any) -> tuple[list[JobView], bool, Place | None]:
-            begin = self._ends.get(after) or (place_of(connection, after) if _JOB_ID.fullmatch(after) else None)
+            begin = self._ends.get(after) or (place_of(connection, after) if JOB_ID.fullmatch(after) else None)
             if after and begin is None:
                 raise ApiError(400, f"There is no video {after[:80]!r}.", param="after", code="not_found")
             views, has_more = read_page(connection, limit, begin, newest_first=order == "desc")

@@ -64,7 +64,7 @@ def serve(
     from svdq.cli.serve.options import ServeOptions, is_host
     from svdq.cli.serve.server import exit_soon, listen, run
     from svdq.cli.serve.token import find_token, token_file
-    from svdq.cli.serve.worker_beside import WorkerBeside
+    from svdq.cli.serve.worker_beside import worker_beside
     from svdq.cli.watch import notify_systemd
     from svdq.producer.settings import Settings
 
@@ -89,8 +89,7 @@ def serve(
         notify_systemd()
 
     with contextlib.ExitStack() as stack:
-        worker = stack.enter_context(WorkerBeside(settings)) if with_worker else None
-        on_stop = worker.stop if worker is not None else lambda: None
+        on_stop = stack.enter_context(worker_beside(settings)) if with_worker else lambda: None
         signal_number = run(make_app(settings, options), options, listener, report, on_stop)
     code = EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0
     exit_soon(code)

@@ -154,14 +154,14 @@ class Content:
             data = self._backend.storage.read(str(parameters["image"]))
             return poster_of_photo(data, size, parameters.get("fit", "crop"), self._backend.settings.max_pixels)
         except (KeyError, InputError, UnavailableError) as error:
-            raise ApiError(404, f"The video {view.id!r} has no picture.", code="not_found") from error
+            raise ApiError(404, f"The video {view.id!r} has no picture.") from error
 
     def _local_file(self, view: JobView, kind: str, key: str) -> tuple[Path, bool]:
         """Return a path on this machine, and whether the caller removes it."""
         storage = self._backend.storage
         keys = keys_of(storage, kind, key)
         if not keys:
-            raise ApiError(404, f"The files of the video {view.id!r} were removed.", code="not_found")
+            raise ApiError(404, f"The files of the video {view.id!r} were removed.")
         if kind != "png" and storage.folder is not None:
             return storage.folder / key, False
         path = Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))  # the next start removes it after a kill

@@ -50,7 +50,7 @@ async def create(
                 submissions = list(submit_all(backend.settings, [request], connection=connection))
             except InputError as error:
                 message = without_paths(str(error), backend.settings)
-                raise ApiError(400, message, param="input_reference", code="invalid_value") from error
+                raise ApiError(400, message, param="input_reference") from error
         return submissions, view_many(connection, [each.id for each in submissions])
 
     return await backend.write(work)
@@ -74,7 +74,7 @@ async def make_again(backend: Backend, view: JobView, spec: JobSpec) -> tuple[li
 
     def read() -> bytes:
         if backend.storage.entry(key) is None:
-            raise ApiError(404, f"The photo of {view.name!r} was removed; add it again.", code="not_found")
+            raise ApiError(404, f"The photo of {view.name!r} was removed; add it again.")
         return backend.storage.read_input(key)
 
     photo = PurePosixPath(view.photo.replace("\\", "/"))

@@ -48,13 +48,13 @@ class ApiError(Exception):
             status: of the response.
             message: for people.
             param: name of the field that is wrong.
-            code: a word for programs; that of wrong values by default.
+            code: a word for programs; by default that of wrong values with 400, and that of missing things with 404.
             headers: of the response, besides those of every response.
         """
         super().__init__(message)
         self.status = status
         self.param = param
-        self.code = code or ("invalid_value" if status == HTTPStatus.BAD_REQUEST else None)
+        self.code = code or {400: "invalid_value", 404: "not_found"}.get(status)
         self.headers = dict(headers or {})
 
     @property
@@ -72,7 +72,7 @@ class ApiError(Exception):
 
 def no_such_video(video_id: str) -> ApiError:
     """Create the error for a video that does not exist."""
-    return ApiError(404, f"There is no video {video_id[:80]!r}.", param="video_id", code="not_found")
+    return ApiError(404, f"There is no video {video_id[:80]!r}.", param="video_id")
 
 
 def redis_away() -> ApiError:
@@ -117,7 +117,7 @@ def answer_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         error = _of_router(error, request)
     elif isinstance(error, InputError):
-        error = ApiError(400, without_paths(str(error), request.app.state.backend.settings), code="invalid_value")
+        error = ApiError(400, without_paths(str(error), request.app.state.backend.settings))
     elif isinstance(error, UnavailableError | OSError):  # such as a full disk for what is being uploaded
         logger.warning("%s", error)
         error = storage_away()
@@ -130,7 +130,7 @@ def answer_error(request: Request, error: Exception) -> Response:
 def _of_router(error: HTTPException, request: Request) -> ApiError:
     match error.status_code:
         case 404:
-            return ApiError(404, f"There is nothing at {request.url.path[:200]!r}.", code="not_found")
+            return ApiError(404, f"There is nothing at {request.url.path[:200]!r}.")
         case 405:
             message = f"{request.method} is not allowed at {request.url.path[:200]!r}."
             return ApiError(405, message, code="method_not_allowed", headers=error.headers)

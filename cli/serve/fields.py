@@ -109,7 +109,7 @@ def read_request(
         if not param:
             named = (name for name in (*spelled, "priority", "name") if name in message)
             param = next(named, "")
-        raise ApiError(400, message, param=param or None, code="invalid_value") from error
+        raise ApiError(400, message, param=param or None) from error
     return VideoRequest(spec=spec, model=texts.get("model", ""), photo_url=photo_url(photo))
 
 
@@ -151,11 +151,11 @@ def _extra(value: Any) -> Mapping[str, Any]:
         try:
             value = json.loads(value or "{}")
         except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"{EXTRA} is not JSON ({error}).", param=EXTRA, code="invalid_value") from error
+            raise ApiError(400, f"{EXTRA} is not JSON ({error}).", param=EXTRA) from error
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ApiError(400, f"{EXTRA} must be an object of names and values.", param=EXTRA, code="invalid_value")
+        raise ApiError(400, f"{EXTRA} must be an object of names and values.", param=EXTRA)
     return value
 
 
@@ -234,7 +234,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _bad(param: str, message: str) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")
+    return ApiError(400, message, param=param)
 
 
 def photo_url(value: Any) -> str:

@@ -1,6 +1,6 @@
 """The form of the page: its fields with their defaults, limits and descriptions, and what it asks for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -115,7 +115,8 @@ def label_of(name: str) -> str:
 
 def _field(name: str, schema: Mapping[str, Any], frame_step: int) -> Field:
     """Describe a parameter by its JSON schema, or that of its values other than null."""
-    rules = next((each for each in schema.get("anyOf", ()) if each["type"] != "null"), {}) | schema
+    options: Sequence[dict[str, Any]] = schema.get("anyOf", ())
+    rules = {**next((each for each in options if each["type"] != "null"), {}), **schema}
     default, step = rules.get("default"), rules.get("multipleOf", "any")
     kind, choices = "text", rules.get("enum", ())
     low, high = rules.get("minimum"), rules.get("maximum", rules.get("maxLength"))
@@ -156,7 +157,7 @@ def read_spec(given: Mapping[str, str]) -> JobSpec:
     at = values.get("at")
     spec = JobSpec(
         options=(read_options({name: text for name, text in values.items() if name not in OWN_FIELDS}),),
-        variations=_whole(values.get("variations", "1"), "Videos of each photo"),
+        variations=whole_number(values.get("variations", "1"), "Videos of each photo"),
         priority=values.get("priority", "default"),
         folder=read_folder(values.get("folder", "")),
         at=None if at is None else parse_future(at, "Time", datetime.now().astimezone()),
@@ -193,7 +194,12 @@ def estimate_of(snapshot: Snapshot, spec: JobSpec, num_videos: int, now: datetim
     return Estimate(eta_s=begin_s + alone.eta_s)
 
 
-def _whole(text: str, called: str) -> int:
+def whole_number(text: str, called: str) -> int:
+    """Parse a number.
+
+    Raises:
+        InputError: it is no whole number; `called` is its name in the error.
+    """
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise InputError(f"{called} {text[:80]!r} is not allowed: it must be a whole number, such as 3.")
     return int(text)

@@ -1,11 +1,12 @@
 """The state that the page shows under "Now", as one JSON object a second, and the stream of it to all pages."""
 
-import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
+import anyio
 import redis
 from rq.job import JobStatus
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -21,7 +22,7 @@ from svdq.cli.view import progress_of
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import queues
 from svdq.producer.settings import Settings
-from svdq.producer.status.estimates import Estimate, Waiting, estimate_jobs
+from svdq.producer.status.estimates import Estimate, estimate_jobs
 from svdq.producer.status.ranks import GroupStatus, RankStatus
 from svdq.producer.status.registries import ended_before
 from svdq.producer.status.snapshot import Snapshot
@@ -35,15 +36,16 @@ MAX_ROWS, MAX_GROUPS = 100, 50
 LOW_DISK_BYTES = 2_000_000_000
 #: Seconds after which the send to a page that does not read any more is given up.
 SEND_TIMEOUT_S = 30
+#: Seconds that a stream has to end when the server stops.
+END_S = 1.0
 
 
 def read_state(connection: redis.Redis, settings: Settings, storage: Storage, snapshot: Snapshot) -> str:
     """Read the rows of what waits, and return the whole state as JSON text."""
     counts = {status: sum(queue[status] for queue in snapshot.queues.values()) for status in STATUSES}
-    queued, num_ahead = _first_queued(connection)
-    later = _first_scheduled(connection, MAX_ROWS - len(queued))
-    waiting = view_many(connection, [*queued, *later])
-    places = Waiting(num_jobs=snapshot.waiting.num_jobs, sample=snapshot.waiting.sample, num_ahead=num_ahead)
+    job_ids, num_ahead = _first_waiting(connection)
+    waiting = view_many(connection, job_ids)
+    places = replace(snapshot.waiting, num_ahead=num_ahead)
     estimates = estimate_jobs(waiting, places, snapshot.groups, snapshot.pauses, snapshot.no_group)
     rows = [_started(snapshot, job) for job in snapshot.jobs[:MAX_ROWS]]
     rows += [
@@ -78,35 +80,26 @@ def outage(sentence: str) -> str:
     return json.dumps({"outage": sentence})
 
 
-def _first_queued(connection: redis.Redis) -> tuple[list[str], dict[str, int]]:
-    """Return the ids of the videos that are made next, and the number before each."""
+def _first_waiting(connection: redis.Redis) -> tuple[list[str], dict[str, int]]:
+    """Return the ids of what waits: queued, scheduled, deferred; and the number of videos before each queued one."""
     with connection.pipeline(transaction=False) as pipeline:
         for queue in queues(connection):
-            pipeline.lrange(queue.key, 0, MAX_ROWS - 1)
             pipeline.llen(queue.key)
+            pipeline.lrange(queue.key, 0, MAX_ROWS - 1)
+            for registry in (queue.scheduled_job_registry, queue.deferred_job_registry):
+                pipeline.zrange(registry.key, 0, MAX_ROWS - 1, withscores=True)
         answers = pipeline.execute()
     num_ahead: dict[str, int] = {}
     begin = 0
-    for members, length in zip(answers[::2], answers[1::2], strict=True):
+    for length, members in zip(answers[::4], answers[1::4], strict=True):
         for place, member in enumerate(members):
             num_ahead.setdefault(member.decode(errors="backslashreplace"), begin + place)
         begin += length
-    return list(num_ahead)[:MAX_ROWS], num_ahead
-
-
-def _first_scheduled(connection: redis.Redis, limit: int) -> list[str]:
-    if limit <= 0:
-        return []
-    with connection.pipeline(transaction=False) as pipeline:
-        for queue in queues(connection):
-            pipeline.zrange(queue.scheduled_job_registry.key, 0, limit - 1, withscores=True)
-        for queue in queues(connection):
-            pipeline.zrange(queue.deferred_job_registry.key, 0, limit - 1, withscores=True)
-        answers = pipeline.execute()
-    half = len(answers) // 2
-    scheduled = sorted((score, member) for answer in answers[:half] for member, score in answer)
-    deferred = sorted((score, member) for answer in answers[half:] for member, score in answer)
-    return [member.decode(errors="backslashreplace") for _, member in [*scheduled, *deferred][:limit]]
+    scheduled, deferred = (
+        sorted((score, member) for answer in answers[kind::4] for member, score in answer) for kind in (2, 3)
+    )
+    later = [member.decode(errors="backslashreplace") for _, member in [*scheduled, *deferred]]
+    return list(dict.fromkeys([*num_ahead, *later]))[:MAX_ROWS], num_ahead
 
 
 def _started(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
@@ -212,17 +205,22 @@ def shared_states(backend: Backend, snapshots: Shared[None, Snapshot]) -> Shared
 async def events(request: Request) -> Response:
     """Stream the state to a page, now and each second."""
     states: Shared[None, str] = request.app.state.page_states
+    is_ending = anyio.Event()
 
     async def stream() -> AsyncIterator[ServerSentEvent]:
-        while True:
+        while not is_ending.is_set():
             try:
                 text = await states.get(None)
             except ApiError as error:
                 text = outage(str(error))
             yield ServerSentEvent(text, event="state")
-            await asyncio.sleep(FRESH_S)
+            with anyio.move_on_after(FRESH_S):
+                await is_ending.wait()
 
-    return EventSourceResponse(stream(), send_timeout=SEND_TIMEOUT_S)
+    # A stream that is canceled when the server stops, instead of ending by itself, is an error in uvicorn's log.
+    return EventSourceResponse(
+        stream(), send_timeout=SEND_TIMEOUT_S, shutdown_event=is_ending, shutdown_grace_period=END_S
+    )
 
 
 async def alive(_request: Request) -> Response:

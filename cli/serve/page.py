@@ -1,12 +1,12 @@
 """The views of the page."""
 
-import re
 import secrets
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
 
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
@@ -17,9 +17,9 @@ from svdq.cli.serve import actions, creation, review
 from svdq.cli.serve.access import is_token, log_in
 from svdq.cli.serve.content import keys_of, zip_of
 from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
-from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec
+from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec, whole_number
 from svdq.cli.serve.now import alive, events
-from svdq.cli.serve.videos import files_of
+from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.models.registry import PARAMETERS
 from svdq.producer.queue import MAX_SOURCE_LENGTH
 from svdq.producer.status.status import JobView, view_many
@@ -30,10 +30,23 @@ from svdq.producer.submitting.sources import SUFFIXES
 FOLDER = Path(__file__).parent
 templates = Jinja2Templates(FOLDER / "templates")
 
-#: Ids of jobs that RQ allows.
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_JobId = Annotated[str, StringConstraints(pattern=f"^{JOB_ID.pattern}$")]
 #: Largest number of videos in one action or zip.
 MAX_JOBS = 10_000
+
+
+class _Action(BaseModel, extra="forbid"):
+    action: str
+    ids: list[_JobId] = Field([], max_length=MAX_JOBS)
+
+
+class _Repetition(BaseModel, extra="forbid"):
+    id: str
+    #: New values of parameters, as text; a new seed if there are none.
+    changes: dict[str, str] = {}
+
+
+_Body = TypeVar("_Body", bound=BaseModel)
 
 
 def routes() -> list[BaseRoute]:
@@ -50,7 +63,7 @@ def routes() -> list[BaseRoute]:
         Route("/page/results", results),
         Route("/page/actions", act, methods=["POST"]),
         Route("/page/repeat", repeat, methods=["POST"]),
-        Route("/page/zip", download, methods=["GET", "POST"]),
+        Route("/page/zip", download, methods=["POST"]),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
     ]
 
@@ -87,12 +100,10 @@ async def login(request: Request) -> Response:
 async def estimate(request: Request) -> Response:
     """Answer when videos would be done that are not queued yet."""
     given = dict(request.query_params)
-    text = given.pop("num_videos", "1")
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 10):
-        raise ApiError(400, f"The number of videos {text[:80]!r} is not a whole number.", param="num_videos")
+    num_videos = whole_number(given.pop("num_videos", "1"), "The number of videos")
     wanted = read_spec(given)
     snapshot = await request.app.state.snapshots.get(None)
-    found = estimate_of(snapshot, wanted, int(text), datetime.now().astimezone())
+    found = estimate_of(snapshot, wanted, num_videos, datetime.now().astimezone())
     return JSONResponse({"eta_s": found.eta_s, "reason": found.reason})
 
 
@@ -132,7 +143,7 @@ async def content(request: Request) -> Response:
 
 
 async def _find(request: Request, video_id: str) -> JobView:
-    found = await _views(request, [video_id]) if _are_ids([video_id]) else []
+    found = await _views(request, [video_id])
     if not found:
         raise no_such_video(video_id)
     return found[0]
@@ -141,6 +152,7 @@ async def _find(request: Request, video_id: str) -> JobView:
 async def _views(request: Request, job_ids: list[str]) -> list[JobView]:
     """Read jobs, those that Redis has forgotten from the storage; missing ones are left out."""
     state = request.app.state
+    job_ids = [job_id for job_id in job_ids if JOB_ID.fullmatch(job_id)]
     found: list[JobView] = await state.backend.read(lambda connection: view_many(connection, job_ids))
     missing = sorted(set(job_ids).difference(job.id for job in found))
     return found + (await state.backend.in_thread(lambda: state.older.views(missing)) if missing else [])
@@ -161,11 +173,8 @@ async def results(request: Request) -> Response:
 async def act(request: Request) -> Response:
     """Do what a button says."""
     backend = request.app.state.backend
-    body = await _read_json(request, ("action", "ids"))
-    action, job_ids = body.get("action"), body.get("ids", [])
-    if not isinstance(action, str) or not _are_ids(job_ids):
-        raise ApiError(400, f"An action needs a name and a list of ids, {MAX_JOBS:,} at most.", code="invalid_value")
-    problems = await backend.write(lambda connection: actions.act(connection, action, job_ids))
+    asked = await _read(request, _Action)
+    problems = await backend.write(lambda connection: actions.act(connection, asked.action, asked.ids))
     request.app.state.snapshots.forget()
     request.app.state.page_states.forget()
     return JSONResponse({"problems": [without_paths(sentence, backend.settings) for sentence in problems]})
@@ -174,12 +183,10 @@ async def act(request: Request) -> Response:
 async def repeat(request: Request) -> Response:
     """Make a video again, with another seed or with changed parameters."""
     backend = request.app.state.backend
-    body = await _read_json(request, ("id", "changes"))
-    job_id, changes = body.get("id", ""), body.get("changes", {})
-    if not _are_ids([job_id]) or not isinstance(changes, dict) or not all(map(_is_text, changes.values())):
-        raise ApiError(400, "A repetition needs an id, and changes as text.", code="invalid_value")
-    view = await _find(request, job_id)
-    options = replace(creation.options_of(view), **(read_options(changes).given() if changes else {"seed": None}))
+    asked = await _read(request, _Repetition)
+    view = await _find(request, asked.id)
+    changes = read_options(asked.changes).given() if asked.changes else {"seed": None}
+    options = replace(creation.options_of(view), **changes)
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(SEED_BITS))
     priority = view.queue.removeprefix("svdq-") or "default"
@@ -192,41 +199,22 @@ async def repeat(request: Request) -> Response:
 async def download(request: Request) -> Response:
     """Stream the files of videos as one zip."""
     backend = request.app.state.backend
-    text = request.query_params.get("ids", "")
-    if request.method == "POST":
-        async with request.form(max_files=0, max_fields=1, max_part_size=MAX_JOBS * 64) as form:
-            text = str(form.get("ids", ""))
-    job_ids = [job_id for job_id in dict.fromkeys(text.split(",")) if job_id]
-    if not _are_ids(job_ids):
-        raise ApiError(400, f"Choose videos by their ids, {MAX_JOBS:,} at most.", code="invalid_value")
+    async with request.form(max_files=0, max_fields=1, max_part_size=MAX_JOBS * 64) as form:
+        job_ids = list(dict.fromkeys(str(form.get("ids", "")).split(",")))
+    if len(job_ids) > MAX_JOBS:
+        raise ApiError(400, f"Choose {MAX_JOBS:,} videos at most.")
     jobs = await _views(request, job_ids)
     files = [each for job in jobs for each in files_of(job).items()]
     keys = await backend.in_thread(lambda: [key for each in files for key in keys_of(backend.storage, *each)])
     if not keys:
-        raise ApiError(404, "There are no files of these videos; they were removed.", code="not_found")
+        raise ApiError(404, "There are no files of these videos; they were removed.")
     headers = {"Content-Disposition": f'attachment; filename="videos-{datetime.now():%Y-%m-%d-%H%M}.zip"'}
     return StreamingResponse(zip_of(backend.storage, keys), media_type="application/zip", headers=headers)
 
 
-async def _read_json(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
-    """Read a JSON object with no other members."""
+async def _read(request: Request, model: type[_Body]) -> _Body:
     try:
-        body = await request.json()
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, "The request is not JSON.", code="invalid_value") from error
-    if not isinstance(body, dict) or not set(body) <= set(names):
-        raise ApiError(400, f"The request must be an object with {' and '.join(names)}.", code="invalid_value")
-    return body
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _are_ids(value: object) -> bool:
-    """Return whether a value is a list of ids that jobs may have."""
-    return (
-        isinstance(value, list)
-        and len(value) <= MAX_JOBS
-        and all(isinstance(each, str) and _JOB_ID.fullmatch(each) for each in value)
-    )
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise ApiError(400, f"The request is not one that the page sends ({reason}); load the page again.") from error

@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import h11
 import uvicorn
@@ -17,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from svdq.cli.serve.errors import ApiError
 from svdq.cli.serve.options import ServeOptions
 from svdq.cli.watch import StopSignals
 from svdq.pipeline.errors import InputError, SvdqError
@@ -54,22 +54,8 @@ class Protocol(H11Protocol):
             self._stop_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP in the shape of every error."""
-        error = {"message": _MESSAGE, "type": "invalid_request_error", "param": None, "code": "bad_request"}
-        body = json.dumps({"error": error}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        events: list[Any] = [
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ]
-        for event in events:
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        """Answer what is not HTTP in the shape of every error, although as plain text."""
+        super().send_400_response(bytes(ApiError(400, _MESSAGE, code="bad_request").response().body).decode())
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self.header_timeout_s, self._too_slow)

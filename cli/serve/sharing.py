@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import redis
 
@@ -40,7 +40,7 @@ class _Entry(Generic[Value]):
 class Shared(Generic[Key, Value]):
     """Reads values by key; requests within a second of a read share its value, even while it is running."""
 
-    def __init__(self, read: Callable[[Key], Awaitable[Value]]) -> None:
+    def __init__(self, read: Callable[[Key], Coroutine[Any, Any, Value]]) -> None:
         self._read = read
         self._entries: dict[Key, _Entry[Value]] = {}
 
@@ -54,7 +54,7 @@ class Shared(Generic[Key, Value]):
         entry = self._entries.get(key)
         if entry is None or entry.is_old(now):
             self._forget_old(now)
-            entry = _Entry(now, asyncio.create_task(self._run(key)))
+            entry = _Entry(now, asyncio.create_task(self._read(key)))
             # Its error is not logged when all who asked have left.
             entry.task.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._entries[key] = entry
@@ -66,9 +66,6 @@ class Shared(Generic[Key, Value]):
             self._entries.clear()
         else:
             self._entries.pop(key, None)
-
-    async def _run(self, key: Key) -> Value:
-        return await self._read(key)
 
     def _forget_old(self, now: float) -> None:
         if len(self._entries) >= MAX_KEYS:
@@ -83,7 +80,8 @@ class Polls:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._shared: Shared[str, Polled] = Shared(self._read)
-        self._waiting: dict[str, asyncio.Future[Polled]] = {}
+        self._waiting: set[str] = set()
+        self._found: dict[str, Polled] = {}
         self._is_reading = asyncio.Lock()
 
     async def get(self, job_id: str) -> Polled:
@@ -99,22 +97,13 @@ class Polls:
         self._shared.forget(job_id)
 
     async def _read(self, job_id: str) -> Polled:
-        future = self._waiting.setdefault(job_id, asyncio.get_running_loop().create_future())
+        self._waiting.add(job_id)
         async with self._is_reading:
-            # The first reads what others have asked for meanwhile.
-            if not future.done():
-                batch, self._waiting = self._waiting, {}
-                try:
-                    found = await self._backend.read(lambda connection: _read_all(connection, list(batch)))
-                except BaseException as error:
-                    for each in batch.values():
-                        if not each.done():
-                            each.set_exception(error)
-                            each.exception()  # retrieved: some may be asked for by nobody any more
-                    raise
-                for key, each in batch.items():
-                    each.set_result(found.get(key))
-        return await future
+            if job_id not in self._found:  # the first reads what others have asked for meanwhile
+                batch, self._waiting = [*{*self._waiting, job_id}], set()
+                found = await self._backend.read(lambda connection: _read_all(connection, batch))
+                self._found |= {each: found.get(each) for each in batch}
+            return self._found.pop(job_id)
 
 
 def _read_all(connection: redis.Redis, job_ids: list[str]) -> dict[str, Polled]:

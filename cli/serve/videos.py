@@ -1,5 +1,6 @@
 """The video object of the API: OpenAI's fields, and svdq's own in `svdq`."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -16,6 +17,8 @@ from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.status.status import JobView
 from svdq.producer.timeparse import rfc3339
 
+#: Ids of jobs that RQ allows.
+JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 #: The API's word for each status of RQ; any other is a failure, since clients wait for these four only.
 STATUS = {
     "queued": "queued",

@@ -162,15 +162,20 @@ def test_sigterm_with_open_streams_and_uploads(serve: Serve, photo_bytes: bytes)
     pages = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(5)]
     for page in pages:
         page.request("GET", "/page/events", headers=server.bearer)
-        response = page.getresponse()
-        assert response.headers["Content-Type"].startswith("text/event-stream")
-        assert response.read(1)
+    streams = [page.getresponse() for page in pages]
+    for stream in streams:
+        assert stream.headers["Content-Type"].startswith("text/event-stream")
+        assert stream.read(1)
     body = multipart(photo_bytes)
     upload = begin_upload(server, body)
     begun_at = time.monotonic()
     assert server.stop() == 0
     assert GRACE_S + THREADS_S < 3
     assert time.monotonic() - begun_at < 3 + PATIENCE_S
+    for stream in streams:
+        stream.read()  # raises if it was cut off
+    assert server.process.stdout is not None
+    assert "without completing response" not in server.process.stdout.read()
     for connection in (*pages, upload):
         connection.close()
 
@@ -180,9 +185,11 @@ def test_sigterm_with_open_downloads(serve: Serve, connection: redis.Redis, sett
     video_id = finish(connection, storage, 1)
     storage.write_bytes(f"outputs/photo-{video_id}.gif", bytes(32 << 20))  # more than the kernel holds for a client
     clients = []
-    for path in (f"/page/zip?ids={video_id}", f"/v1/videos/{video_id}/content"):
+    form = {**server.bearer, "Content-Type": "application/x-www-form-urlencoded"}
+    content = f"/v1/videos/{video_id}/content"
+    for asked in (("POST", "/page/zip", f"ids={video_id}", form), ("GET", content, None, server.bearer)):
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-        client.request("GET", path, headers=server.bearer)
+        client.request(*asked)
         response = client.getresponse()
         assert (response.status, len(response.read(10))) == (200, 10)
         clients.append((client, response))
