@@ -89,8 +89,7 @@ class JobSpec:
             raise InputError("--at and --depends-on cannot be combined; give one of them.")
         if not 1 <= self.num_jobs <= MAX_VIDEOS:
             raise InputError(
-                f"--variations and --sweep ask for more than {MAX_VIDEOS:,} videos of a photo, or for none; ask for "
-                "fewer."
+                f"The variations and sweeps ask for {self.num_jobs:,} videos of a photo; ask for 1 to {MAX_VIDEOS:,}."
             )
         for options in self.options:
             for variation in {0, self.variations - 1}:
@@ -152,7 +151,7 @@ def render_name(template: str, values: Mapping[str, Any]) -> str:
     for text, field, layout, conversion in parts:
         shown = f"The name {template!r} has the field {{{field}}}"
         if "/" in text or "\\" in text:
-            raise InputError(f"The name {template!r} names a folder; give the name alone, and the folder by --output.")
+            raise InputError(f"The name {template!r} names a folder; give the name alone, and the folder as output.")
         if field is not None and field not in NAME_FIELDS:
             raise InputError(f"{shown}, which is unknown; the fields are {', '.join(sorted(NAME_FIELDS))}.")
         if conversion or (layout and not _LAYOUT.fullmatch(layout)):
@@ -179,8 +178,7 @@ def read_folder(text: str) -> str:
     if folder.is_absolute() or text.startswith("~") or "://" in text or ".." in folder.parts:
         raise InputError(
             f"The output folder {text!r} is not inside the storage's outputs/; give a relative one such as "
-            "holiday/day1, choose another storage with --storage, or copy finished videos anywhere with "
-            "`svdq fetch ID -o DIR`."
+            "holiday/day1, choose another storage, or copy finished videos anywhere with `svdq fetch ID -o DIR`."
         )
     if not all(map(is_folder_name, folder.parts)) or len(text) > MAX_FOLDER_LENGTH:
         raise InputError(

@@ -79,7 +79,7 @@ class SubmitOptions:
         if unknown:
             raise InputError(
                 f"The video has parameters that this version does not support ({', '.join(sorted(unknown))}); "
-                "update svdq or give the parameters as flags."
+                "update svdq or give all parameters."
             )
         return SubmitOptions(**{**recorded, **self.given()})
 

@@ -108,6 +108,7 @@ def test_bad_fields(server: Server, photo: Path, nothing_left: Any) -> None:
         assert answer.status == 400, (fields, answer.body)
         assert answer.error["param"] == param, (fields, answer.error)
         assert answer.error["type"] == "invalid_request_error"
+        assert "--" not in answer.error["message"]  # the names of fields, not flags of the command line
         assert answer.error["code"]
     nothing_left()
 

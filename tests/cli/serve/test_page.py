@@ -110,7 +110,7 @@ def test_a_portrait_is_cropped_with_a_warning_or_gets_its_shape(
         ({"frames": "many"}, "Frames 'many' is not allowed"),
         ({"width": "100"}, "the nearest such size is 128x576"),
         ({"variations": "x"}, "Videos of each photo 'x' is not allowed"),
-        ({"variations": "0"}, "ask for fewer"),
+        ({"variations": "0"}, "ask for 1 to 10,000"),
         ({"priority": "soon"}, "There is no priority 'soon'"),
         ({"at": "yesterday"}, "Time 'yesterday' is not a time"),
         ({"folder": "../up"}, "is not inside the storage's outputs/"),

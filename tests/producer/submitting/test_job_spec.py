@@ -73,8 +73,8 @@ def test_names_have_parameters() -> None:
     [
         (JobSpec(priority="highest"), "priority 'highest'"),
         (JobSpec(at=datetime(2099, 1, 1, tzinfo=UTC), depends_on=("a",)), "--at and --depends-on"),
-        (JobSpec(variations=0), "--variations"),
-        (JobSpec(variations=MAX_VIDEOS // 2 + 1, options=(SubmitOptions(), SubmitOptions(fps=8))), "--variations"),
+        (JobSpec(variations=0), "ask for 0 videos"),
+        (JobSpec(variations=MAX_VIDEOS // 2 + 1, options=(SubmitOptions(), SubmitOptions(fps=8))), "for 10,002 videos"),
         (JobSpec(options=(SubmitOptions(), SubmitOptions(fps=0))), "--fps 0"),
         (JobSpec(options=(SubmitOptions(seed=2**63 - 2),), variations=3), "--seed"),
         (JobSpec(name="{colour}"), "colour"),
