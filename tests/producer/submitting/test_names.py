@@ -37,8 +37,8 @@ def test_names(template: str, name: str) -> None:
         ("{stem!r}", "{stem:04}"),
         ("{seed:999999999}", "{seed:04}"),
         ("{seed:{stem}}", "{seed:04}"),
-        ("{stem}/{seed}", "--output"),
-        ("..\\x", "--output"),
+        ("{stem}/{seed}", "folder as output"),
+        ("..\\x", "folder as output"),
         (" ", "empty"),
     ],
 )
