@@ -34,9 +34,9 @@ class Prompts:
         Raises:
             InputError: the prompt cannot be read or is not valid.
         """
-        if self.config.prompt is not None or not _takes_prompts(spec):
-            return spec
         path = _prompt_of(file.path)
+        if self.config.prompt is not None or not _takes_prompts(spec) or path == file.path:
+            return spec
         found = self._signature(path)
         is_new, file.prompt = found != file.prompt, found
         if found is None:

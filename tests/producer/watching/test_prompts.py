@@ -174,6 +174,14 @@ def test_links_are_not_followed_and_folders_are_no_prompts(bench: Bench, text: P
     assert bench.prompts == [""]
 
 
+def test_a_photo_whose_name_ends_in_txt_is_not_its_own_prompt(bench: Bench, text: Path) -> None:
+    text.with_suffix(".jpg").rename(text)
+    bench.processor.options = WatchOptions(selection=Selection(recursive=True, globs=("*",)), stable_for_s=0)
+    bench.process("day/a.txt")
+    assert [event.kind for event in bench.events] == ["submitted"]
+    assert bench.prompts == [""]
+
+
 @pytest.mark.parametrize("on_success", ["move:done", "delete"])
 def test_a_prompt_goes_with_its_photo(bench: Bench, text: Path, on_success: str) -> None:
     done = bench.root / "done" / "day"
