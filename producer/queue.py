@@ -82,7 +82,7 @@ def connect(settings: Settings) -> redis.Redis:
     with plain_errors(settings):
         try:
             # No other command is retried: it might be done twice.
-            _RESTART.call_with_retry(connection.ping, _unless_refused)  # only this: others might be done twice
+            _RESTART.call_with_retry(connection.ping, _unless_refused)
         except RedisError:
             connection.close()
             raise

@@ -6,14 +6,13 @@ Orientation, cropping and resizing happen when the video is made; what is stored
 import contextlib
 import hashlib
 import os
-import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.media.image import EXTENSIONS, is_turned, open_photo, pillow_without_limits
@@ -71,7 +70,8 @@ class Photo:
         """
         if self.data is not None:
             return self.data
-        data = _read(self.path, sys.maxsize)
+        with _plain_errors(self.path), open_regular(self.path) as file:
+            data = file.read()
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InputError(f"The photo {str(self.path)!r} changed while it was being submitted; submit it again.")
         return data
@@ -124,27 +124,29 @@ def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
 
 
 def _check(path: Path, max_pixels: int) -> Photo:
-    with _plain_errors(path):
-        num_bytes = path.stat().st_size
-    with _BYTES.take(num_bytes):
-        return _decode(_read(path, max_pixels), path, max_pixels)
+    with _plain_errors(path), open_regular(path) as file, _BYTES.take(os.fstat(file.fileno()).st_size):
+        return _decode(read_file(file, path, max_pixels), path, max_pixels)
 
 
 def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
     if not data:
         raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
-    image = _open(path, data)
-    if image.width * image.height > max_pixels:
-        raise InputError(
-            f"The photo {str(path)!r} has {image.width}x{image.height} pixels, more than the {max_pixels:,} "
-            "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
-        )
-    width, height = image.size
     try:
+        image = open_photo(data)  # only its header
+        width, height = image.size
+        if width * height > max_pixels:
+            raise InputError(
+                f"The photo {str(path)!r} has {width}x{height} pixels, more than the {max_pixels:,} "
+                "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
+            )
         # A JPEG is decoded at an eighth of its size: this reads every byte and saves most of the arithmetic.
-        image.draft("RGB", (max(image.width // 8, 1), max(image.height // 8, 1)))
+        image.draft("RGB", (max(width // 8, 1), max(height // 8, 1)))
         with _PIXELS.take(image.width * image.height):
             image.load()
+    except InputError:
+        raise
+    except UnidentifiedImageError as error:
+        raise InputError(f"The file {str(path)!r} is not a photo that can be read; give {ACCEPTED}.") from error
     except Exception as error:
         # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError and more.
         raise InputError(
@@ -172,23 +174,6 @@ def safe_name(stem: str) -> str:
     stem = "".join(char if char.isprintable() and char not in '/\\:*?"<>|' else "_" for char in stem)
     stem = stem.strip().lstrip(".")
     return stem.encode()[:MAX_NAME_BYTES].decode(errors="ignore").strip() or "photo"
-
-
-def _read(path: Path, max_pixels: int) -> bytes:
-    with _plain_errors(path), open_regular(path) as file:
-        return read_file(file, path, max_pixels)
-
-
-def _open(path: Path, data: bytes) -> Image.Image:
-    """Read only the header."""
-    try:
-        return open_photo(data)
-    except UnidentifiedImageError as error:
-        raise InputError(f"The file {str(path)!r} is not a photo that can be read; give {ACCEPTED}.") from error
-    except Exception as error:
-        raise InputError(
-            f"The photo {str(path)!r} is damaged and cannot be opened ({reason_of(error)}); give a whole copy of it."
-        ) from error
 
 
 @contextlib.contextmanager
