@@ -1,7 +1,7 @@
-"""The connection to Redis and the RQ queues: create RQ jobs and find them again."""
+"""The connection to Redis and the RQ queues; finds the jobs in them."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
@@ -9,7 +9,6 @@ import rq
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
-from rq.job import Dependency, JobStatus
 from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
@@ -140,41 +139,6 @@ def check_priority(priority: object) -> None:
 def queue_of(connection: redis.Redis, priority: str) -> SvdqQueue:
     """Return the queue of a priority."""
     return SvdqQueue(f"svdq-{priority}", connection=connection)
-
-
-def new_rq_job(
-    queue: SvdqQueue,
-    job: Job,
-    job_id: str,
-    *,
-    photo: str = "",
-    notes: Mapping[str, str] | None = None,
-    is_scheduled: bool = False,
-    after: Sequence[str] = (),
-) -> rq.job.Job:
-    """Create the RQ job of a job, without writing it.
-
-    `photo`, the path of the photo, is for display. `notes` are recorded beside the job, such as a prompt that its model
-    ignores. It is queued when the jobs in `after` have finished or failed.
-    """
-    # A size that is left to the model is not known here.
-    size = f" {job.width}x{job.height}" if job.width and job.height else ""
-    return queue.create_job(
-        RENDER,
-        kwargs={
-            "job": job.model_dump(mode="json"),
-            **({"photo": photo} if photo else {}),
-            **({"notes": dict(notes)} if notes else {}),
-        },
-        job_id=job_id,
-        status=JobStatus.SCHEDULED if is_scheduled else JobStatus.QUEUED,
-        depends_on=Dependency(jobs=list(after), allow_failure=True) if after else None,
-        timeout=keys.JOB_TIMEOUT_S,
-        retry=rq.Retry(max=keys.MAX_RETRIES),
-        result_ttl=keys.RESULT_TTL_S,
-        failure_ttl=keys.FAILURE_TTL_S,
-        description=f"svdq {job.name}{size}",
-    )
 
 
 def fetch(connection: redis.Redis, job_id: str) -> rq.job.Job:

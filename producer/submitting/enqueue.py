@@ -12,12 +12,13 @@ import redis
 import rq
 from redis import WatchError
 from rq.exceptions import NoSuchJobError
-from rq.job import JobStatus
+from rq.job import Dependency, JobStatus
 from rq.utils import now
 
 from svdq.pipeline.errors import InputError
+from svdq.producer import keys
 from svdq.producer.job import Job
-from svdq.producer.queue import fetch, fetch_many, new_rq_job, queue_of
+from svdq.producer.queue import RENDER, SvdqQueue, fetch, fetch_many, queue_of
 from svdq.producer.untrusted_job import key_of
 
 #: Number of jobs sent to Redis in one round trip and held in memory at a time.
@@ -84,10 +85,7 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
     with connection.pipeline(transaction=False) as pipeline:
         for entry in entries:
             queue = queue_of(connection, entry.priority)
-            is_scheduled = entry.at is not None
-            rq_job = new_rq_job(
-                queue, entry.job, entry.job_id, photo=entry.photo, notes=entry.notes, is_scheduled=is_scheduled
-            )
+            rq_job = new_rq_job(queue, entry)
             if entry.at is None:
                 rq_job.enqueued_at = now()
             place, due = (queue.key, "") if entry.at is None else (queue.scheduled_job_registry.key, _seconds(entry.at))
@@ -104,6 +102,26 @@ def enqueue_many(connection: redis.Redis, entries: Sequence[Entry]) -> list[Enqu
         else:
             enqueued.append(Enqueued(rq_job=found, is_new=bool(is_new)))
     return enqueued
+
+
+def new_rq_job(queue: SvdqQueue, entry: Entry, *, after: Sequence[str] = ()) -> rq.job.Job:
+    """Create an RQ job, without writing it; it is queued when the jobs in `after` have finished or failed."""
+    job = entry.job
+    # A size that is left to the model is not known here.
+    size = f" {job.width}x{job.height}" if job.width and job.height else ""
+    notes = {"photo": entry.photo, "notes": dict(entry.notes)}
+    return queue.create_job(
+        RENDER,
+        kwargs={"job": job.model_dump(mode="json")} | {name: value for name, value in notes.items() if value},
+        job_id=entry.job_id,
+        status=JobStatus.SCHEDULED if entry.at else JobStatus.QUEUED,
+        depends_on=Dependency(jobs=list(after), allow_failure=True) if after else None,
+        timeout=keys.JOB_TIMEOUT_S,
+        retry=rq.Retry(max=keys.MAX_RETRIES),
+        result_ttl=keys.RESULT_TTL_S,
+        failure_ttl=keys.FAILURE_TTL_S,
+        description=f"svdq {job.name}{size}",
+    )
 
 
 def _seconds(at: datetime) -> int:
@@ -128,7 +146,7 @@ def enqueue_after(connection: redis.Redis, entry: Entry, parent_ids: Sequence[st
             if existing is not None:
                 return Enqueued(rq_job=existing, is_new=False)
             pending_ids = unfinished(connection, parent_ids)
-            rq_job = new_rq_job(queue, entry.job, entry.job_id, photo=entry.photo, notes=entry.notes, after=pending_ids)
+            rq_job = new_rq_job(queue, entry, after=pending_ids)
             queue.enqueue_job(rq_job, pipeline=pipeline)
             pipeline.execute()
             return Enqueued(rq_job=rq_job, is_new=True)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from svdq.producer.queue import SvdqQueue, new_rq_job
+from svdq.producer.queue import SvdqQueue
+from svdq.producer.submitting.enqueue import Entry, new_rq_job
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.photos import Photo
@@ -33,7 +34,7 @@ def record(options: dict[str, Any], spec: dict[str, Any], photo: dict[str, str])
         if options.get("seed") is None:  # random
             job = job.model_copy(update={"seed": 0})
         queue = SvdqQueue(connection=_NoConnection())  # type: ignore[arg-type]
-        rq_job = new_rq_job(queue, job, job_id, photo="/photos/x.jpg")
+        rq_job = new_rq_job(queue, Entry(job=job, job_id=job_id, photo="/photos/x.jpg"))
         metadata = job.model_dump(mode="json", include={"image", "name", "formats", "fit", "folder"})
         used = job.parameters.model_copy(update={"frames": job.frames or 25, "decode_chunk_size": 7})
         made.append(
