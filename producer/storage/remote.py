@@ -47,12 +47,10 @@ class RemoteFiles:
     """
 
     def __init__(self, url: str) -> None:
-        """Open the storage; a file server is connected immediately."""
         self._url = url
         self._protocol = url.partition("://")[0]
         self._connected: Any = None
         self._root = ""
-        self._connect()
 
     def read(self, key: str) -> bytes:
         """Read a file."""
@@ -147,7 +145,7 @@ class RemoteFiles:
     @property
     def _fs(self) -> Any:
         fs = self._connected  # once: another thread may reset it
-        return fs if fs is not None else self._connect()
+        return fs if fs is not None else self.connect()
 
     def _fresh(self) -> Any:
         """Clear fsspec's cache of folders: other processes write, too."""
@@ -155,7 +153,8 @@ class RemoteFiles:
         fs.invalidate_cache()
         return fs
 
-    def _connect(self) -> Any:
+    def connect(self) -> Any:
+        """Open the storage, as its first use does; return fsspec's file system."""
         import fsspec
 
         try:

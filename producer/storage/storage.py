@@ -61,22 +61,20 @@ class Storage:
         self._url = without_secrets(url).rstrip("/")
         self._secrets: list[str] = []
         self._files: LocalFiles | RemoteFiles
-        #: Exactly one of the two is the backend in `_files`.
-        self._folder: LocalFiles | None = None
-        self._remote: RemoteFiles | None = None
         #: Whether the marker exists or an attempt to write it was made.
         self._has_marked = False
         scheme, colon, rest = url.partition("://")
         if not colon or scheme in ("file", "local"):
-            self._files = self._folder = LocalFiles(Path(rest if colon else url).expanduser().absolute())
+            self._files = LocalFiles(Path(rest if colon else url).expanduser().absolute())
             return
+        self._files = RemoteFiles(url)
         with self._plain_errors():
             # Never shown: the password, and the query, which may contain tokens.
             parts = urlsplit(url)
             self._secrets = [
                 secret for secret in (parts.password, unquote(parts.password or ""), parts.query) if secret
             ]
-            self._files = self._remote = RemoteFiles(url)
+            self._files.connect()
 
     def put_input(self, data: bytes, extension: str) -> str:
         """Store a photo under the hash of its content unless it exists, and return its key."""
@@ -93,7 +91,7 @@ class Storage:
         with self._access(key):
             try:
                 entry = self._files.entry(key)
-                if num_bytes not in (None, entry.size) or (self._folder and not is_input(key, self._files.read(key))):
+                if num_bytes not in (None, entry.size) or (self.folder and not is_input(key, self._files.read(key))):
                     return False
                 return self._files.renew(key) or datetime.now(UTC) - entry.modified_at < INPUT_AGE
             except FileNotFoundError:
@@ -191,9 +189,9 @@ class Storage:
 
     def sweep(self) -> None:
         """Remove the partial files of killed processes on this machine; only files with svdq's own temporary names."""
-        if self._folder:
+        if self.folder:
             if self.is_marked:
-                sweep((self._folder.folder / TEMPORARY).glob("*"))
+                sweep((self.folder / TEMPORARY).glob("*"))
         else:
             sweep(Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"), STAGING_PREFIX)
 
@@ -210,7 +208,7 @@ class Storage:
     @property
     def folder(self) -> Path | None:
         """The local folder of the storage, or None if it is remote."""
-        return self._folder.folder if self._folder else None
+        return self._files.folder if isinstance(self._files, LocalFiles) else None
 
     @property
     def shown(self) -> str:
@@ -226,9 +224,9 @@ class Storage:
     def staging(self) -> Iterator[Path]:
         """Create a temporary folder for files to `publish`; it is removed at the end."""
         with self._plain_errors():
-            if self._folder:
+            if isinstance(self._files, LocalFiles):
                 self._mark()
-                path = self._folder.temporary_path()
+                path = self._files.temporary_path()
                 path.mkdir()
             else:
                 path = Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))
@@ -263,10 +261,11 @@ class Storage:
             raise
         except Exception as error:
             # fsspec's backends raise types of their own without a common base.
-            if self._folder and not isinstance(error, OSError):
-                raise
-            if self._remote and not isinstance(error, FileNotFoundError):
-                self._remote.reconnect()  # a failed connection may not recover
+            if isinstance(self._files, LocalFiles):
+                if not isinstance(error, OSError):
+                    raise
+            elif not isinstance(error, FileNotFoundError):
+                self._files.reconnect()  # a failed connection may not recover
             reason, name = getattr(error, "strerror", None), getattr(error, "filename", None)
             reason = reason or self._without_secrets(str(error)).rstrip(".") or type(error).__name__
             file = f" at {self._without_secrets(str(name))!r}" if name else ""
