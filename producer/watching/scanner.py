@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from svdq.producer.job import MAX_FOLDER_LENGTH
@@ -28,20 +28,19 @@ class WaitingFile:
     prompt: Signature | None = None
 
 
+@dataclass
 class Debounce:
     """Files that wait until they have not changed for a while. Has no clock: times are seconds of any one."""
 
-    def __init__(self, stable_for_s: float) -> None:
-        """Initialize, empty."""
-        self._stable_for_s = stable_for_s
-        #: By path.
-        self.files: dict[str, WaitingFile] = {}
+    stable_for_s: float
+    #: By path.
+    files: dict[str, WaitingFile] = field(default_factory=dict)
 
     def update(self, path: str, signature: Signature, now_s: float) -> WaitingFile:
         """Record the current version of a file; a new version is due after `stable_for_s`."""
         file = self.files.get(path)
         if file is None or file.signature != signature:
-            due_s = now_s + self._stable_for_s
+            due_s = now_s + self.stable_for_s
             file = self.files[path] = WaitingFile(path=path, signature=signature, since_s=now_s, due_s=due_s)
         return file
 
@@ -54,16 +53,15 @@ class Debounce:
         self.files.pop(file.path, None)
 
 
+@dataclass
 class Scanner:
     """Lists the files of a watched folder. Paths are text, from the watched folder, with slashes."""
 
-    def __init__(self, root: Path, options: WatchOptions, excluded: Sequence[Path], state: State) -> None:
-        """Initialize; nothing is opened. Folders in `excluded` are not entered, by any path."""
-        self.root = root
-        self._selection = options.selection
-        self._existing = options.existing or options.once
-        self._excluded = excluded
-        self._state = state
+    root: Path
+    options: WatchOptions
+    #: Folders that are not entered, by any path.
+    excluded: Sequence[Path]
+    state: State
 
     def scan(self, waiting: Debounce) -> None:
         """Add the current version of each file that was not processed to `waiting`.
@@ -73,7 +71,7 @@ class Scanner:
             UnavailableError: the state cannot be read.
         """
         for path, signature in self._files():
-            if not self._is_processed(path, signature, self._state.get(path)):
+            if not self._is_processed(path, signature, self.state.get(path)):
                 waiting.update(path, signature, time.monotonic())
 
     def old_files(self) -> Iterator[tuple[str, Signature]]:
@@ -82,10 +80,10 @@ class Scanner:
         Raises:
             OSError: the folder cannot be read.
         """
-        last = self._state.selection
+        last = self.state.selection
         for path, signature in self._files():
-            record = self._state.get(path)
-            is_photo = self._selection.matches(path)
+            record = self.state.get(path)
+            is_photo = self.options.selection.matches(path)
             # A file that was ignored may be a photo by the patterns of today.
             is_known = record is not None and not (is_photo and record.outcome == "ignored")
             was_watched = last is not None and (last.matches(path) if is_photo else last.includes(path))
@@ -96,9 +94,9 @@ class Scanner:
         if record is None or record.signature != signature:
             return False
         if record.outcome == "skipped":
-            return not self._existing
+            return not (self.options.existing or self.options.once)
         if record.outcome == "ignored":
-            return not (signature.is_regular and self._selection.matches(path))
+            return not (signature.is_regular and self.options.selection.matches(path))
         return True
 
     def _files(self) -> Iterator[tuple[str, Signature]]:
@@ -107,7 +105,7 @@ class Scanner:
         Raises:
             OSError: the watched folder itself cannot be read.
         """
-        excluded = {identity for path in self._excluded if (identity := _identity(path))}
+        excluded = {identity for path in self.excluded if (identity := _identity(path))}
         folders = [""]
         while folders:
             folder = folders.pop()
@@ -118,7 +116,7 @@ class Scanner:
                     raise
                 continue
             yield from files
-            if self._selection.recursive:
+            if self.options.selection.recursive:
                 folders += reversed(inner)
 
     def _list(self, folder: str, excluded: set[tuple[int, int]]) -> tuple[list[tuple[str, Signature]], list[str]]:
@@ -135,7 +133,7 @@ class Scanner:
                     if entry.is_dir(follow_symlinks=False):
                         if is_photo_folder(entry.name) and len(path) <= MAX_FOLDER_LENGTH:
                             folders.append(path)
-                    elif self._selection.includes(path):
+                    elif self.options.selection.includes(path):
                         try:
                             files.append((path, Signature.of(entry.stat(follow_symlinks=False))))
                         except FileNotFoundError:
