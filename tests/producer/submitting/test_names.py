@@ -65,7 +65,7 @@ def test_folders(text: str, folder: str) -> None:
 
 @pytest.mark.parametrize("text", ["/videos", "../videos", "a/../../b", "~/videos", "s3://bucket/videos"])
 def test_a_folder_outside_outputs(text: str) -> None:
-    with pytest.raises(InputError, match=r"--storage.*svdq fetch"):
+    with pytest.raises(InputError, match=r"another storage.*svdq fetch"):
         read_folder(text)
 
 
