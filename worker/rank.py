@@ -16,7 +16,7 @@ from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import open_checkpoint_store
 from svdq.worker.config import RankConfig
-from svdq.worker.health.crash_marker import MAX_WRITERS, read_suspects
+from svdq.worker.health.crash_marker import MAX_WRITERS, CrashMarker, read_suspects
 from svdq.worker.health.histograms import TimingTracer
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, costs_in, describe
@@ -28,8 +28,7 @@ from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.output.fence import Fence
 from svdq.worker.output.writer import ResultWriter
 from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
-from svdq.worker.restarts import exit_after_stall, exit_without_neighbor
-from svdq.worker.startup import LoadedModel, RankProcess, first_step_s, start
+from svdq.worker.startup import LoadedModel, RankProcess, exit_without_neighbor, first_step_s, start
 
 logger = logging.getLogger("svdq.worker")
 
@@ -88,7 +87,7 @@ def run_rank(process: RankProcess) -> None:
         topology=topology,
         links=links,
         model=loaded.model,
-        monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(exit_after_stall, monitor, marker)),
+        monitor=Watchdog(monitor, topology.rank, stall_s, on_stall=partial(_exit_after_stall, monitor, marker)),
         tracer=tracer,
         source=intake,
         sink=result_writer,
@@ -176,6 +175,13 @@ def _exit_if_stopped(stopping: threading.Event) -> None:
     if stopping.is_set():
         logging.shutdown()
         os._exit(0)
+
+
+def _exit_after_stall(monitor: ProgressMonitor, marker: CrashMarker) -> None:
+    """End the process because its step does not end; the restarted group counts this for the job."""
+    marker.mark_stalled()
+    monitor.close()
+    os._exit(1)
 
 
 def _remove_checkpoints(checkpoints: Checkpoints) -> None:

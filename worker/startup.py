@@ -1,7 +1,10 @@
 """Starts one rank: loads its parts of the model and connects it to its neighbors."""
 
 import json
+import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,17 +24,24 @@ from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.settings import Settings
 from svdq.worker import roles
 from svdq.worker.config import RankConfig
-from svdq.worker.health.crash_marker import CrashMarker
+from svdq.worker.health.crash_marker import CrashMarker, read_suspects
 from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.intake.memory import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
 from svdq.worker.launcher.hosts import address_book
-from svdq.worker.restarts import count_host_crash, exit_for_restart, exit_without_neighbor
+from svdq.worker.queue.crash_count import count_crash
+from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
 from svdq.worker.roles import Experts
 from svdq.worker.signals import Signals
 
+logger = logging.getLogger(__name__)
+
 #: Seconds that compiling for a shape may take before a rank counts as stalled.
 COMPILE_S = 3 * 60 * 60.0
+#: Seconds after the end of a neighbor in which the signal that ended it may still arrive here.
+STOP_HEARD_S = 1.0
+#: Seconds before a group that was restarted tries to start again.
+RELOAD_S = 10.0
 
 _T = TypeVar("_T")
 #: The components of all ranks.
@@ -76,7 +86,12 @@ def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
         loaded = _load_model(process)
         links = _connect(process, loaded)
     except InputError as error:
-        exit_for_restart(error, process.marker.restart_count)
+        if process.marker.restart_count == 0:
+            raise
+        # The cause may be temporary, such as memory that another program uses.
+        logger.warning("%s The group worked before, so it tries again in %.0f s.", error, RELOAD_S)
+        time.sleep(RELOAD_S)
+        os._exit(1)
     ranks = [RankInfo.model_validate_json(text) for text in links.rank_info]
     check_alike(ranks)
     return loaded, links, ranks
@@ -145,8 +160,12 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
 
 def _connect(process: RankProcess, loaded: LoadedModel) -> Links:
     topology, marker = process.topology, process.marker
-    if topology.local_rank == 0 and not topology.first:
-        count_host_crash(process.url, marker)
+    # Rank 0 counts the suspects of its own host, before it takes a job.
+    is_other_host = topology.local_rank == 0 and not topology.first
+    if is_other_host and (suspects := read_suspects(marker.folder, marker.restart_count)):
+        connection = connect(process.url)
+        wait_for(connection, ConnectionHealth())
+        count_crash(connection, suspects)
     info = loaded.info.model_dump_json()
     return _with_others(process, lambda **where: join(topology, loaded.device, rank_info=info, **where))
 
@@ -161,6 +180,15 @@ def _with_others(process: RankProcess, meet: Callable[..., _T]) -> _T:
         # A neighbor has ended meanwhile, probably because all ranks were stopped.
         exit_without_neighbor(f"Cannot connect to the other ranks: {error}.", process.signals.stopping, marker)
         os._exit(0)
+
+
+def exit_without_neighbor(reason: str, stopping: threading.Event, marker: CrashMarker) -> None:
+    """End the process because a neighbor has ended: torchrun restarts the group, and its jobs are taken again."""
+    marker.mark_clean_exit()
+    # All ranks get the signal to stop at once, but it may reach a neighbor first.
+    if not stopping.wait(STOP_HEARD_S):
+        logger.error("%s", reason)
+        os._exit(1)
 
 
 def prepare_compiling(home: Path, num_ranks: int) -> None:
