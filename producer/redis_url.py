@@ -27,6 +27,7 @@ def check_url(url: str) -> None:
         pool = redis.ConnectionPool.from_url(url)
         options = pool.connection_kwargs
         pool.connection_class(**options)
+        str(options.get("host", "")).encode("idna")  # as for the look-up, where UnicodeError would be no RedisError
     except TypeError as error:
         unknown = re.search(r"argument '(\w+)'", str(error))
         raise InputError(

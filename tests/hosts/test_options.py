@@ -1,5 +1,7 @@
 """What `svdq worker --nnodes` takes, and what it says when it cannot."""
 
+import re
+
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
@@ -33,9 +35,10 @@ def test_a_private_redis_does_not_do(settings: Settings) -> None:
         read_hosts(settings.model_copy(update={"redis_url": None}), 2, "render1:29400", 1)
 
 
-def test_a_host_that_is_not_there_may_come(shared: Settings) -> None:
-    with pytest.raises(UnavailableError, match=r"no way to --rdzv-endpoint nowhere\.invalid"):
-        read_hosts(shared, 2, "nowhere.invalid", 1)
+@pytest.mark.parametrize("host", ["nowhere.invalid", "a..b"])
+def test_a_host_that_is_not_there_may_come(shared: Settings, host: str) -> None:
+    with pytest.raises(UnavailableError, match=rf"no way to --rdzv-endpoint {re.escape(host)}"):
+        read_hosts(shared, 2, host, 1)
 
 
 def test_the_host_that_keeps_the_store_is_called_what_others_call_it(shared: Settings) -> None:

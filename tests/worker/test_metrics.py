@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Topology
@@ -35,7 +36,7 @@ from svdq.worker.health.histograms import Histogram
 from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.health.progress import ProgressMonitor
 from svdq.worker.health.rank_status import RankReporter, describe
-from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector
+from svdq.worker.launcher.metrics import FAMILIES, LauncherCollector, MetricsEndpoint
 from tests.queued import enqueue
 from tests.waiting import wait_until
 from tests.worker.conftest import Group, House
@@ -286,6 +287,11 @@ def test_a_port_that_is_taken_is_said_before_any_rank_starts(house: House) -> No
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"Error: Metrics cannot be served at port {port} of '127.0.0.1' (")
     assert done.stderr.count("\n") == 1
+
+
+def test_an_address_that_cannot_be_a_name_is_one_sentence(connection: redis.Redis) -> None:
+    with pytest.raises(InputError, match=r"cannot be served at port 0 of 'a\.\.b'"):
+        MetricsEndpoint("a..b", 0, "redis://127.0.0.1:1", [])
 
 
 # Who names metrics.

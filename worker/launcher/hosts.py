@@ -122,7 +122,7 @@ def read_hosts(settings: Settings, num: int, endpoint: str | None, num_groups: i
     try:
         own_address = facing(host.strip("[]"), int(port))
         store_addresses = {info[4][0] for info in socket.getaddrinfo(host.strip("[]"), int(port))}
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what cannot be a name, such as a..b
         raise UnavailableError(f"There is no way to --rdzv-endpoint {endpoint} from here: {error}.") from error
     keeps_store: bool | None = own_address in store_addresses
     if ipaddress.ip_address(own_address).is_loopback:

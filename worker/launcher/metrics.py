@@ -240,7 +240,7 @@ class MetricsEndpoint:
         registry.register(LauncherCollector(self._connection, groups))
         try:
             self._server, self._thread = start_http_server(port, address, registry)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             self._connection.close()
             reason = getattr(error, "strerror", None) or error
             raise InputError(
