@@ -131,13 +131,14 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.producer.queue import connect
     from svdq.worker.launcher.gpus import visible_gpus
-    from svdq.worker.launcher.preflight import burst_lock, check_model, check_storage, devices_of
+    from svdq.worker.launcher.preflight import burst_lock, check_home, check_model, check_storage, devices_of
 
     rank = options.rank
     require_torch("a worker")
     check_model(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
     ffmpeg_version()
     connect(settings).close()
+    check_home(settings.home)
     check_storage(settings.storage)
     if not rank.burst or no_lock:
         return _run(settings, options, report)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.worker.launcher import run_dir
 from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
@@ -147,6 +148,16 @@ def test_a_folder_that_is_no_such_model_is_refused(house, tmp_path: Path) -> Non
 def test_an_unreachable_redis_is_refused(house) -> None:
     message = refused(house.run("svdq", "worker", "--ranks", 2, "--redis-url", "redis://127.0.0.1:1/0"), exit_code=3)
     assert "redis://127.0.0.1:1/0" in message
+
+
+@pytest.mark.parametrize("options", [(), ("--burst",)])
+def test_a_home_that_cannot_be_written_is_refused(house, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """As in a container with a read-only root, where Redis is elsewhere."""
+    (tmp_path / "run").touch()  # a user without rights is hard to come by, as tests may run as root
+    url = server_url(house.settings)
+    command = ("worker", "--ranks", 2, "--device", "cpu", "--storage", tmp_path / "videos", "--redis-url", url)
+    done = house.run("svdq", *command, *options, SVDQ_HOME=str(tmp_path))
+    assert f"The folder {str(tmp_path)!r} cannot be written (" in refused(done, exit_code=3)
 
 
 def test_cuda_without_a_gpu_is_refused(house) -> None:

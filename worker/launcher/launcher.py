@@ -27,6 +27,7 @@ from svdq.worker.config import RankConfig
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.hosts import read_hosts
+from svdq.worker.launcher.preflight import RUN
 from svdq.worker.launcher.starting import starting_record
 from svdq.worker.launcher.torchrun import GroupProcess
 
@@ -107,7 +108,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     )
     groups: list[GroupProcess] = []
     with (
-        run_dirs.parent_folder(settings.home / "run") as folder,
+        run_dirs.parent_folder(settings.home / RUN) as folder,
         # Before any rank starts, so that a port that is taken is reported at once.
         _endpoint(settings, options, groups),
         starting_record(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),

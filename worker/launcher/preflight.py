@@ -1,4 +1,4 @@
-"""Checks before any rank starts: the model, the storage, and whether another burst uses the same devices.
+"""Checks before any rank starts: the home, the model, the storage, and whether another burst uses the same devices.
 
 Does not import torch.
 """
@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,8 @@ from svdq.worker.launcher.gpus import visible_gpus
 
 #: Folder under SVDQ_HOME. Its files are never removed: a second run could then lock a new file of the same name.
 LOCKS = "locks"
+#: Folder under SVDQ_HOME with a folder for each running launcher.
+RUN = "run"
 
 
 def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> None:
@@ -54,6 +57,22 @@ def check_storage(url: str) -> None:
     except UnavailableError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
+
+
+def check_home(home: Path) -> None:
+    """Make the folder of runs, and check that this user may write to it.
+
+    Raises:
+        UnavailableError: that is impossible.
+    """
+    try:
+        (home / RUN).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=home / RUN).close()
+    except OSError as error:
+        raise UnavailableError(
+            f"The folder {str(home)!r} cannot be written ({error.strerror}); set SVDQ_HOME to a folder that you can "
+            "write to."
+        ) from error
 
 
 def devices_of(device: str, num_ranks: int | None) -> list[str]:
