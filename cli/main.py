@@ -4,6 +4,7 @@ Imports each command only when it runs, so that `svdq --help` and shell completi
 """
 
 import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -68,6 +69,8 @@ EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 #: The exit code that shells report for a program ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
+#: Why the output cannot be written: a full disk, a used-up quota, a file size limit, a broken disk.
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -168,16 +171,33 @@ def run(arguments: Sequence[str]) -> int:
     except SvdqError as error:
         return _complain(str(error), error.exit_code)
     except BrokenPipeError:
-        # The reader of our output has closed the pipe, as `svdq list | head` does: drop what is still buffered.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output has closed the pipe, as `svdq list | head` does.
+        _drop_output()
         return EXIT_FAILED
+    except OSError as error:
+        # Errors of the output and of the working folder name no file; others are handled where a file is used.
+        if error.filename is None and error.errno in CANNOT_WRITE:
+            _drop_output()
+            return _complain(f"The output cannot be written ({error.strerror}).", EXIT_FAILED)
+        if error.filename is None and error.errno == errno.ENOENT:
+            return _complain("The working folder no longer exists; change to another one.", EXIT_BAD_INPUT)
+        raise
     return result if isinstance(result, int) else 0
 
 
 def main() -> None:
     """Run the console script."""
+    # The shell's `>&-` closes a stream. The next file to be opened, such as a socket, would take its number.
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the end
     sys.exit(run(sys.argv[1:]))
+
+
+def _drop_output() -> None:
+    """Drop what is still buffered, which Python would write once more at its end."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(sentence: str, exit_code: int) -> int:

@@ -130,10 +130,10 @@ def _print_reasons(reasons: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _to_the_end(submissions: Iterable[Submission]) -> Iterator[None]:
-    """Submit the rest although the reader of our output has closed the pipe, as `svdq submit FOLDER | head` does."""
+    """Submit the rest although the output cannot be written, as by `svdq submit FOLDER | head` or on a full disk."""
     try:
         yield
-    except BrokenPipeError:
+    except OSError:
         for _ in submissions:
             pass
         raise

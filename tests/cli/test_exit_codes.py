@@ -65,6 +65,36 @@ def test_0_done(svdq: Cli) -> None:
     assert svdq("list").returncode == 0
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", ["list --json", "submit photos", "--help", "--version"])
+def test_1_the_output_cannot_be_written(svdq: Cli, arguments: str) -> None:
+    Path("photos").mkdir()
+    for number in range(3):
+        Image.effect_noise((128, 128), number).save(f"photos/{number}.jpg")
+    assert svdq("submit", "photo.jpg").returncode == 0
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "svdq.cli", *arguments.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left" in done.stderr
+    # A submission is whole, as with `svdq submit FOLDER | head`.
+    assert len(svdq("list").stdout.splitlines()) == (4 if "photos" in arguments else 1)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_0_without_streams(svdq: Cli, closed: str) -> None:
+    command = f"{sys.executable} -m svdq.cli submit photo.jpg {closed}"
+    assert subprocess.run(command, shell=True).returncode == 0
+    assert len(svdq("list").stdout.splitlines()) == 1
+
+
+def test_2_the_working_folder_is_gone(home: Path) -> None:
+    command = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m svdq.cli submit photo.jpg"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "working folder" in done.stderr
+
+
 @pytest.mark.usefixtures("own_server")
 def test_1_some_failed(svdq: Cli) -> None:
     Path("bad.jpg").write_text("no photo")
