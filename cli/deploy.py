@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 import shlex
 import shutil
 import sysconfig
@@ -62,7 +63,10 @@ def systemd(
 
     if scope is None:
         raise click.UsageError("Give --user or --system.")
-    worker.make_context("svdq worker", list(worker_options))  # raises for a wrong option
+    if not re.fullmatch(r"[A-Za-z_][\w.-]*", run_as, re.ASCII):  # systemd takes an empty name for root
+        raise InputError(f"--run-as {run_as!r} is not the name of a user, such as svdq.")
+    root = click.get_current_context().find_root()
+    worker.make_context("worker", list(worker_options), parent=root)  # raises for a wrong option
     is_system = scope == "system"
     inbox = None if inbox is None else inbox.expanduser().absolute()
     environment, secrets = _environment(is_system)

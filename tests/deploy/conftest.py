@@ -159,6 +159,6 @@ def check_command() -> Callable[[list[str]], None]:
             found = command.get_command(context, name)
             assert found is not None, name
             command = found
-        command.make_context(str(command.name), list(words))
+        command.make_context(str(command.name), list(words), parent=context)
 
     return check
