@@ -115,7 +115,7 @@ def _deadline_s(text: str, now: datetime) -> float:
     """Parse a duration such as 8h, or a future time; return seconds."""
     from svdq.producer.timeparse import parse_duration, parse_future
 
-    if text.strip()[-1:].isalpha():
+    if not set(text) & set(":-"):
         return parse_duration(text, "--deadline").total_seconds()
     return (parse_future(text, "--deadline", now) - now).total_seconds()
 

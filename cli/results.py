@@ -1,5 +1,6 @@
 """`svdq gallery`, `fetch`, `inspect` and `prune`: show, copy and remove finished videos."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -211,7 +212,7 @@ def inspect(file: Path, as_json: bool) -> None:
         echo_json(record)
         return
     echo(*table(_rows(record, notice_of(record))), "")
-    echo(f"svdq submit --like {file} PHOTO   makes another video with the same parameters and seed")
+    echo(f"svdq submit --like {shlex.quote(str(file))} PHOTO   makes another video with the same parameters and seed")
 
 
 def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:

@@ -13,7 +13,6 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
-from svdq.cli.option_types import OutputFile
 from svdq.worker.config import RankConfig, rank_options
 
 if TYPE_CHECKING:
@@ -39,7 +38,9 @@ if TYPE_CHECKING:
     "--rdzv-endpoint", metavar="HOST[:PORT]", help="Rendezvous of these hosts: one of them, and a port on it (29400)."
 )
 @click.option("--no-lock", is_flag=True, help="Start a burst although another one uses the same devices.")
-@click.option("--report", type=OutputFile(".json"), help="Also write the summary to a .json file.")
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Also write the summary to a .json file."
+)
 @click.option("--until", metavar="HH:MM", help="Stop then: start no video that would not be done; keep the rest.")
 @click.option(
     "--memory-limit",
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     help="Memory for a rank's weights and activations, such as 24GB; videos that need more are refused "
     "(SVDQ_MEMORY_LIMIT). Default: the memory of its GPU.",
 )
-@click.option("--trace", type=OutputFile(), help="Write a Chrome trace at the end.")
+@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace at the end.")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
@@ -130,11 +131,17 @@ def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, 
     from svdq.pipeline.installed import require_torch
     from svdq.pipeline.media.ffmpeg import ffmpeg_version
     from svdq.producer.queue import connect
+    from svdq.producer.storage.temporary import check_target
     from svdq.worker.launcher.gpus import visible_gpus
     from svdq.worker.launcher.preflight import burst_lock, check_home, check_model, check_storage, devices_of
 
     rank = options.rank
     require_torch("a worker")
+    # Not by the types of the options: `svdq deploy` parses them for another user and a later time.
+    if report is not None:
+        check_target(report, (".json",))
+    if options.trace is not None:
+        check_target(options.trace, ())
     check_model(settings.model, on_gpus=rank.device != "cpu" and bool(visible_gpus()), dtype=rank.dtype)
     ffmpeg_version()
     connect(settings).close()

@@ -233,6 +233,10 @@ def test_pages(svdq: Cli, connection: redis.Redis) -> None:
     shown = [line.split()[0] for line in svdq("list", "--limit", 2, "--offset", 1).stdout.splitlines()]
     assert shown == [jobs[3].id, jobs[2].id]
     assert "no more jobs" in svdq("list", "--offset", 9).stderr
+    for option in ("--limit", "--offset"):  # more than Redis can count
+        done = svdq("list", option, 10**20)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert option in done.stderr
 
 
 def test_waiting_says_once_what_keeps_jobs_waiting(svdq: Cli, connection: redis.Redis) -> None:

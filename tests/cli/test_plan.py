@@ -42,6 +42,11 @@ def test_a_deadline_and_a_price() -> None:
     assert ["pipeline of 4", "4", "5.656 s", "637", "7 h 51 min", "yes", "78.55", "0.0157"] in rows
 
 
+@pytest.mark.parametrize("deadline", ["07:00", "2099-01-31", "2099-01-31T07:00Z"])
+def test_a_deadline_as_a_time(deadline: str) -> None:
+    assert run(["plan", "--videos", "2", "--deadline", deadline, "--step-ms", "5"]) == 0
+
+
 def test_a_deadline_that_nothing_meets() -> None:
     arguments = ["plan", "--videos", "2", "--deadline", "1m", "--step-ms", "5000", "--steps", "25"]
     result = CliRunner().invoke(cli, arguments, catch_exceptions=False)

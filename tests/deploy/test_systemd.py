@@ -208,6 +208,13 @@ def test_wrong_options_of_the_worker_are_refused_before_anything_is_written(
     assert deploy()[0] == 2
 
 
+@pytest.mark.parametrize("name", ["", "a b", "x\nUser=root", "%i"])
+def test_a_user_that_cannot_be(deploy: Deploy, name: str) -> None:
+    code, shown, error = deploy("--system", "--run-as", name)
+    assert (code, shown, error.count("\n")) == (2, "", 1)
+    assert "--run-as" in error
+
+
 def test_the_queue_and_the_watched_folder_run(
     svdq: Cli,
     install: Callable[..., Path],
