@@ -25,6 +25,7 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Frames, Role
+from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions
@@ -43,6 +44,14 @@ from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import Links, Topology
 from svdq.pipeline.trace import Tracer
+
+#: The parameters of all families that are options of their own.
+_PARAMETERS = dict.fromkeys(
+    name
+    for family in PARAMETERS.values()
+    for name in family.model_fields
+    if name not in ("family", "width", "height", "seed")
+)
 
 
 class ListSource(Source):
@@ -86,8 +95,8 @@ def render(
 ) -> list[Frames]:
     """Render videos of one prepared photo with this pipeline in parallel.
 
-    The photo has the size of all videos, and these have the model's defaults filled in (see `complete`). `components`
-    are the denoising components of each rank; none: all ranks have all.
+    The photo has the size of all videos, and these have the model's defaults filled in. `components` are the denoising
+    components of each rank; none: all ranks have all.
 
     Returns:
         The frames (F, H, W, 3) of each.
@@ -164,11 +173,21 @@ def _compare(options: argparse.Namespace) -> int:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        videos = _videos(options, model)
-        width, height = videos[0].width, videos[0].height
+        folder = find_folder(model)
+        family = family_of(folder, model)
+        facts = family.read_facts(folder, model)
+        videos = [family.fill_in(each, model, facts) for each in _videos(options, model, family)]
+        size = (videos[0].width, videos[0].height)
         photo = options.image.read_bytes() if options.image else Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 90)
-        image = prepare_photo(photo, width, height, options.fit, max_pixels=10**9)
-        components = _bound(model, videos[0], options.ranks) if options.bound else ()
+        image = prepare_photo(photo, *size, max_pixels=10**9)
+        components: list[Components] = []
+        if options.bound:
+            segments = family.segments(videos[0], facts)
+            if len(segments) < 2 or options.ranks < 2:
+                raise InputError(
+                    "--bound needs a model with two experts that both have steps, and two ranks; leave it out."
+                )
+            components = bind(segments, [False] * options.ranks, family.prior(facts))
         ours = render(model, image, videos, num_ranks=options.ranks, device=device, components=components)
     except (SvdqError, OSError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
@@ -190,62 +209,23 @@ def _compare(options: argparse.Namespace) -> int:
     return 0 if largest <= options.tolerance else 1
 
 
-def _bound(model: str, parameters: VideoParameters, num_ranks: int) -> list[Components]:
-    """Return the expert of each rank, as for a worker whose ranks have no room for both.
+def _videos(options: argparse.Namespace, model: str, family: Family) -> list[VideoParameters]:
+    """Return the requested parameters of the videos.
 
     Raises:
-        InputError: the model has one component for all steps, or there is one rank.
+        InputError, ValueError: the model is of another family, or a value is out of range.
     """
-    folder = find_folder(model)
-    family = family_of(folder, model)
-    facts = family.read_facts(folder, model)
-    segments = family.segments(parameters, facts)
-    if len(segments) < 2 or num_ranks < 2:
-        raise InputError("--bound needs a model with two experts that both have steps, and two ranks; leave it out.")
-    return bind(segments, [False] * num_ranks, family.prior(facts))
-
-
-def complete(model: str, parameters: VideoParameters) -> VideoParameters:
-    """Fill in what parameters leave open with the defaults of a model folder.
-
-    Raises:
-        InputError: the model is of another family or cannot make such a video.
-    """
-    folder = find_folder(model)
-    family = family_of(folder, model)
-    return family.fill_in(parameters, model, family.read_facts(folder, model))
-
-
-def _videos(options: argparse.Namespace, model: str) -> list[VideoParameters]:
-    """Return the parameters of the videos, with the defaults of the model.
-
-    Raises:
-        InputError, ValueError: the model is of another family or cannot make such videos.
-    """
-    family = family_of(find_folder(model), model)
     title = family.parameters.title
-    if options.family is not None and options.family != family.name:
+    if options.family not in (None, family.name):
         raise InputError(f"The model {model} makes videos of {title}; leave --family {options.family} out.")
-    width, _, height = options.size.partition("x")
-    given = {name: getattr(options, name) for name in _fields() if getattr(options, name) is not None}
-    given |= {"width": int(width), "height": int(height)}
+    given = {name: value for name in _PARAMETERS if (value := getattr(options, name)) is not None}
     if unknown := given.keys() - family.parameters.model_fields:
         raise InputError(f"{title} has no {', '.join(sorted(unknown))}; leave that out.")
+    given["width"], _, given["height"] = options.size.partition("x")
     return [
-        complete(model, family.parameters.model_validate(given | {"seed": options.seed + number}))
+        family.parameters.model_validate_strings(given | {"seed": str(options.seed + number)})
         for number in range(options.videos)
     ]
-
-
-def _fields() -> dict[str, type]:
-    """Return the parameters of all families that are options, and their types."""
-    of_all = {name: field for family in PARAMETERS.values() for name, field in family.model_fields.items()}
-    left_out = ("family", "width", "height", "seed")
-    return {
-        name: next(kind for kind in (str, float, int) if kind.__name__ in str(field.annotation))
-        for name, field in of_all.items()
-        if name not in left_out
-    }
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -262,10 +242,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tolerance", type=int, default=0, help="largest pixel difference that counts as equal")
     parser.add_argument("--size", default="128x128", help="WIDTHxHEIGHT")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fit", choices=["crop", "pad", "stretch"], default="crop")
-    for name, kind in _fields().items():
+    for name in _PARAMETERS:
         of = ", ".join(family for family, each in PARAMETERS.items() if name in each.model_fields)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"of {of} [default: the model's]")
+        parser.add_argument(f"--{name.replace('_', '-')}", help=f"of {of} [default: the model's]")
     return parser.parse_args(arguments)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from svdq.pipeline import compare
+from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.tiny import write_tiny_wan
 
@@ -19,7 +20,7 @@ VIDEOS = [
 
 @pytest.fixture(scope="module")
 def videos(tiny_wan):
-    return [compare.complete(str(tiny_wan), video) for video in VIDEOS]
+    return [FAMILY.complete(video, FAMILY.read_facts(tiny_wan, "tiny")) for video in VIDEOS]
 
 
 @pytest.fixture(scope="module")
