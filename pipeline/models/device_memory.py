@@ -75,53 +75,30 @@ def share_of_gpu(free: int, total: int, held: int, ranks_per_gpu: int) -> int:
     return min(total // ranks_per_gpu, held + free // ranks_per_gpu)
 
 
-class CudaCounter:
-    """Measures the memory that PyTorch's allocator holds on one GPU.
+class MemoryMeter:
+    """Measures encode, step and decode once for each shape on a GPU, and nothing on a CPU. Use it from one thread.
 
-    It counts reserved bytes, since other processes cannot use fragmented or cached blocks.
+    It counts the bytes that PyTorch's allocator reserves, since other processes cannot use fragmented or cached blocks.
+    CPUs have no such counter: Linux reports the peak of all resident memory, including the mapped files of weights.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-
-    def restart(self) -> int:
-        """Reset the peak; return the bytes in use."""
-        torch.cuda.empty_cache()  # blocks cached by an earlier activity would hide the memory of this one
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return torch.cuda.memory_reserved(self._device)
-
-    def peak(self) -> int:
-        """Return the peak since `restart`."""
-        return torch.cuda.max_memory_reserved(self._device)
-
-
-class MemoryMeter:
-    """Measures encode, step and decode once for each shape. Use it from one thread."""
-
-    def __init__(self, counter: CudaCounter | None) -> None:
-        """Measure with a counter; None measures nothing.
-
-        CPUs have no counter: Linux reports the peak of all resident memory, including the mapped files of weights.
-        """
-        self._counter = counter
         self._measured: dict[tuple[str, Shape], int] = {}
-
-    @classmethod
-    def of(cls, device: torch.device) -> "MemoryMeter":
-        """Create the meter of a device."""
-        return cls(CudaCounter(device) if device.type == "cuda" else None)
 
     def begin(self, activity: Activity, shape: Shape) -> Callable[[], None]:
         """Start a measurement of `shape_for`'s shape; return a function to call at a successful end.
 
         Known shapes are not measured again.
         """
-        if self._counter is None or (activity, shape) in self._measured:
+        if self._device.type != "cuda" or (activity, shape) in self._measured:
             return lambda: None
-        counter, before = self._counter, self._counter.restart()
+        torch.cuda.empty_cache()  # blocks cached by an earlier activity would hide the memory of this one
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_reserved(self._device)
 
         def end() -> None:
-            self._measured[activity, shape] = counter.peak() - before
+            self._measured[activity, shape] = torch.cuda.max_memory_reserved(self._device) - before
 
         return end
 

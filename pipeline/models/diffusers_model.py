@@ -63,7 +63,7 @@ class DiffusersModel(VideoModel):
                 apply(module, options, device)
                 if on_host:
                     module.to(device)
-        self._meter = MemoryMeter.of(device)
+        self._meter = MemoryMeter(device)
         #: The tensors that a scheduler keeps: a state lacks them before the first steps.
         self._history: Collection[str] = ()
         notices = ["tiny (untrained: shows noise)"] if is_untrained(found.path) else []

@@ -1,13 +1,11 @@
 """Memory of the device: errors that say it ran out, peaks, and what ranks that share a GPU may plan with."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.device_memory import CudaCounter, MemoryMeter, capacity, is_out_of_memory, share_of_gpu
+from svdq.pipeline.models.device_memory import MemoryMeter, capacity, is_out_of_memory, share_of_gpu
 from svdq.pipeline.models.svd.parameters import SvdParameters
 
 GB = 1_000_000_000
@@ -91,7 +89,7 @@ class Gpu:
 def test_peaks_are_in_reserved_bytes_and_not_hidden_by_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
     gpu.allocated = gpu.reserved = 3 * GB
-    meter = MemoryMeter(CudaCounter(torch.device("cuda", 0)))
+    meter = MemoryMeter(torch.device("cuda", 0))
     with meter.measuring("decode", (128, 64, 2, 1)):
         gpu.compute(9 * GB, in_pieces=GB)
     with meter.measuring("step", (128, 64, 2, 2)):
@@ -111,26 +109,13 @@ def test_a_process_takes_no_more_than_its_share_of_a_gpu(monkeypatch: pytest.Mon
     assert capacity(torch.device("cpu"), 5, 2) == 5
 
 
-class CountingCounter:
-    def __init__(self) -> None:
-        self.num_restarts = 0
-
-    def restart(self) -> int:
-        self.num_restarts += 1
-        return 100
-
-    def peak(self) -> int:
-        return 100 + self.num_restarts
-
-
-def test_each_activity_is_measured_once_for_what_decides_its_memory() -> None:
-    counter = CountingCounter()
-    meter = MemoryMeter(counter)
+def test_each_activity_is_measured_once_for_what_decides_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch)
+    meter = MemoryMeter(torch.device("cuda", 0))
     shapes = {"encode": (128, 64), "step": (128, 64, 2, 2), "decode": (128, 64, 2, 1)}
-    for activity, shape in itertools.chain(shapes.items(), shapes.items()):
+    for number, (activity, shape) in enumerate([*shapes.items(), *shapes.items()], start=1):
         with meter.measuring(activity, shape):
-            pass
-    assert counter.num_restarts == 3
+            gpu.compute(number)
     assert meter.measured(SMALL) == {"encode": 1, "step": 2, "decode": 3}
     # Nothing but what an activity depends on makes another shape of it.
     assert set(meter.measured(SMALL.model_copy(update={"decode_chunk_size": 2}))) == {"encode", "step"}
@@ -139,15 +124,16 @@ def test_each_activity_is_measured_once_for_what_decides_its_memory() -> None:
     assert meter.measured(SMALL.model_copy(update={"height": 128})) == {}
 
 
-def test_what_ran_out_of_memory_was_not_measured() -> None:
-    meter = MemoryMeter(CountingCounter())
+def test_what_ran_out_of_memory_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpu(monkeypatch)
+    meter = MemoryMeter(torch.device("cuda", 0))
     with pytest.raises(torch.OutOfMemoryError), meter.measuring("decode", (128, 64, 2, 1)):
         raise torch.OutOfMemoryError("CUDA out of memory.")
     assert meter.measured(SMALL) == {}
 
 
 def test_a_processor_is_not_measured() -> None:
-    meter = MemoryMeter.of(torch.device("cpu"))
+    meter = MemoryMeter(torch.device("cpu"))
     with meter.measuring("encode", (128, 64)):
         pass
     assert meter.measured(SMALL) == {}

@@ -12,6 +12,7 @@ from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.svd.family import memory
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.wan.family import PUBLISHED
 from svdq.pipeline.models.wan.family import memory as wan_memory
 
 SMALL = SvdParameters(seed=1, frames=2, width=128, height=64, decode_chunk_size=1)
@@ -67,7 +68,7 @@ def test_estimates_of_wan_are_those_of_the_table_in_the_documentation(size, fram
     """Counted on the published modules of I2V-A14B, run on tensors without contents."""
 
     def gigabytes(activity, shape) -> float:
-        return wan_memory(activity, shape, "bfloat16", {}, has_decoder=False) / 1e9
+        return wan_memory(activity, shape, "bfloat16", PUBLISHED, has_decoder=False) / 1e9
 
     assert gigabytes("step", (*size, frames, 2)) == pytest.approx(step, rel=0.02)
     assert gigabytes("decode", (*size, frames, frames)) == pytest.approx(decode, rel=0.01)
