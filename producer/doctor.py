@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.installed import how_to_install
-from svdq.pipeline.models.files import stored_shapes, variants
+from svdq.pipeline.models.files import loaded_files, stored_shapes, variants
 from svdq.pipeline.models.folder_check import find_problems, pipeline_of
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, shape_for, size_text
@@ -180,9 +180,8 @@ def _memory(folder: Path, name: str) -> str:
     open_video = family.parameters.model_validate({"seed": 0, "decode_chunk_size": 1})
     video = family.complete(open_video, facts)
     weights = {
-        component: 2 * sum(map(math.prod, stored_shapes(folder, component, half=True in kinds).values()))
+        component: 2 * sum(map(math.prod, stored_shapes(loaded_files(folder, component, (True, False))).values()))
         for component in family.layouts[pipeline_of(folder, name)].weighted
-        if (kinds := variants(folder, component))
     }
     activities: tuple[Activity, ...] = ("encode", "step", "decode")
     peak = max(family.memory(each, shape_for(each, video), dtype, facts, has_decoder=True) for each in activities)

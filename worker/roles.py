@@ -19,7 +19,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.components import acceptable
 from svdq.pipeline.models.family import Facts, Family, Segment
-from svdq.pipeline.models.files import file_bytes, stored_shapes, variants
+from svdq.pipeline.models.files import loaded_files, stored_shapes
 from svdq.pipeline.models.folder_check import pipeline_of
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.memory import Activity, shape_for, size_text
@@ -118,19 +118,17 @@ class Experts:
     def _num_expert_weights(self, dtype: torch.dtype) -> float:
         """Return the number of weights of all experts, from the sizes of their files and the header of the first."""
         sizes = [
-            file_bytes(self._folder, segment.component, half=self._is_half(segment.component, dtype))
+            sum(file.stat().st_size for file in self._files(segment.component, dtype) if file.is_file())
             for segment in self.segments
         ]
         return self._num_weights(self.segments[0].component, dtype) * sum(sizes) / max(1, sizes[0])
 
     def _num_weights(self, component: str, dtype: torch.dtype) -> int:
-        shapes = stored_shapes(self._folder, component, half=self._is_half(component, dtype))
-        return sum(map(math.prod, shapes.values()))
+        return sum(map(math.prod, stored_shapes(self._files(component, dtype)).values()))
 
-    def _is_half(self, component: str, dtype: torch.dtype) -> bool:
-        """Return whether half precision weights of a component are loaded for a dtype."""
-        there = variants(self._folder, component)
-        return next((kind for kind in acceptable(dtype) if kind in there), False)
+    def _files(self, component: str, dtype: torch.dtype) -> list[Path]:
+        """Return the weights files of a component that are loaded for a dtype."""
+        return loaded_files(self._folder, component, acceptable(dtype))
 
 
 def of_simulated(name: str, num_ranks: int, binding: Binding, *, encoder_rank: bool = False) -> list[Components]:

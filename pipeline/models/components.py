@@ -14,7 +14,7 @@ import torch
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.files import Shapes, read_json, stored_shapes, variants
+from svdq.pipeline.models.files import is_half, loaded_files, read_json, stored_shapes
 from svdq.pipeline.models.folder_check import Layout, check_folder, class_in, pipeline_of
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.load_errors import in_a_sentence
@@ -138,7 +138,7 @@ class Components:
             skeleton = self.skeleton(component)
         except Exception:  # noqa: BLE001 - the config is invalid, and the caller raises an error about it
             return ""
-        found = self._stored(component)
+        found = stored_shapes(self._files(component))
         for weight, tensor in skeleton.state_dict().items():
             expected = list(tensor.shape)
             if found.get(weight, expected) != expected:
@@ -166,18 +166,13 @@ class Components:
     def _needed_bytes(self) -> int:
         """Return the bytes of all weights that the role needs."""
         return sum(
-            self.dtype_of(component).itemsize * sum(map(math.prod, self._stored(component).values()))
+            self.dtype_of(component).itemsize * sum(map(math.prod, stored_shapes(self._files(component)).values()))
             for component in self.needed()
         )
 
-    def _stored(self, component: str) -> Shapes:
-        """Read the shapes of the weights that are loaded."""
-        return stored_shapes(self.path, component, half=self._is_half(component))
-
-    def _is_half(self, component: str) -> bool:
-        """Return whether half precision weights of a component are loaded."""
-        there = variants(self.path, component)
-        return next(kind for kind in acceptable(self.dtype_of(component)) if kind in there)
+    def _files(self, component: str) -> list[Path]:
+        """Return the weights files that are loaded."""
+        return loaded_files(self.path, component, acceptable(self.dtype_of(component)))
 
     def _load(self, component: str, device: torch.device) -> Any:
         """Load one component that has weights.
@@ -189,7 +184,7 @@ class Components:
         import transformers
 
         kind = self._class_of(component)
-        variant = "fp16" if self._is_half(component) else None
+        variant = "fp16" if is_half(self._files(component)[0].name) else None
         arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
         if device.type != "cpu":
             arguments["device_map"] = {"": device}

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.files import is_half, names_in, read_json, weight_files
+from svdq.pipeline.models.files import loaded_files, read_json, weight_files
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.registry import layout_of
@@ -105,17 +105,15 @@ def convert(
 
 def _weights(folder: Path, keeps_float32: Sequence[str], dtype: torch.dtype) -> list[_Weight]:
     """List a component's weights, of the full variant if it has both, with their dtypes in the copy."""
-    files = [file for file in weight_files(names_in(folder)) if not file.endswith(".json")]
-    full = [file for file in files if not is_half(file)]
     found = []
-    for file in full or files:
-        with safe_open(folder / file, framework="pt") as opened:
+    for file in loaded_files(folder.parent, folder.name, (False, True)):
+        with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 stored = opened.get_slice(name)
                 is_kept = stored.get_dtype() == "F32" and not {*keeps_float32}.isdisjoint(name.split("."))
                 wanted = torch.float32 if is_kept else dtype
                 num_bytes = torch.Size(stored.get_shape()).numel() * wanted.itemsize
-                found.append(_Weight(name=name, file=folder / file, dtype=wanted, num_bytes=num_bytes))
+                found.append(_Weight(name=name, file=file, dtype=wanted, num_bytes=num_bytes))
     return found
 
 

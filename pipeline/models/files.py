@@ -3,6 +3,7 @@
 import json
 import re
 import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +65,18 @@ def variants(folder: Path, component: str) -> set[bool]:
     return {is_half(file) for file in weight_files(names_in(folder / component))}
 
 
-def stored_shapes(folder: Path, component: str, *, half: bool) -> Shapes:
-    """Return the shapes of a component's weights, in half precision or full; broken files are left out."""
-    found = [
-        read_shapes(folder / component / file)
-        for file in weight_files(names_in(folder / component))
-        if is_half(file) == half and not file.endswith(".json")
-    ]
+def loaded_files(folder: Path, component: str, precisions: Sequence[bool]) -> list[Path]:
+    """Return a component's weights files of the first of some precisions that it has: half (True) or full (False)."""
+    files = [folder / component / name for name in weight_files(names_in(folder / component))]
+    files = [file for file in files if file.suffix != ".json"]
+    found = ([file for file in files if is_half(file.name) == precision] for precision in precisions)
+    return next(filter(None, found), [])
+
+
+def stored_shapes(files: Iterable[Path]) -> Shapes:
+    """Return the shapes of the weights in files; broken files are left out."""
+    found = map(read_shapes, files)
     return {name: shape for shapes in found if isinstance(shapes, dict) for name, shape in shapes.items()}
-
-
-def file_bytes(folder: Path, component: str, *, half: bool) -> int:
-    """Return the size of a component's weights files, in half precision or full, without opening them."""
-    return sum(
-        (folder / component / file).stat().st_size
-        for file in weight_files(names_in(folder / component))
-        if is_half(file) == half and not file.endswith(".json") and (folder / component / file).is_file()
-    )
 
 
 def read_shapes(file: Path) -> Shapes | str:
