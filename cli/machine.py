@@ -84,7 +84,8 @@ def tiny(folder: Path, family: str) -> None:
 
     require_torch("the untrained model")
     # Imported here so that `--help` does not import torch.
-    from svdq.pipeline.models.registry import family_named, imported
+    from svdq.pipeline.models.family import imported
+    from svdq.pipeline.models.registry import family_named
 
     imported(family_named(family).tiny)(folder)
     echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")

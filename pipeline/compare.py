@@ -25,7 +25,7 @@ from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Frames, Role
-from svdq.pipeline.models.family import Family
+from svdq.pipeline.models.family import Family, imported
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions
@@ -36,7 +36,6 @@ from svdq.pipeline.models.registry import (
     family_for,
     family_named,
     family_of,
-    imported,
 )
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source

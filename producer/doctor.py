@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.installed import how_to_install
 from svdq.pipeline.models.files import loaded_files, stored_shapes, variants
-from svdq.pipeline.models.folder_check import find_problems, pipeline_of
+from svdq.pipeline.models.folder_check import find_problems
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.memory import WORKSPACE_BYTES, Activity, shape_for, size_text
 from svdq.pipeline.models.names import has_weights, timings_of
@@ -175,19 +175,19 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
 
 def _memory(folder: Path, name: str) -> str:
     """Describe how much GPU memory the default video needs, as a worker estimates it, on a rank with all components."""
-    family = family_of(folder, name)
+    family, layout = family_of(folder, name), layout_of(folder, name)
     facts, dtype = family.read_facts(folder, name), {"fp16": "float16", "bf16": "bfloat16"}[family.half]
     open_video = family.parameters.model_validate({"seed": 0, "decode_chunk_size": 1})
     video = family.complete(open_video, facts)
     weights = {
         component: 2 * sum(map(math.prod, stored_shapes(loaded_files(folder, component, (True, False))).values()))
-        for component in family.layouts[pipeline_of(folder, name)].weighted
+        for component in layout.weighted
     }
     activities: tuple[Activity, ...] = ("encode", "step", "decode")
     peak = max(family.memory(each, shape_for(each, video), dtype, facts, has_decoder=True) for each in activities)
     need = size_text(sum(weights.values()) + peak + WORKSPACE_BYTES)
     shape = f"{video.width}x{video.height} with {video.num_frames} frames"
-    experts = [segment.component for segment in family.segments(video, facts)]
+    experts = [component for component in layout.denoisers if weights.get(component)]
     alone = min(sum(weights.values()) - sum(weights[other] for other in experts if other != each) for each in experts)
     text = f"{shape} needs at most about {need} of a GPU in {dtype}"
     if len(experts) == 1:

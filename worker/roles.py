@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 
 from svdq.pipeline.binding import Components, bind
-from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.components import acceptable
 from svdq.pipeline.models.family import Facts, Family, Segment
@@ -60,7 +59,7 @@ class Experts:
             folder = find_folder(name)
             family = family_of(folder, name)
             experts = cls(folder, name, family, family.read_facts(folder, name))
-        except InputError:
+        except Exception:  # noqa: BLE001 - of an unusual config, diffusers raises many types
             return None
         return experts if len(experts.segments) > 1 else None
 

@@ -4,6 +4,7 @@ A family is a package beside this module. Its `family.py` has the `Family`, and 
 model class of a family, which imports torch, implements `base.VideoModel`.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,12 @@ from svdq.pipeline.parameters import VideoParameters
 
 #: What a family has read from the configs of a folder, such as the default number of frames.
 Facts = Mapping[str, Any]
+
+
+def imported(target: str) -> Any:
+    """Import what a family names as `module:attribute`."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +51,8 @@ class Family:
     model: str
     #: Module and function that writes its untrained model into a folder; imported on demand.
     tiny: str
+    #: Module and function that returns the segments of parameters, from these and facts; imported on demand.
+    find_segments: str
     #: Tensors of a state that are what the encoders compute, to compare dtypes by; the others are drawn.
     encoded: tuple[str, ...]
     #: Half precision that its weights suit, which is the default on GPUs: fp16 or bf16.
@@ -54,13 +63,16 @@ class Family:
     read_facts: Callable[[Path, str], Facts]
     #: Fills in what parameters leave open; raises InputError with a sentence about what this model cannot do.
     complete: Callable[[VideoParameters, Facts], VideoParameters]
-    #: Returns which component does which steps of a video: contiguous, from step 0 to the last.
-    segments: Callable[[VideoParameters, Facts], tuple[Segment, ...]]
     #: Returns what encode and decode cost before they are measured.
     prior: Callable[[Facts], CostPrior]
     #: Estimates the peak bytes of an activity, besides the weights, from the activity, its shape (`memory.shape_for`),
     #: torch's name of the compute dtype and the facts; `has_decoder`: whether the encoding rank also has the decoder.
     memory: Callable[..., int]
+
+    def segments(self, parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
+        """Return which component does which steps of a video: contiguous, from step 0 to the last. Imports torch."""
+        found: tuple[Segment, ...] = imported(self.find_segments)(parameters, facts)
+        return found
 
     def fill_in(self, parameters: VideoParameters, model: str, facts: Facts) -> VideoParameters:
         """Fill in what the parameters of a job leave open; `model` is its name in messages.

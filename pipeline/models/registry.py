@@ -1,9 +1,8 @@
 """The families of models, by name and by the pipeline that a folder's model_index.json names. Does not import torch."""
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import PlainValidator
 
@@ -28,12 +27,6 @@ PARAMETERS: Mapping[str, type[VideoParameters]] = {family.name: family.parameter
 def family_named(name: str) -> Family:
     """Return the family of a name."""
     return next(family for family in FAMILIES if family.name == name)
-
-
-def imported(target: str) -> Any:
-    """Import what a family names as `module:attribute`."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def family_for(parameters: VideoParameters) -> Family:

@@ -14,9 +14,9 @@ from svdq.pipeline.binding import Components, bounds_of
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
+from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.reference import call_diffusers
-from svdq.pipeline.models.wan.schedule import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.plan import Assignment, Planner
 from svdq.pipeline.protocols import Request
 from svdq.worker.checkpoint.codec import Codec

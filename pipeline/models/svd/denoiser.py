@@ -12,6 +12,13 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.models.base import State
+from svdq.pipeline.models.family import Facts, Segment
+from svdq.pipeline.parameters import VideoParameters
+
+
+def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
+    """Return one segment: the UNet does all steps."""
+    return (Segment(component="unet", start=0, stop=parameters.steps),)
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from svdq.pipeline.costs import CostPrior
-from svdq.pipeline.models.family import Facts, Family, Segment
+from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.memory import Activity, Shape
 from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
@@ -44,11 +44,6 @@ def complete(parameters: VideoParameters, facts: Facts) -> VideoParameters:
     return parameters.model_copy(update={"frames": facts["num_frames"]})
 
 
-def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
-    """Return one segment: the UNet does all steps."""
-    return (Segment(component="unet", start=0, stop=parameters.steps),)
-
-
 def prior(facts: Facts) -> CostPrior:
     """Return what was measured on an H100 at 576x1024x25."""
     return CostPrior(encode_steps=0.18, decode_steps=4.4)
@@ -74,12 +69,12 @@ FAMILY = Family(
     layouts={LAYOUT.pipeline: LAYOUT},
     model="svdq.pipeline.models.svd.model:SvdModel",
     tiny="svdq.pipeline.models.svd.tiny:write_tiny_model",
+    find_segments="svdq.pipeline.models.svd.denoiser:segments",
     encoded=("image_latents",),
     half="fp16",
     published=PUBLISHED,
     read_facts=read_facts,
     complete=complete,
-    segments=segments,
     prior=prior,
     memory=memory,
 )

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.models.base import State
-from svdq.pipeline.models.wan.schedule import components
+from svdq.pipeline.models.family import Facts, Segment
+from svdq.pipeline.models.wan.family import complete
+from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
+from svdq.pipeline.parameters import VideoParameters
 
 #: Prefix of the tensors in a state that are a scheduler's `model_outputs`; their positions in that list follow.
 OUTPUT = "model_output_"
@@ -22,16 +25,28 @@ OUTPUT = "model_output_"
 class Schedule:
     """The schedule of all videos with the same number of steps and the same shift."""
 
-    def __init__(self, scheduler: Any, boundary_timestep: float | None) -> None:
-        """Choose the expert of each step, as diffusers does.
+    def __init__(self, steps: int, shift: float, facts: Facts, device: torch.device | str = "cpu") -> None:
+        """Set the timesteps of a scheduler of diffusers, and choose the expert of each step as diffusers does."""
+        import diffusers
 
-        Args:
-            scheduler: a scheduler of diffusers whose timesteps are set.
-            boundary_timestep: at and above it the first expert works; None: it always does.
-        """
-        self._scheduler = scheduler
+        config, ratio = facts["scheduler"], facts["boundary_ratio"]
+        kind = config["_class_name"]
+        self._scheduler: Any = getattr(diffusers, kind).from_config(config, **{SHIFT_SETTINGS[kind]: shift})
+        # (4) of diffusers' `__call__`.
+        self._scheduler.set_timesteps(steps, device=device)
         # On the host once: a comparison on a GPU would wait for it in every step.
-        self.components = components(scheduler.timesteps.tolist(), boundary_timestep)
+        timesteps, num_train = self._scheduler.timesteps.cpu(), self._scheduler.config.num_train_timesteps
+        self.components = [HIGH_NOISE if ratio is None or t >= ratio * num_train else LOW_NOISE for t in timesteps]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The steps of each expert that has some; they are contiguous because timesteps fall."""
+        stops = {component: index for index, component in enumerate(self.components, start=1)}
+        starts = [0, *stops.values()]
+        return tuple(
+            Segment(component=component, start=start, stop=stop)
+            for start, (component, stop) in zip(starts, stops.items(), strict=False)
+        )
 
     @property
     def timesteps(self) -> Tensor:
@@ -73,6 +88,14 @@ def history_names(scheduler: Any) -> list[str]:
     if not hasattr(scheduler, "model_outputs"):
         return []
     return ["last_sample", *(f"{OUTPUT}{place}" for place in range(scheduler.config.solver_order))]
+
+
+def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
+    """Return which expert does which steps of a video; an expert without steps has no segment."""
+    completed = complete(parameters, facts)
+    assert completed.steps is not None
+    assert completed.flow_shift is not None
+    return Schedule(completed.steps, completed.flow_shift, facts).segments
 
 
 @dataclass(kw_only=True)

@@ -10,13 +10,19 @@ from typing import Any
 
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.family import Facts, Family, Segment
+from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.folder_check import class_in
 from svdq.pipeline.models.memory import Activity, Shape
-from svdq.pipeline.models.wan import defaults, schedule
+from svdq.pipeline.models.wan import defaults
 from svdq.pipeline.models.wan.defaults import Defaults
-from svdq.pipeline.models.wan.layout import LAYOUT, TEXT_AND_IMAGE_LAYOUT, TRANSFORMER_DEFAULTS, VAE_DEFAULTS
+from svdq.pipeline.models.wan.layout import (
+    LAYOUT,
+    SHIFT_SETTINGS,
+    TEXT_AND_IMAGE_LAYOUT,
+    TRANSFORMER_DEFAULTS,
+    VAE_DEFAULTS,
+)
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.parameters import VideoParameters
 
@@ -25,7 +31,12 @@ PUBLISHED: Facts = {
     "boundary_ratio": 0.9,
     "expand_timesteps": False,
     "has_image_encoder": False,
-    "scheduler": {"_class_name": "UniPCMultistepScheduler", "flow_shift": defaults.CONVERTED_SHIFT},
+    "scheduler": {
+        "_class_name": "UniPCMultistepScheduler",
+        "prediction_type": "flow_prediction",
+        "use_flow_sigmas": True,
+        "flow_shift": defaults.CONVERTED_SHIFT,
+    },
     "transformer": TRANSFORMER_DEFAULTS | {"in_channels": 36},
     "vae": VAE_DEFAULTS,
 }
@@ -104,28 +115,11 @@ def _defaults(facts: Facts) -> Defaults:
 
 def _shift(pixels: int, scheduler: Mapping[str, Any], ours: Defaults) -> float:
     """Return the shift of the model's own scheduler, or the authors' where diffusers' conversion wrote its default."""
-    setting = schedule.SHIFT_SETTINGS[scheduler["_class_name"]]
+    setting = SHIFT_SETTINGS[scheduler["_class_name"]]
     own = scheduler.get(setting)
     if own is not None and (setting, own) != ("flow_shift", defaults.CONVERTED_SHIFT):
         return float(own)
     return ours.shift_480p if pixels <= defaults.PIXELS_480P else ours.shift
-
-
-def boundary_timestep(facts: Facts) -> float | None:
-    """Return the timestep at and above which the first expert works; None: there is one transformer."""
-    if facts["boundary_ratio"] is None:
-        return None
-    boundary: float = facts["boundary_ratio"] * facts["scheduler"].get("num_train_timesteps", 1000)
-    return boundary
-
-
-def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
-    """Return which expert does which steps of a video; an expert without steps has no segment."""
-    completed = complete(parameters, facts)
-    assert completed.steps is not None
-    assert completed.flow_shift is not None
-    of_steps = schedule.timesteps(completed.steps, completed.flow_shift, facts["scheduler"])
-    return schedule.segments(schedule.components(of_steps, boundary_timestep(facts)))
 
 
 def prior(facts: Facts) -> CostPrior:
@@ -166,12 +160,12 @@ FAMILY = Family(
     layouts={layout.pipeline: layout for layout in (LAYOUT, TEXT_AND_IMAGE_LAYOUT)},
     model="svdq.pipeline.models.wan.model:WanModel",
     tiny="svdq.pipeline.models.wan.tiny:write_tiny_wan",
+    find_segments="svdq.pipeline.models.wan.denoiser:segments",
     encoded=("prompt_embeds", "condition"),
     half="bf16",
     published=PUBLISHED,
     read_facts=read_facts,
     complete=complete,
-    segments=segments,
     prior=prior,
     memory=memory,
 )

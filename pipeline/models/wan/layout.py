@@ -9,8 +9,11 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.folder_check import Layout, Setting, check_processor, check_settings, class_in
-from svdq.pipeline.models.wan.schedule import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
 
+#: The schedulers whose state svdq knows, and the name of the shift in the config of each.
+SHIFT_SETTINGS = {"UniPCMultistepScheduler": "flow_shift", "FlowMatchEulerDiscreteScheduler": "shift"}
+#: The experts: of the noisy steps and of the others.
+HIGH_NOISE, LOW_NOISE = "transformer", "transformer_2"
 TRANSFORMER_CLASS, VAE_CLASS = "WanTransformer3DModel", "AutoencoderKLWan"
 #: Defaults of the configs: diffusers' defaults. Those of a transformer are the published 14B models'.
 TRANSFORMER_DEFAULTS: dict[str, Any] = {
@@ -154,13 +157,14 @@ def _check_scheduler(folder: Path, name: str) -> None:
         InputError: it does not.
     """
     config = read_json(folder, "scheduler/scheduler_config.json", name)
-    _check_count("scheduler", "num_train_timesteps", config.get("num_train_timesteps", 1000), name)
     kind = config.get("_class_name")
     problem = next((f"{setting} is on" for setting in _OFF if config.get(setting)), "")
     if not isinstance(kind, str) or kind not in SHIFT_SETTINGS:
         problem = f"it is a {kind}"
     elif not isinstance(shift := config.get(SHIFT_SETTINGS[kind], 1.0), int | float) or not 0 < shift < math.inf:
         problem = f"its {SHIFT_SETTINGS[kind]} is {shift!r}"
+    elif (num := config.get("num_train_timesteps", 1000)) != 1000:
+        problem = f"its num_train_timesteps is {num!r}"
     elif kind == "UniPCMultistepScheduler" and not config.get("use_flow_sigmas"):
         problem = "use_flow_sigmas is off"
     if problem:

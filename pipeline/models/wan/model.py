@@ -19,9 +19,9 @@ from svdq.pipeline.models.base import Role, State
 from svdq.pipeline.models.diffusers_model import DiffusersModel, TensorType
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.wan.denoiser import Schedule, WanDenoiser, first_frame_mask, history_names
-from svdq.pipeline.models.wan.family import FAMILY, boundary_timestep
+from svdq.pipeline.models.wan.family import FAMILY
+from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.schedule import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
 from svdq.pipeline.parameters import VideoParameters
 
 #: Number of texts whose embeddings are kept. Each has at most 4 MB in half precision.
@@ -157,12 +157,7 @@ class WanModel(DiffusersModel):
         if key not in self._schedules:
             if len(self._schedules) >= CACHED_SCHEDULES:
                 self._schedules.clear()
-            own = self.pipeline.scheduler
-            setting = SHIFT_SETTINGS[type(own).__name__]
-            scheduler = type(own).from_config(own.config, **{setting: parameters.flow_shift})
-            # (4)
-            scheduler.set_timesteps(parameters.steps, device=self._device)
-            self._schedules[key] = Schedule(scheduler, boundary_timestep(self._facts))
+            self._schedules[key] = Schedule(*key, self._facts, self._device)
         return self._schedules[key]
 
     def _decode(self, state: State, parameters: VideoParameters, decode_chunk_size: int) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from PIL.Image import Image
 
+from svdq.pipeline.models.wan.layout import SHIFT_SETTINGS
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.schedule import SHIFT_SETTINGS
 
 
 def open_diffusers(model: str, dtype: torch.dtype) -> Any:

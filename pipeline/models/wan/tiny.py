@@ -12,7 +12,7 @@ import torch
 
 from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.untrained import claim, name_classes
-from svdq.pipeline.models.wan.schedule import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 
 #: Two experts (2.2 I2V-A14B), CLIP's image encoder (2.1 I2V-14B), and the photo as first latent frame (2.2 TI2V-5B).
 Variant = Literal["i2v-a14b", "i2v-14b", "ti2v-5b"]
