@@ -77,12 +77,19 @@ def open_folder(root: Path, folder: str = "", *, create: bool = False) -> Iterat
         os.close(descriptor)
 
 
-def open_file(name: str, folder: int) -> BufferedReader:
-    """Open a regular file in an open folder for reading.
+@contextlib.contextmanager
+def open_file(root: Path, path: str) -> Iterator[BufferedReader]:
+    """Open a regular file below `root` for reading.
 
     Raises:
-        OSError: it cannot be opened, or is a symbolic link or another special file.
+        OSError: it cannot be opened, or it or a folder is a symbolic link or another special file.
     """
+    folder, name = os.path.split(path)
+    with open_folder(root, folder) as here, _open_in(name, here) as file:
+        yield file
+
+
+def _open_in(name: str, folder: int) -> BufferedReader:
     with _links_named(name, folder):
         return open_regular(name, os.O_NOFOLLOW, folder=folder)
 
@@ -269,7 +276,7 @@ def _rename(name: str, source: int, target: int, new_name: str) -> str:
 
 def _copy(name: str, source: int, target: int) -> None:
     """Copy a file with its mode and times into a private folder."""
-    with open_file(name, source) as file, os.fdopen(os.open(name, _NEW_FILE, 0o600, dir_fd=target), "wb") as copy:
+    with _open_in(name, source) as file, os.fdopen(os.open(name, _NEW_FILE, 0o600, dir_fd=target), "wb") as copy:
         shutil.copyfileobj(file, copy, 1 << 20)
         copy.flush()
         status = os.fstat(file.fileno())
@@ -280,7 +287,7 @@ def _copy(name: str, source: int, target: int) -> None:
 
 def _are_equal(name: str, folder: int, other_name: str, other_folder: int) -> bool:
     """Compare the bytes of two regular files."""
-    with contextlib.suppress(OSError), open_file(name, folder) as file, open_file(other_name, other_folder) as other:
+    with contextlib.suppress(OSError), _open_in(name, folder) as file, _open_in(other_name, other_folder) as other:
         if os.fstat(file.fileno()).st_size == os.fstat(other.fileno()).st_size:
             return hashlib.file_digest(file, "sha256").digest() == hashlib.file_digest(other, "sha256").digest()
     return False

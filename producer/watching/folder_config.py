@@ -169,7 +169,7 @@ class FolderConfig:
         """Return the parameters by the file in a folder, or None if it has none."""
         file_path = self._root / folder / FILE_NAME
         try:
-            with open_folder(self._root, folder) as descriptor, open_file(FILE_NAME, descriptor) as file:
+            with open_file(self._root, f"{folder}/{FILE_NAME}") as file:
                 document = read_toml(file, file_path)
         except FileNotFoundError:
             return None

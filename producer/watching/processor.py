@@ -6,7 +6,6 @@ with the same parameters finds the job that exists.
 
 import contextlib
 import math
-import os
 import time
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,7 @@ from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.photos import Photo, check_data, read_file, source_path
 from svdq.producer.submitting.prompts import SUFFIX
 from svdq.producer.submitting.submit import entries_of, store
-from svdq.producer.watching.directory import delete_file, move_file, open_file, open_folder, signature
+from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
 from svdq.producer.watching.folder_config import FolderConfig, PostSubmit, WatchOptions
 from svdq.producer.watching.prompts import Prompts
 from svdq.producer.watching.scanner import Debounce, WaitingFile
@@ -80,7 +79,8 @@ class Processor:
         if spec is None:
             return
         try:
-            data = self._read(file.path)
+            with open_file(self._root, file.path) as opened:
+                data = read_file(opened, self._root / file.path, self.max_pixels)
             if self._has_changed(file):
                 return
             photo = check_data(data, self._root / file.path, self.max_pixels)
@@ -100,11 +100,6 @@ class Processor:
         if self.post_submit.keep:
             self.state.put(file.path, Record(file.signature, "submitted", job_id))
         self._finish(file)
-
-    def _read(self, path: str) -> bytes:
-        folder, name = os.path.split(path)
-        with open_folder(self._root, folder) as descriptor, open_file(name, descriptor) as file:
-            return read_file(file, self._root / path, self.max_pixels)
 
     def _submit(self, file: WaitingFile, photo: Photo, spec: JobSpec, connection: redis.Redis) -> str:
         """Submit a photo unless its record has the same job; return the job's id."""

@@ -41,7 +41,7 @@ class Prompts:
         is_new, file.prompt = found != file.prompt, found
         if found is None:
             return spec
-        prompt = "" if is_new else self._read(path, found)
+        prompt = "" if is_new else self._read(path)
         if is_new or self._signature(path) != found:
             file.due_s = time.monotonic() + self.stable_for_s
             return None
@@ -73,16 +73,15 @@ class Prompts:
                 return "this family of models takes no prompts."
         return ""
 
-    def _read(self, path: str, version: Signature) -> str:
-        shown = str(self.post_submit.root / path)
-        if not version.is_regular:
-            raise InputError(f"The prompt {shown!r} is a symbolic link or a special file; put the text itself there.")
-        folder, name = os.path.split(path)
+    def _read(self, path: str) -> str:
+        shown = self.post_submit.root / path
         try:
-            with open_folder(self.post_submit.root, folder) as descriptor, open_file(name, descriptor) as file:
-                return parse_prompt(file.read(MAX_BYTES + 1), self.post_submit.root / path)
+            with open_file(self.post_submit.root, path) as file:
+                return parse_prompt(file.read(MAX_BYTES + 1), shown)
         except OSError as error:
-            raise InputError(f"The prompt {shown!r} cannot be read ({error.strerror}); check its rights.") from error
+            raise InputError(
+                f"The prompt {str(shown)!r} cannot be read ({error.strerror}); check its rights, or put the text there."
+            ) from error
 
     def _signature(self, path: str) -> Signature | None:
         found = signature(self.post_submit.root, path)
