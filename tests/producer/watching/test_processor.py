@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from svdq.producer.queue import SvdqQueue, read_job, session
+from svdq.producer.queue import SvdqQueue, photo_of, read_job, session, source_of
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
@@ -126,8 +126,10 @@ def test_a_kill_between_two_steps_loses_and_duplicates_nothing(
     assert (root / "done" / "day" / "a.jpg").exists() == (on_success == "move:done")
 
 
-def test_a_job_has_the_folder_of_its_photo(bench: Bench, connection: redis.Redis) -> None:
+def test_a_job_has_the_folder_and_the_path_of_its_photo(bench: Bench, connection: redis.Redis) -> None:
     record = bench.process("day/a.jpg")
+    (rq_job,) = SvdqQueue(connection=connection).jobs
+    assert (photo_of(rq_job), source_of(rq_job)) == (str(bench.root / "day" / "a.jpg"), "inbox/day/a.jpg")
     (job,) = map(read_job, SvdqQueue(connection=connection).jobs)
     assert job is not None
     assert (job.name, job.folder) == ("a", "day")
