@@ -90,16 +90,16 @@ def test_a_request_is_what_was_submitted(house, open_intake: Open) -> None:
     assert house.view(job_id).status == "started"
 
 
-def num_looks(house) -> int:
-    """How often anyone has looked into a queue: taking is LMOVE, looking ahead LRANGE."""
+def num_calls(house, *commands: str) -> int:
+    """How often anyone has sent one of these commands."""
     statistics = house.connection.info("commandstats")
-    return sum(statistics.get(f"cmdstat_{command}", {}).get("calls", 0) for command in ("lmove", "lrange"))
+    return sum(statistics.get(f"cmdstat_{command}", {}).get("calls", 0) for command in commands)
 
 
 def let_it_go_round(house, until) -> None:
     """Return after the bookkeeping has done whatever it wants to do now: three queues a round, three rounds."""
-    before = num_looks(house)
-    until(lambda: num_looks(house) >= before + 9)
+    before = num_calls(house, "lmove", "lrange")
+    until(lambda: num_calls(house, "lmove", "lrange") >= before + 9)
 
 
 def test_no_more_is_taken_off_the_queue_than_the_stage_wants(house, open_intake: Open, until) -> None:
@@ -370,6 +370,35 @@ def test_a_job_with_a_broken_meta_goes_on_from_its_checkpoint(house, open_intake
     request = take(open_intake(checkpoints=Checkpoints(store, codec)))
     assert request.resume is not None
     assert request.resume.resumed == (Resumption(from_step=2, steps_done_again=0),)
+
+
+def test_a_job_that_another_group_had_in_between_goes_on_from_its_checkpoint(house, open_intake: Open, until) -> None:
+    """What was prepared in advance before that group took it was still used: the video began anew."""
+    codec = Codec(model="fake", device=torch.device("cpu"))
+    store = open_checkpoint_store("local", house.settings.home, Storage(house.settings.storage))
+    first, second = house.submit(), house.submit()
+    queue = "rq:queue:svdq-default"
+
+    def let_it_look_ahead() -> None:
+        before = num_calls(house, "lindex")
+        until(lambda: num_calls(house, "lindex") >= before + 6)  # three queues a round
+
+    intake = open_intake(checkpoints=Checkpoints(store, codec))
+    assert take(intake).job_id == first
+    let_it_look_ahead()
+    house.connection.lrem(queue, 1, second)  # as the other group does
+    let_it_look_ahead()
+    half_done = Sample(
+        job_id=second,
+        parameters=read_job(fetch(house.connection, second)).parameters,
+        boundaries=(0, 4),
+        step=2,
+        tensors={"latents": torch.zeros(1, 2, 4, 8, 8)},
+    )
+    store.open(second)
+    store.write(second, 2, codec.encode(half_done))
+    house.connection.lpush(queue, second)
+    assert take(intake).resume is not None
 
 
 FIELDS = {

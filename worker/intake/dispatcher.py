@@ -100,8 +100,10 @@ class Dispatcher:
                 self._on_taken(active)
                 self._taken = active
                 self._num_waiting = self._worker.num_queued()
-            elif self._options.burst and not self._active_jobs and not self._more_will_come():
-                self.draining.set()
+            else:
+                self._ahead = None  # another group has that job, and may leave a checkpoint
+                if self._options.burst and not self._active_jobs and not self._more_will_come():
+                    self.draining.set()
             self._log_pause()
         if self._taken is not None and self._may_start(self._taken):
             self._next, self._taken = (self._taken, self._prepared(self._taken)), None
@@ -191,9 +193,10 @@ class Dispatcher:
         if self._is_alone():
             return
         job_id = self._worker.peek()
-        if job_id is None or (self._ahead is not None and self._ahead[0].encode() == job_id):
+        if self._ahead is not None and self._ahead[0].encode() == job_id:
             return
-        rq_job = self._worker.fetch(job_id)
+        self._ahead = None  # another group has that job, or it waits for a more urgent one
+        rq_job = self._worker.fetch(job_id) if job_id is not None else None
         if rq_job is not None:
             job = read_job(rq_job)
             if job is not None and not must_run_alone(self._worker.connection, rq_job.id):
