@@ -87,8 +87,14 @@ def test_without_urls_nothing_is_started(settings: Settings) -> None:
 
 
 def test_a_pause_after_failures_and_a_full_disk_are_sent_once(
-    settings: Settings, connection: redis.Redis, server: Server, until: Any, publish: Any
+    settings: Settings,
+    connection: redis.Redis,
+    server: Server,
+    until: Any,
+    publish: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(f"{Notifications.__module__}.AGAIN_S", 0.0)  # a pause may last all night
     pause(connection)  # by a person, who knows
     with Notifications(wanting(settings, server.url), poll_s=0.05):
         connection.set("rq:worker:group0", "1")

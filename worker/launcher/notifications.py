@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at what is wrong.
 POLL_S = 10.0
-#: Seconds after which the same title may be sent again: a storage may come and go.
+#: Seconds after which the same title may be sent again: a storage may come and go every few seconds.
 AGAIN_S = 600.0
 #: Seconds that the end of a run waits for services that are slow.
 CLOSE_S = 20.0
@@ -48,6 +48,8 @@ class Notifications:
         self._services = _services(settings.notify)
         self._waiting: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         self._sent_s: dict[str, float] = {}
+        #: Titles of what was wrong at the last look and has been sent.
+        self._sent: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
 
     @property
@@ -72,12 +74,14 @@ class Notifications:
         self._waiting.put(None)
         self._thread.join(self._close_s)
 
-    def send(self, title: str, text: str) -> None:
-        """Send a text in the background, unless the same title was sent lately."""
+    def send(self, title: str, text: str) -> bool:
+        """Send a text in the background, unless the same title was sent lately; return whether it is sent."""
         now_s = time.monotonic()
-        if now_s - self._sent_s.get(title, now_s - AGAIN_S) >= AGAIN_S:
-            self._sent_s[title] = now_s
-            self._waiting.put((title, text))
+        if now_s - self._sent_s.get(title, now_s - AGAIN_S) < AGAIN_S:
+            return False
+        self._sent_s[title] = now_s
+        self._waiting.put((title, text))
+        return True
 
     def send_summary(self, report: RunReport) -> None:
         """Send the summary of the run."""
@@ -104,11 +108,11 @@ class Notifications:
                         logger.warning("The notification to %s was not accepted.", service.service_name)
 
     def _look(self) -> None:
-        """Send what is wrong."""
+        """Send what is wrong, once as long as it lasts."""
         try:
             with session(self._settings) as connection:
-                for title, text in _problems(connection, socket.gethostname()):
-                    self.send(title, text)
+                problems = dict(_problems(connection, socket.gethostname()))
+            self._sent = {title for title, text in problems.items() if title in self._sent or self.send(title, text)}
         except SvdqError as error:
             logger.debug("What is wrong cannot be read at present: %s", error)
         except Exception:
