@@ -2,7 +2,6 @@
 
 import hashlib
 import secrets
-from collections import OrderedDict
 from dataclasses import replace
 from datetime import datetime
 from io import BytesIO
@@ -195,7 +194,7 @@ class PageReader:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._ends: OrderedDict[str, Place] = OrderedDict()
+        self._ends: dict[str, Place] = {}
 
     async def __call__(self, key: tuple[int, str, str]) -> tuple[list[JobView], bool]:
         """Read the page of a limit, an order and the id that it comes after.
@@ -215,7 +214,6 @@ class PageReader:
         views, has_more, end = await self._backend.read(work)
         if end is not None:
             self._ends[end[1]] = end
-            self._ends.move_to_end(end[1])
             if len(self._ends) > MAX_ENDS:
-                self._ends.popitem(last=False)
+                del self._ends[next(iter(self._ends))]
         return views, has_more

@@ -88,9 +88,8 @@ def serve(
             echo(f"Serving at {options.url}/ (token: {place})")
         notify_systemd()
 
-    with contextlib.ExitStack() as stack:
-        on_stop = stack.enter_context(worker_beside(settings)) if with_worker else lambda: None
-        signal_number = run(make_app(settings, options), options, listener, report, on_stop)
+    with worker_beside(settings) if with_worker else contextlib.nullcontext():
+        signal_number = run(make_app(settings, options), options, listener, report)
     code = EXIT_INTERRUPTED if signal_number == signal.SIGINT else 0
     exit_soon(code)
     return code

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import h11
 import uvicorn
-from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -84,21 +83,10 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"The server cannot listen on {host} port {port} ({reason}); give another --port.") from error
 
 
-def run(
-    app: Starlette,
-    options: ServeOptions,
-    listener: socket.socket,
-    on_ready: Callable[[], None],
-    on_stop: Callable[[], None] = lambda: None,
-) -> int:
+def run(app: Starlette, options: ServeOptions, listener: socket.socket, on_ready: Callable[[], None]) -> int:
     """Serve until SIGINT or SIGTERM, for at most three seconds more; return the number of the signal.
 
-    Args:
-        app: the application.
-        options: of the server.
-        listener: a bound socket.
-        on_ready: called when connections are accepted.
-        on_stop: called when they are no longer accepted.
+    `on_ready` is called when connections are accepted.
 
     Raises:
         SvdqError: the application has not started.
@@ -115,7 +103,7 @@ def run(
         timeout_graceful_shutdown=GRACE_S,
     )
     _allow_many_connections()
-    server = _Server(config, on_ready, on_stop)
+    server = _Server(config, on_ready)
     with StopSignals() as stop:
         with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
             server.run(sockets=[listener])
@@ -152,22 +140,14 @@ def exit_soon(code: int) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Reports when it accepts connections, and when it does no longer."""
+    """Reports when it accepts connections."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], on_stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
-        self._on_stop = on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and report it."""
         await super().startup(sockets)
         if self.started:
             self._on_ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Report the end, and shut down."""
-        self._on_stop()
-        # sse-starlette finds out by itself only where uvicorn handles the signals.
-        AppStatus.should_exit = True
-        await super().shutdown(sockets)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from svdq.cli.formatting import echo
 from svdq.pipeline.installed import require_torch
@@ -14,10 +14,11 @@ from svdq.producer.settings import Settings
 
 
 @contextlib.contextmanager
-def worker_beside(settings: Settings) -> Iterator[Callable[[], None]]:
-    """Run a worker within a block, which gets a function that stops it after its current step.
+def worker_beside(settings: Settings) -> Iterator[None]:
+    """Run a worker within a block.
 
-    Its videos are continued later. The end of the block waits for it; a Ctrl-C meanwhile stops it at once.
+    After the block the worker stops after its current step, and its videos are continued later; a Ctrl-C stops it at
+    once.
 
     Raises:
         InputError: PyTorch is not installed.
@@ -34,10 +35,6 @@ def worker_beside(settings: Settings) -> Iterator[Callable[[], None]]:
     )
     is_stopping = threading.Event()
 
-    def stop() -> None:
-        is_stopping.set()
-        process.terminate()
-
     def watch() -> None:
         code = process.wait()
         if not is_stopping.is_set():
@@ -45,9 +42,10 @@ def worker_beside(settings: Settings) -> Iterator[Callable[[], None]]:
 
     threading.Thread(target=watch, name="worker-beside", daemon=True).start()
     try:
-        yield stop
+        yield
     finally:
-        stop()
+        is_stopping.set()
+        process.terminate()
         while process.poll() is None:
             try:
                 process.wait()
