@@ -27,15 +27,8 @@ async def create(
 ) -> tuple[list[Submission], list[JobView]]:
     """Store a photo and enqueue its jobs; when this returns, both survive a crash of everything.
 
-    Args:
-        backend: of this server.
-        photo: its file.
-        file_name: as the client has it, without any meaning as a path here.
-        spec: what to make of it.
-        source: its path from the folder that was dropped, for display; "" for the name.
-
-    Returns:
-        The submissions, and the jobs of those that were not removed at once.
+    `file_name` and `source`, the path from the folder that was dropped, are the client's and no paths here. Returns the
+    submissions, and the jobs of those that were not removed at once.
 
     Raises:
         ApiError: the photo or a parameter is not allowed, and nothing was stored; or Redis is away.

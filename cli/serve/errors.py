@@ -42,15 +42,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the error.
-
-        Args:
-            status: of the response.
-            message: for people.
-            param: name of the field that is wrong.
-            code: a word for programs; by default that of wrong values with 400, and that of missing things with 404.
-            headers: of the response, besides those of every response.
-        """
+        """Create the error; `param` is the field that is wrong, and 400 and 404 have a `code` by default."""
         super().__init__(message)
         self.status = status
         self.param = param

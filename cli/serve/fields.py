@@ -55,13 +55,10 @@ def read_request(
     model: ConfiguredModel | None = None,
     base: SubmitOptions | None = None,
 ) -> VideoRequest:
-    """Read the fields of a request.
+    """Read the fields of a request: names with texts or, of JSON, values.
 
-    Args:
-        fields: names with texts or, of JSON, values.
-        now: current time with a time zone, for times of day.
-        model: the configured model, whose family the video is of unless the request says otherwise.
-        base: parameters where the request gives none.
+    Times of day are after `now`, the family is that of the configured `model` unless the request says otherwise, and
+    `base` has the parameters that the request does not give.
 
     Raises:
         ApiError: a field is unknown, is there twice, or has a value that is not allowed.
@@ -73,8 +70,7 @@ def read_request(
 
     def spell(field: str) -> str:
         """Spell a parameter as the API does, and record it: an error is about the first that it names."""
-        names = {own: name for name, own in RENAMED.items()}
-        spelled.append(names.get(field, as_key(field)))
+        spelled.append(next((name for name, own in RENAMED.items() if own == field), as_key(field)))
         return spelled[-1]
 
     param = ""

@@ -94,12 +94,7 @@ def fields(family: str) -> list[Field]:
 
 
 def families(models: Iterable[str], configured: str) -> list[str]:
-    """Return the families whose videos can be made now, that of the configured model first.
-
-    Args:
-        models: that workers run; their families may be unknown on this machine.
-        configured: the model of the settings.
-    """
+    """Return the families whose videos can be made now by the models that workers run, the configured one's first."""
     first = family_of_model(configured) or DEFAULT_FAMILY
     running = [family_of_model(model) for model in models]
     known = dict.fromkeys([family for family in running if family is not None])
@@ -195,11 +190,7 @@ def estimate_of(snapshot: Snapshot, spec: JobSpec, num_videos: int, now: datetim
 
 
 def whole_number(text: str, called: str) -> int:
-    """Parse a number.
-
-    Raises:
-        InputError: it is no whole number; `called` is its name in the error.
-    """
+    """Parse a number; raises InputError with its name `called` if it is no whole number."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise InputError(f"{called} {text[:80]!r} is not allowed: it must be a whole number, such as 3.")
     return int(text)

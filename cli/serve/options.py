@@ -5,8 +5,6 @@ import re
 import socket
 from dataclasses import dataclass
 
-#: Names of this machine that a browser on it may use.
-LOOPBACK_NAMES = ("localhost",)
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -41,15 +39,9 @@ class ServeOptions:
         return f"http://{name}:{self.port}"
 
     def accepts_host(self, name: str) -> bool:
-        """Return whether requests may be addressed to a host; a page of a rebound DNS name is refused.
-
-        Args:
-            name: from the Host header, without port and brackets.
-        """
+        """Return whether requests may be addressed to a host (without port), which no page of a rebound name may."""
         name = name.lower().rstrip(".")
-        if name in (*LOOPBACK_NAMES, self.host.lower(), *self.allowed_hosts):
-            return True
-        if is_loopback(name):
+        if name in (self.host.lower(), *self.allowed_hosts) or is_loopback(name):
             return True
         # No DNS name leads to an address that is written in digits, so such requests are not rebound.
         return not self.is_local and (is_address(name) or name == socket.gethostname().lower())
@@ -71,4 +63,4 @@ def is_address(host: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Return whether a host is an address of this machine only."""
-    return host in LOOPBACK_NAMES or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)

@@ -49,15 +49,8 @@ def read_page(
 ) -> dict[str, Any]:
     """Return a page of the list and the cursor of the next one, which is None at the end.
 
-    Videos come from the records of jobs, and after them from the storage, where they outlive these.
-
-    Args:
-        connection: to Redis.
-        settings: of this process.
-        storage: with the videos.
-        older: the videos of the storage.
-        show: one of `FILTERS`.
-        before: a cursor, "" for the first page.
+    Videos come from the records of jobs, and after them from the storage, where they outlive these. `show` is one of
+    `FILTERS`, and `before` a cursor, "" for the first page.
 
     Raises:
         InputError: the filter or the cursor is not allowed.

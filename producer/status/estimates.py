@@ -7,7 +7,7 @@ code, without Redis or a clock.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from statistics import fmean
 from typing import Any
@@ -40,7 +40,7 @@ class Waiting:
     #: The parameters of an evenly spaced sample of them; of all if there are few.
     sample: Sequence[Parameters] = ()
     #: The number of jobs taken before each requested job, by job id.
-    num_ahead: Mapping[str, int] | None = None
+    num_ahead: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +75,9 @@ def estimate_jobs(
 ) -> dict[str, Estimate]:
     """Estimate when single jobs will be done; only those that wait in a queue or are started are in the result.
 
-    Args:
-        views: the jobs.
-        waiting: the jobs that wait.
-        groups: that have written records lately.
-        pauses: why jobs are not taken.
-        no_group: why there is no group, as a sentence: NO_WORKER or STARTING.
+    `pauses` says why jobs are not taken, and `no_group` why there may be no group: NO_WORKER or STARTING.
     """
-    num_ahead = waiting.num_ahead or {}
+    num_ahead = waiting.num_ahead
     found = _of_started([view for view in views if view.status == JobStatus.STARTED.value], groups, no_group)
     queued = {view.id: _shape_of(view.parameters) for view in views if view.id in num_ahead and view.id not in found}
     if not queued:
