@@ -119,24 +119,21 @@ def ended_before(
     """
     ttls_s = {"finished": keys.RESULT_TTL_S, "failed": keys.FAILURE_TTL_S}
     found: list[tuple[int, str]] = []
-    with connection.pipeline(transaction=False) as pipeline:
-        for status in statuses:
+    for status in statuses:
+        ttl_s = ttls_s[status]
+        newest = "+inf" if before is None else before[0] + ttl_s
+        with connection.pipeline(transaction=False) as pipeline:
             for queue in queues(connection):
-                key, ttl_s = _registries(queue)[status].key, ttls_s[status]
-                newest = "+inf" if before is None else before[0] + ttl_s
+                key = _registries(queue)[status].key
                 # Those of the same second are sorted by id, so all of them are needed.
                 if before is not None:
                     pipeline.zrangebyscore(key, newest, newest, withscores=True)
                 pipeline.zrevrangebyscore(
                     key, f"({newest}" if before else newest, "-inf", start=0, num=limit, withscores=True
                 )
-        answers = pipeline.execute()
-    per_status = len(answers) // max(1, len(statuses))
-    for number, answer in enumerate(answers):
-        ttl_s = ttls_s[statuses[number // per_status]]
-        found += [(int(score) - ttl_s, job_id.decode(errors="backslashreplace")) for job_id, score in answer]
-    found.sort(reverse=True)
-    return [entry for entry in found if before is None or entry < before][:limit]
+            for answer in pipeline.execute():
+                found += [(int(score) - ttl_s, job_id.decode(errors="backslashreplace")) for job_id, score in answer]
+    return sorted((entry for entry in found if before is None or entry < before), reverse=True)[:limit]
 
 
 def scan_ids(connection: redis.Redis) -> Iterator[bytes]:

@@ -122,15 +122,15 @@ def view_many(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobView]:
     """Read several jobs at once; missing ones are left out."""
     found = [record for record in read_many(connection, job_ids) if record is not None]
     rq_jobs = [record for record in found if isinstance(record, rq.job.Job)]
-    results, waits = _results(connection, rq_jobs), iter(_waits(connection, rq_jobs))
+    results, waits = _results(connection, rq_jobs), _waits(connection, rq_jobs)
     views = []
     for record in found:
         if isinstance(record, rq.job.Job):
-            result, wait = results.get(record.id), next(waits)
             try:
+                result = results.get(record.id)
                 if isinstance(result, UnreadableJobError):
                     raise result
-                views.append(_view(record, result, wait))
+                views.append(_view(record, result, waits.get(record.id, {})))
                 continue
             except UnreadableJobError as error:
                 record = error
@@ -210,23 +210,23 @@ def _results(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str
     return {job.id: result for job, result in zip(ended, read_results(connection, ended), strict=True)}
 
 
-def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> list[dict[str, Any]]:
-    """Read what each job outside of the queues waits for: the fields `scheduled_at` or `after` of its view."""
-    statuses = [job.get_status(refresh=False) for job in rq_jobs]
+def _waits(connection: redis.Redis, rq_jobs: Sequence[rq.job.Job]) -> dict[str, dict[str, Any]]:
+    """Read what jobs outside of the queues wait for: the fields `scheduled_at` or `after` of their views, by job id."""
+    asked = []
     with connection.pipeline(transaction=False) as pipeline:
-        for job, status in zip(rq_jobs, statuses, strict=True):
+        for job in rq_jobs:
+            status = job.get_status(refresh=False)
             if status is JobStatus.SCHEDULED:
                 pipeline.zscore(SvdqQueue(job.origin, connection=connection).scheduled_job_registry.key, job.id)
+                asked.append(job.id)
             elif status is JobStatus.DEFERRED:
                 pipeline.smembers(job.dependencies_key)
-        answers = iter(pipeline.execute(raise_on_error=False))
-    waits: list[dict[str, Any]] = []
-    for status in statuses:
-        answer = next(answers) if status in (JobStatus.SCHEDULED, JobStatus.DEFERRED) else None
+                asked.append(job.id)
+        answers = pipeline.execute(raise_on_error=False)
+    waits: dict[str, dict[str, Any]] = {}
+    for job_id, answer in zip(asked, answers, strict=True):
         if isinstance(answer, float) and 0 <= answer < MAX_SECONDS:
-            waits.append({"scheduled_at": datetime.fromtimestamp(answer, UTC)})
+            waits[job_id] = {"scheduled_at": datetime.fromtimestamp(answer, UTC)}
         elif isinstance(answer, set):
-            waits.append({"after": tuple(sorted(member.decode(errors="backslashreplace") for member in answer))})
-        else:
-            waits.append({})
+            waits[job_id] = {"after": tuple(sorted(member.decode(errors="backslashreplace") for member in answer))}
     return waits
