@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 #: Seconds after the end of a job in which its last log entries may still arrive.
 LAST_ENTRIES_S = 3.0
-#: Redis counts the entries of a list in 64 bits.
-MAX_JOBS = 10**9
 
 
 @click.command()
@@ -73,12 +71,8 @@ def print_snapshot(connection: "redis.Redis", as_json: bool) -> None:
 
 
 @click.command("list")
-@click.option(
-    "--limit", type=click.IntRange(1, MAX_JOBS), default=50, show_default=True, help="Largest number of jobs."
-)
-@click.option(
-    "--offset", type=click.IntRange(0, MAX_JOBS), default=0, help="Leave out this many newer jobs: the next page."
-)
+@click.option("--limit", type=click.IntRange(1, 10**9), default=50, show_default=True, help="Largest number of jobs.")
+@click.option("--offset", type=click.IntRange(0, 10**9), default=0, help="Newer jobs to leave out: the next page.")
 @click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only this status; repeatable.")
 @json_option("job")
 @redis_options
