@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, group
 from rich.table import Table
 from rich.text import Text
 
@@ -44,7 +44,10 @@ def lines_of(snapshot: "Snapshot") -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def draw(snapshot: "Snapshot", options: ConsoleOptions, *, outage: str = "", is_live: bool = False) -> Group:
+@group()
+def draw(
+    snapshot: "Snapshot", options: ConsoleOptions, *, outage: str = "", is_live: bool = False
+) -> Iterator[RenderableType]:
     """Draw all parts of a snapshot, the most important ones first.
 
     Args:
@@ -53,29 +56,24 @@ def draw(snapshot: "Snapshot", options: ConsoleOptions, *, outage: str = "", is_
         outage: why there is nothing newer, as a sentence.
         is_live: whether it fills the screen and a key quits it.
     """
-    return Group(*_parts(snapshot, options, outage, is_live))
-
-
-def _parts(snapshot: "Snapshot", options: ConsoleOptions, outage: str, is_live: bool) -> Iterator[RenderableType]:
     blank = [] if is_live else [Text("")]
     yield _headline(snapshot)
     yield Text.assemble(printable(_forecast(snapshot)), ("  q quits" if is_live else "", "dim"))
     warnings = [f"{outage} This is the last known state."] if outage else []
-    warnings += [*snapshot.pauses, *(condition_sentence(*each) for each in snapshot.conditions)]
-    for sentence in warnings:
+    for sentence in (*warnings, *snapshot.pauses, *(condition_sentence(*each) for each in snapshot.conditions)):
         yield Text(printable(sentence), style="bold yellow")
     yield from blank
     yield _queue_table(snapshot.queues)
-    for group in snapshot.groups:
-        jobs = snapshot.jobs_by_group.get(group.name, [])
+    for each in snapshot.groups:
+        jobs = snapshot.jobs_by_group.get(each.name, [])
         yield from blank
-        yield _group_title(group, len(jobs))
-        yield _rank_table(group, snapshot.names, options)
+        yield _group_title(each, len(jobs))
+        yield _rank_table(each, snapshot.names, options)
         if jobs:
             yield from blank
-            yield _flight_table(group, jobs, snapshot.estimates, options)
+            yield _flight_table(each, jobs, snapshot.estimates, options)
     others = [sentence_of_workers(snapshot.worker_state)] if snapshot.worker_state != "running" else []
-    reporting = {group.intake.worker for group in snapshot.groups if group.intake}
+    reporting = {each.intake.worker for each in snapshot.groups if each.intake}
     others += [
         f"{worker.name}  {worker.state}  {worker.hostname}:{worker.pid}  no recent report"
         for worker in snapshot.workers

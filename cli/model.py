@@ -1,0 +1,125 @@
+"""`svdq model`: fetch, convert and create models."""
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from svdq.cli.formatting import echo
+
+
+@click.group()
+def model() -> None:
+    """Fetch models, or create a small untrained one for tests."""
+
+
+@model.command()
+@click.argument("name", metavar="ID")
+@click.option(
+    "--variant",
+    type=click.Choice(["fp16", "full"]),
+    help="Weights to fetch: half precision for GPUs, full for CPUs [default: fp16 if there is a GPU].",
+)
+@click.option("--revision", metavar="REV", help="A branch, tag or commit [default: main].")
+def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | None) -> None:
+    """Fetch a model from the hub into its cache.
+
+    Only the files that svdq reads are fetched, after a check of the free disk space. Complete files are not fetched
+    again. HF_HOME moves the cache; HF_TOKEN gives access to models whose license must be accepted.
+
+    \b
+    Examples:
+      svdq model pull stabilityai/stable-video-diffusion-img2vid-xt
+      HF_TOKEN=... svdq model pull stabilityai/stable-video-diffusion-img2vid-xt-1-1
+      svdq model pull stabilityai/stable-video-diffusion-img2vid --variant full
+      svdq model pull Wan-AI/Wan2.2-I2V-A14B-Diffusers
+    """
+    from svdq.pipeline.models import pull as hub
+    from svdq.pipeline.models.memory import size_text
+    from svdq.worker.launcher.gpus import visible_gpus
+
+    wanted = variant or ("fp16" if visible_gpus() else "full")
+    plan = hub.make_plan(f"{name}@{revision}" if revision else name, wanted)
+    free = hub.check_space(plan)
+    note = " (it has no fp16 weights)" if wanted != plan.variant else ""
+    echo(
+        f"{plan.name}: {len(plan.files)} files, {plan.variant} weights{note}; "
+        f"{len(plan.missing)} to fetch, {size_text(plan.bytes_missing)} of {size_text(free)} free."
+    )
+    if plan.large:
+        sizes = " and ".join(f"{component} has {size_text(size)}" for component, size in plan.large.items())
+        echo(
+            f"Its weights are float32 ({sizes}), twice what GPUs compute with; "
+            f"`svdq model convert {plan.name} DIR --dtype bf16` writes a copy of half the size afterwards.",
+            err=True,
+        )
+    numbers = {file.path: number for number, file in enumerate(plan.missing, 1)}
+    folder = hub.pull(
+        plan,
+        lambda file: echo(f"{numbers[file.path]}/{len(numbers)}  {file.path}  {size_text(file.size)}", err=True),
+    )
+    echo(folder)
+    echo(f"Use it with SVDQ_MODEL={plan.name}")
+
+
+@model.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--family", type=click.Choice(["svd", "wan"]), default="svd", show_default=True, help="Family of models.")
+def tiny(folder: Path, family: str) -> None:
+    """Write an untrained model into DIR: the real classes, less than 15 MB, the same bits every time.
+
+    svd is Stable Video Diffusion; wan is Wan 2.2 I2V-A14B with both of its experts, less than 1 MB.
+    Its videos show noise. It serves for tests and for comparisons with diffusers.
+
+    \b
+    Examples:
+      svdq model tiny /tmp/tiny
+      svdq model tiny --family wan /tmp/tiny-wan
+      svdq worker --model /tmp/tiny --burst
+    """
+    from svdq.pipeline.installed import require_torch
+
+    require_torch("the untrained model")
+    # Imported here so that `--help` does not import torch.
+    from svdq.pipeline.models.family import imported
+    from svdq.pipeline.models.registry import family_named
+
+    imported(family_named(family).tiny)(folder)
+    echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")
+
+
+@model.command("convert")
+@click.argument("source", metavar="MODEL")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True, help="Half precision.")
+def convert_command(source: str, folder: Path, dtype: str) -> None:
+    """Write a copy of MODEL in half precision into DIR: half the disk, and half as long to load.
+
+    MODEL is a folder or a hub id that was fetched. Weights that diffusers keeps in float32 stay so, as do the VAE and
+    the image encoder: in that dtype, the copy gives the same videos. It takes about 4 GB of memory. DIR appears when
+    the copy is complete.
+
+    \b
+    Examples:
+      svdq model convert Wan-AI/Wan2.2-I2V-A14B-Diffusers /models/wan-bf16 --dtype bf16
+    """
+    from svdq.pipeline.installed import require_torch
+    from svdq.pipeline.models.hub import find_folder
+    from svdq.pipeline.models.memory import size_text
+
+    found = find_folder(source)
+    require_torch("conversion")
+    # Imported here so that `--help` does not import torch.
+    import torch
+
+    from svdq.pipeline.models.convert import convert
+    from svdq.pipeline.models.options import DTYPES
+
+    total = convert(
+        found,
+        folder,
+        source,
+        getattr(torch, DTYPES[dtype]),
+        on_file=lambda file, num_bytes: echo(f"{file}  {size_text(num_bytes)}", err=True),
+    )
+    echo(f"{folder}: {size_text(total)} of weights in {dtype}. Use it with SVDQ_MODEL={folder}")
