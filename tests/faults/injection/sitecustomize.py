@@ -201,7 +201,7 @@ def _install(where: str, folder: Path) -> None:
 
 if os.environ.get("FAULTS_AT") == "clock":
     # Not in torchrun, which has no leases and pickles its datetimes by the name of their class.
-    if "torch.distributed.run" not in sys.orig_argv:
+    if not any("torch.distributed.run" in word for word in sys.orig_argv):
         _shift_clock(Path(os.environ["FAULTS_FOLDER"]))
 # Ranks only: torchrun gives them RANK.
 elif "RANK" in os.environ and "FAULTS_AT" in os.environ:
