@@ -21,6 +21,7 @@ from PIL import Image
 from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
+from tests import forks
 from tests.waiting import wait_until
 
 # Three test processes at a time share the cores: torch's threads would spin while they wait for each other.
@@ -206,6 +207,8 @@ def svdq_process(home: Path) -> Cli:
     """Run `svdq` in a process of its own."""
 
     def run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+        if forks.can_fork(environment):
+            return forks.run(*map(str, arguments), **environment)
         return subprocess.run(
             [sys.executable, "-W", "error", "-c", "from svdq.cli.main import main; main()", *map(str, arguments)],
             capture_output=True,

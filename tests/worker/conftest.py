@@ -26,6 +26,7 @@ from svdq.producer.status.status import JobView, view, view_many
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import submit
 from svdq.worker.queue.group_worker import GroupWorker
+from tests import forks
 from tests.waiting import PATIENCE_S, wait_until
 
 #: Where pip puts console scripts; not resolved, for a venv's python is a link out of it.
@@ -99,6 +100,8 @@ class House:
 
     def run(self, program: str, *arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run a console script to its end."""
+        if program == "svdq" and forks.can_fork(environment):
+            return forks.run(*map(str, arguments), folder=self.folder, **self.environment(**environment))
         return subprocess.run(
             [str(SCRIPTS / program), *map(str, arguments)],
             capture_output=True,

@@ -1,46 +1,36 @@
 """Fixtures that start servers."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.serve.servers import TOKEN, Serve, Server
+from tests.forks import Fork
+from tests.waiting import wait_until
 
 
 @pytest.fixture
-def serve(home: Path) -> Iterator[Serve]:
+def serve(home: Path, tmp_path: Path) -> Iterator[Serve]:
     """Start servers, which end with the test."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[Fork] = []
 
     def start(*arguments: str, **environment: str) -> Server:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "svdq.cli", "serve", *(arguments or ("--port", "0"))],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={"SVDQ_SERVE_TOKEN": TOKEN, **os.environ, **environment},
-        )
+        output = tmp_path / f"serve{len(running)}.log"
+        output.touch()
+        given = {"SVDQ_SERVE_TOKEN": TOKEN, **environment}
+        process = Fork(["serve", *(arguments or ("--port", "0"))], output, output, **given)
         running.append(process)
-        assert process.stdout is not None
-        line = ""
-        while not line.startswith("Serving"):
-            line = process.stdout.readline()
-            assert line, process.wait()
-        found = re.search(r"http://[^/\s]+", line)
-        assert found is not None
-        return Server(process, found[0], line=line)
+        wait_until(lambda: "Serving" in output.read_text() or process.poll() is not None, output.read_text)
+        found = re.search(r"^Serving.* (http://[^/\s]+).*\n", output.read_text(), re.MULTILINE)
+        assert found is not None, output.read_text()
+        return Server(process, found[1], output, line=found[0])
 
     yield start
     for process in running:
         process.kill()
         process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 @pytest.fixture

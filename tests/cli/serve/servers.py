@@ -2,12 +2,13 @@
 
 import http.client
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.cli.serve.multipart import TYPE, multipart
+from tests.forks import Fork
 
 TOKEN = "token-of-the-tests-0123456789"
 
@@ -35,9 +36,11 @@ class Answer:
 class Server:
     """A running server."""
 
-    process: "subprocess.Popen[str]"
+    process: Fork
     #: Such as http://127.0.0.1:8765
     url: str
+    #: What it prints.
+    output: Path
     token: str = TOKEN
     #: What it has printed first.
     line: str = ""
