@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.producer.queue import session
+from svdq.producer.queue import connect, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.job_spec import JobSpec
@@ -60,9 +60,13 @@ def watch(
     post_submit = PostSubmit.parse(options.on_success, root)
     config = FolderConfig(root, spec)
     with State(settings.home, root) as state:
-        unavailable = _check_redis(settings)
-        if unavailable is not None and options.once:
-            raise unavailable
+        unavailable = None
+        try:
+            connect(settings).close()  # so that a problem is reported at the start
+        except UnavailableError as error:
+            if options.once:
+                raise
+            unavailable = error
         post_submit.prepare()
         excluded = [root / REJECTED, settings.home, *filter(None, (post_submit.target_folder, storage.folder))]
         scanner = Scanner(root, options, excluded, state)
@@ -188,15 +192,6 @@ def _root(folder: Path, storage: Path | None) -> Path:
     except OSError as error:
         raise InputError(f"The folder {str(root)!r} cannot be read ({error.strerror}); check its rights.") from error
     return root
-
-
-def _check_redis(settings: Settings) -> UnavailableError | None:
-    """Connect to Redis, so that a problem is reported at the start."""
-    try:
-        with session(settings):
-            return None
-    except UnavailableError as error:
-        return error
 
 
 def _summary(counts: Counter[str]) -> str:
