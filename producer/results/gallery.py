@@ -4,6 +4,7 @@ File names and sidecars are untrusted input, so Jinja escapes all text.
 """
 
 import base64
+import contextlib
 import hashlib
 import itertools
 import os
@@ -53,8 +54,10 @@ class Links:
         return quote(os.path.relpath(folder / key, self.page.absolute().parent))
 
     def media(self, key: str, media_type: str) -> str:
-        """Return the link to a file, or its content as a data URL."""
-        return _data_url(self.storage.read(key), media_type) if self.embed else self.to(key)
+        """Return the link to a file, or its content as a data URL; "" if it was removed meanwhile."""
+        if not self.embed:
+            return self.to(key)
+        return "".join(_data_url(data, media_type) for _, data in self.storage.read_many([key]))
 
 
 def write_gallery(
@@ -173,11 +176,12 @@ def _frame(links: Links, result: Result) -> dict[str, str] | None:
     kind = next((kind for kind in TYPES if kind in by_type), None)
     # A folder of frames cannot be played: show its first frame.
     key = by_type[kind] if kind else result.files[0].key
+    video = links.media(key, TYPES[kind]) if kind == "mp4" else ""
     still = "" if kind == "mp4" else _still(links.storage, key)
-    if kind != "mp4" and not still:
+    if not video and not still:
         return None
     return {
-        "video": links.media(key, TYPES[kind]) if kind == "mp4" else "",
+        "video": video,
         "still": still,
         "moving": links.media(key, TYPES[kind]) if kind and kind != "mp4" else "",
         "link": "" if links.embed else links.to(key),
@@ -194,12 +198,11 @@ def _photo(links: Links, image: str) -> dict[str, str] | None:
 
 
 def _still(storage: Storage, key: str) -> str:
-    """Return a small JPEG of the first frame of a picture as a data URL; "" if it cannot be read."""
-    data = storage.read(key)
-    try:
-        return _data_url(poster_of_picture(data), "image/jpeg")
-    except InputError:
-        return ""
+    """Return a small JPEG of the first frame of a picture as a data URL; "" if it is no picture or was removed."""
+    for _, data in storage.read_many([key]):
+        with contextlib.suppress(InputError):
+            return _data_url(poster_of_picture(data), "image/jpeg")
+    return ""
 
 
 def _data_url(data: bytes, media_type: str) -> str:

@@ -21,6 +21,8 @@ from rq.results import Result
 
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue
+from svdq.producer.results.gallery import write_gallery
+from svdq.producer.results.results import find_results
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.finished import NOTICE, add_video
@@ -202,6 +204,20 @@ def test_a_folder_that_was_fetched(svdq: Cli, home: Path, tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
     assert [video["data-src"] for video in Page(page).all("video")] == [f"deep/photo-{1:020x}.mp4"]
     assert not home.exists(), "no Redis was asked"
+
+
+@pytest.mark.parametrize("embed", [False, True])
+def test_files_that_are_removed_meanwhile_spoil_no_page(storage: Storage, tmp_path: Path, embed: bool) -> None:
+    for number, kind in enumerate(("mp4", "gif", "png")):
+        add_video(storage, number, name=kind, formats=(kind,))
+    found = list(find_results(storage))
+    for result in found:
+        for key in result.outputs:
+            storage.remove(key)
+    write_gallery(tmp_path / "page.html", storage, found, [], title="Videos", embed=embed)
+    page = Page(tmp_path / "page.html")
+    assert all(name in page.text for name in ("mp4", "gif", "png"))
+    assert len(page.all("article")) == 3
 
 
 def test_only_some(svdq: Cli, connection: redis.Redis, storage: Storage, tmp_path: Path) -> None:
