@@ -38,21 +38,21 @@ def choose_family(
     Raises:
         InputError: a field does not apply to that family, or two fields apply to two families.
     """
-    if family is not None:
-        if not isinstance(family, str) or family not in JOBS:  # a file may have anything
-            raise InputError(f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.")
-        wrong = _not_in(family, fields)
-        if wrong:
-            raise InputError(
-                f"{spell(wrong[0])} does not apply to {_title(family)} ({spell('family')} {family}), only to "
-                f"{_title_of_field(wrong[0])}; leave out one of the two."
-            )
-        return family
-    if model is not None and (wrong := _not_in(model.family, fields)):
-        there = next(name for name, has in _FIELDS.items() if wrong[0] in has)
+    if family is not None and (not isinstance(family, str) or family not in JOBS):  # a file may have anything
+        raise InputError(f"{spell('family')} {family} is not allowed: it must be one of {', '.join(JOBS)}.")
+    chosen = family or (model.family if model is not None else None)
+    wrong = next((field for field in fields if chosen is not None and field not in _FIELDS[chosen]), None)
+    if wrong is not None and family is not None:
         raise InputError(
-            f"{spell(wrong[0])} does not apply to the configured model {model.name}, which is {_title(model.family)}; "
-            f"leave it out, or give {spell('family')} {there} if the workers have such a model."
+            f"{spell(wrong)} does not apply to {PARAMETERS[family].title} ({spell('family')} {family}), only to "
+            f"{_titles(wrong)}; leave out one of the two."
+        )
+    if wrong is not None and model is not None:
+        there = next(name for name, has in _FIELDS.items() if wrong in has)
+        raise InputError(
+            f"{spell(wrong)} does not apply to the configured model {model.name}, which is "
+            f"{PARAMETERS[model.family].title}; leave it out, or give {spell('family')} {there} if the workers have "
+            "such a model."
         )
     fitting = [name for name, has in _FIELDS.items() if all(field in has for field in fields)]
     if not fitting:
@@ -62,21 +62,13 @@ def choose_family(
             if not any(pair[0] in has and pair[1] in has for has in _FIELDS.values())
         )
         raise InputError(
-            f"{spell(one)} applies only to {_title_of_field(one)} and {spell(other)} only to {_title_of_field(other)}; "
+            f"{spell(one)} applies only to {_titles(one)} and {spell(other)} only to {_titles(other)}; "
             "leave out one of the two."
         )
-    preferred = model.family if model is not None else DEFAULT_FAMILY
+    preferred = chosen or DEFAULT_FAMILY
     return preferred if preferred in fitting else fitting[0]
 
 
-def _not_in(family: str, fields: Collection[str]) -> list[str]:
-    return [field for field in fields if field not in _FIELDS[family]]
-
-
-def _title(family: str) -> str:
-    return PARAMETERS[family].title
-
-
-def _title_of_field(field: str) -> str:
+def _titles(field: str) -> str:
     """Name the families that have a field."""
-    return " and ".join(_title(name) for name, has in _FIELDS.items() if field in has)
+    return " and ".join(PARAMETERS[name].title for name, has in _FIELDS.items() if field in has)
