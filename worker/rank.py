@@ -12,6 +12,7 @@ from svdq.pipeline.models.registry import parameters_of
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.trace import Tracer, span_events, usage_event
 from svdq.producer.storage.storage import Storage
+from svdq.producer.text import count
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.checkpoint.codec import Codec
 from svdq.worker.checkpoint.store import open_checkpoint_store
@@ -121,9 +122,8 @@ def _make_intake(
     settings, marker, info = process.settings, process.marker, loaded.model.info
     num_ranks = process.topology.num_ranks
     storage.sweep()
-    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
     notice = f": {info.notice}" if info.notice else ""
-    logger.info("Ready with %s on %s, model %s%s.", ranks, loaded.device.type, info.name, notice)
+    logger.info("Ready with %s on %s, model %s%s.", count(num_ranks, "rank"), loaded.device.type, info.name, notice)
     if info.name == "preview":
         logger.info("For diffusion set SVDQ_MODEL to the folder or hub id of a model: Stable Video Diffusion or Wan.")
     logger.info("Videos go to %s.", storage.location("outputs"))

@@ -25,6 +25,7 @@ from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.registry import parse_parameters
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.parameters import VideoParameters
+from svdq.producer.text import count
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class MemoryPlan:
         for frames in range(parameters.num_frames - parameters.frame_step, 0, -parameters.frame_step):
             fewer = parameters.model_copy(update={"frames": frames})
             if self._fits(_with_chunks(fewer, chunk_of(fewer))):
-                return _frames_text(frames)
+                return count(frames, "frame")
         return None
 
     def _smaller_size(self, parameters: VideoParameters) -> str | None:
@@ -181,7 +182,7 @@ class MemoryPlan:
         where = f"{_place(rank, len(self._ranks))}, which has {size_text(there)}"
         chunk, need = chunk_of(parameters), size_text(self.need(rank, parameters))
         in_chunks = f", decoded {chunk} at a time," if chunk < parameters.num_frames else ""
-        shape = f"{parameters.width}x{parameters.height} with {_frames_text(parameters.num_frames)}{in_chunks}"
+        shape = f"{parameters.width}x{parameters.height} with {count(parameters.num_frames, 'frame')}{in_chunks}"
         return f"{shape} needs about {need} {where}: {self._advice(parameters)}"
 
     def _advice(self, parameters: VideoParameters) -> str:
@@ -250,10 +251,6 @@ def _check_weights(ranks: Sequence[RankInfo]) -> None:
 
 def _with_chunks(parameters: VideoParameters, chunk: int) -> VideoParameters:
     return parameters.model_copy(update={"decode_chunk_size": chunk})
-
-
-def _frames_text(number: int) -> str:
-    return "1 frame" if number == 1 else f"{number} frames"
 
 
 def _place(rank: int, num_ranks: int) -> str:

@@ -18,6 +18,7 @@ from svdq.producer import keys
 from svdq.producer.queue import ENDED, statuses
 from svdq.producer.status.ranks import Condition, IntakeStatus
 from svdq.producer.storage.storage import Storage
+from svdq.producer.text import count
 from svdq.worker.checkpoint.checkpoints import Checkpoints
 from svdq.worker.intake.dispatcher import Dispatcher
 from svdq.worker.intake.policy import IntakeOptions
@@ -171,8 +172,7 @@ class Intake(Source):
         try:
             if return_to_queue:
                 self._worker.return_to_queue(self._active_jobs.values())
-                number = len(self._active_jobs)
-                logger.info("Stopped; %s went back to the queue.", "1 job" if number == 1 else f"{number} jobs")
+                logger.info("Stopped; %s went back to the queue.", count(len(self._active_jobs), "job"))
             else:
                 self._sweep()
             self._worker.end()

@@ -22,6 +22,7 @@ from svdq.pipeline.trace import trace_text
 from svdq.producer.queue import server_url
 from svdq.producer.settings import Settings
 from svdq.producer.storage.temporary import write_file
+from svdq.producer.text import count
 from svdq.producer.timeparse import parse_future
 from svdq.worker.config import RankConfig
 from svdq.worker.launcher import run_dir as run_dirs
@@ -145,9 +146,9 @@ def _starting_text(settings: Settings, options: LaunchOptions, ranks: int, num_g
     """Describe what is started, since loading torch and a model takes 10 s and more."""
     groups, each = (f"{options.groups} groups of ", " each") if options.groups > 1 else ("", "")
     hosts = f" on this host, one of {options.nnodes}," if options.nnodes > 1 else ""
-    device = f"{num_gpus} GPU{'s' * (num_gpus != 1)}" if num_gpus else "the processors"
+    device = count(num_gpus, "GPU") if num_gpus else "the processors"
     return (
-        f"Starting {groups}{ranks} rank{'s' * (ranks != 1)}{each}{hosts} on {device} with the model {settings.model}; "
+        f"Starting {groups}{count(ranks, 'rank')}{each}{hosts} on {device} with the model {settings.model}; "
         "this takes some seconds."
     )
 

@@ -23,6 +23,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register
 
 from svdq.producer import keys
 from svdq.producer.queue import RENDER, read_job
+from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of
 from svdq.worker.queue import transitions
 from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, ActiveJob, RqWorker
@@ -115,9 +116,7 @@ class GroupWorker(RqWorker):
                     transitions.promote(pipeline, queue, job_id, now_s)
                 num_queued = pipeline.execute(raise_on_error=False).count(1)
             if num_queued:
-                logger.info(
-                    "Queued %s that %s due.", *(("1 job", "was") if num_queued == 1 else (f"{num_queued} jobs", "were"))
-                )
+                logger.info("Queued what was due: %s.", count(num_queued, "job"))
         return bool(self._due)
 
     def _list_due(self, queue: rq.Queue, now_s: float) -> list[bytes]:
