@@ -54,7 +54,6 @@ def run_rank(process: RankProcess) -> None:
     ending = contextlib.ExitStack()
     reporter = RankReporter(describe(topology, loaded.device, info.name, info.notice), loaded.device)
     tracer = TimingTracer(reporter.work, on=config.record_trace)
-    ending.callback(_write_trace, process, tracer)
     ending.callback(marker.mark_clean_exit)
     checkpoints = None
     if (store := open_checkpoint_store(config.checkpoints, settings.home, storage)) is not None:
@@ -67,6 +66,7 @@ def run_rank(process: RankProcess) -> None:
         checkpoints = Checkpoints(store, codec)
         ending.callback(_remove_checkpoints, checkpoints)
     ending.callback(_exit_if_stopped, stopping)
+    ending.callback(_write_trace, process, tracer)
     monitor = ProgressMonitor(connect(process.url), reporter, process.log, marker)
     ending.callback(monitor.close)
     result_writer = intake = None

@@ -1,5 +1,6 @@
 """Stops at inconvenient moments: they come in time, and jobs go back to their queue."""
 
+import json
 import os
 import signal
 import time
@@ -48,3 +49,17 @@ def test_a_stop_while_draining_puts_jobs_back(house, until, number: signal.Signa
     assert "1 job went back to the queue" in group.text
     if number == signal.SIGTERM:  # after a second Ctrl-C the launcher kills them so soon that a busy machine is late
         assert time.monotonic() - started < STOP_S, "the launcher would have killed the ranks"
+
+
+@pytest.mark.long
+def test_a_run_that_is_stopped_leaves_its_trace(house, tmp_path: Path) -> None:
+    """As --until does; the trace was empty."""
+    trace = tmp_path / "trace.json"
+    group = house.start(1, "--trace", str(trace), model="simulated:step_ms=5")
+    house.wait([job := house.submit(steps=4)])
+    group.send_signal(signal.SIGTERM)
+    assert group.end() == 0
+    named = {
+        event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event.get("args") == {"job": job}
+    }
+    assert named == {"encode", "steps 0-3", "decode", "write"}
