@@ -36,7 +36,7 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
 
     app = Starlette(
         routes=[*api.routes(), *page.routes()],
-        middleware=[Middleware(Access, options=options), Middleware(Bodies, options=options)],
+        middleware=[Middleware(Access, options=options), Middleware(Bodies)],
         exception_handlers=dict.fromkeys(ANSWERED, answer_error),
         lifespan=lifespan,
     )

@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from svdq.cli.serve.errors import ApiError
 from svdq.cli.serve.fields import PHOTO, decode_data_url, photo_url
-from svdq.cli.serve.options import ServeOptions
 
 #: Bytes of a body without a photo, and of the text fields of one with a photo.
 MAX_SMALL_BYTES = 1 << 20
@@ -32,6 +31,7 @@ BYTES_PER_PIXEL = 4
 SPOOLED_BYTES = 64 * 1024
 #: Bytes per second at which a body must arrive on average, after the first seconds.
 MIN_BYTES_PER_S = 4096
+GRACE_S = 30.0
 #: JSON bodies that are parsed at a time.
 JSON_TOGETHER = 2
 #: Parsing is done in the main thread: after this many chunks of all uploads, other requests have a turn.
@@ -45,10 +45,9 @@ _KEY = "svdq.body"
 class Body:
     """The `receive` of one request, with limits."""
 
-    def __init__(self, receive: Receive, content_length: str, options: ServeOptions) -> None:
+    def __init__(self, receive: Receive, content_length: str) -> None:
         self._receive = receive
         self._content_length = int(content_length) if content_length.isdecimal() else 0
-        self._grace_s = options.body_grace_s
         self._begun_at: float | None = None
         self._received = 0
         self._is_complete = False
@@ -67,7 +66,7 @@ class Body:
         if self._begun_at is None:
             self._begun_at = now
             self._check(self._content_length)
-        due_at = self._begun_at + self._grace_s + self._received / MIN_BYTES_PER_S
+        due_at = self._begun_at + GRACE_S + self._received / MIN_BYTES_PER_S
         try:
             async with asyncio.timeout(max(0.0, due_at - now)):
                 message = await self._receive()
@@ -94,15 +93,14 @@ class Body:
 class Bodies:
     """Middleware that limits bodies."""
 
-    def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request, its body limited."""
         if scope["type"] == "http":
             lengths = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-length"]
-            receive = Body(receive, lengths[0] if lengths else "", self._options)
+            receive = Body(receive, lengths[0] if lengths else "")
             scope[_KEY] = receive
         await self._app(scope, receive, send)
 

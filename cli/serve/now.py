@@ -11,7 +11,7 @@ import redis
 from rq.job import JobStatus
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from svdq.cli.formatting import condition_reason
 from svdq.cli.serve.backend import Backend
@@ -221,8 +221,3 @@ async def events(request: Request) -> Response:
     return EventSourceResponse(
         stream(), send_timeout=SEND_TIMEOUT_S, shutdown_event=is_ending, shutdown_grace_period=END_S
     )
-
-
-async def alive(_request: Request) -> Response:
-    """Answer a page that has lost its stream and tries again."""
-    return JSONResponse({"alive": True})

@@ -20,10 +20,6 @@ class ServeOptions:
     token: str
     #: More names by which clients may address the server, such as that of a reverse proxy; lower case.
     allowed_hosts: tuple[str, ...] = ()
-    #: Seconds in which the headers of a request must have arrived.
-    header_timeout_s: float = 15.0
-    #: Seconds after which the body of a request must arrive at `MIN_BYTES_PER_S` on average.
-    body_grace_s: float = 30.0
 
     @property
     def is_local(self) -> bool:

@@ -8,17 +8,18 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from svdq.cli.serve import actions, creation, review
 from svdq.cli.serve.access import is_token, log_in
+from svdq.cli.serve.api import live
 from svdq.cli.serve.content import keys_of, zip_of
-from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
+from svdq.cli.serve.errors import ApiError, Json, no_such_video, without_paths
 from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec, whole_number
-from svdq.cli.serve.now import alive, events
+from svdq.cli.serve.now import events
 from svdq.cli.serve.videos import JOB_ID, files_of
 from svdq.pipeline.models.registry import PARAMETERS
 from svdq.producer.queue import MAX_SOURCE_LENGTH
@@ -55,7 +56,7 @@ def routes() -> list[BaseRoute]:
         Route("/", index),
         Route("/login", login, methods=["GET", "POST"]),
         Route("/page/events", events),
-        Route("/page/alive", alive),
+        Route("/page/alive", live),
         Route("/page/estimate", estimate),
         Route("/page/photos", add, methods=["POST"]),
         Route("/page/picture/{video_id}", picture),
@@ -104,7 +105,7 @@ async def estimate(request: Request) -> Response:
     wanted = read_spec(given)
     snapshot = await request.app.state.snapshots.get(None)
     found = estimate_of(snapshot, wanted, num_videos, datetime.now().astimezone())
-    return JSONResponse({"eta_s": found.eta_s, "reason": found.reason})
+    return Json({"eta_s": found.eta_s, "reason": found.reason})
 
 
 async def add(request: Request) -> Response:
@@ -124,7 +125,7 @@ async def add(request: Request) -> Response:
     jobs = [
         {"id": each.id, "is_new": each.is_new, "status": each.status, "warning": each.warning} for each in submissions
     ]
-    return JSONResponse({"jobs": jobs})
+    return Json({"jobs": jobs})
 
 
 async def picture(request: Request) -> Response:
@@ -167,7 +168,7 @@ async def results(request: Request) -> Response:
             connection, backend.settings, backend.storage, request.app.state.older, show or "open", before
         )
     )
-    return JSONResponse(page)
+    return Json(page)
 
 
 async def act(request: Request) -> Response:
@@ -177,7 +178,7 @@ async def act(request: Request) -> Response:
     problems = await backend.write(lambda connection: actions.act(connection, asked.action, asked.ids))
     request.app.state.snapshots.forget()
     request.app.state.page_states.forget()
-    return JSONResponse({"problems": [without_paths(sentence, backend.settings) for sentence in problems]})
+    return Json({"problems": [without_paths(sentence, backend.settings) for sentence in problems]})
 
 
 async def repeat(request: Request) -> Response:
@@ -193,7 +194,7 @@ async def repeat(request: Request) -> Response:
     wanted = JobSpec(options=(options,), priority=priority)
     wanted.check(label_of)
     [[submission], _] = await creation.make_again(backend, view, wanted)
-    return JSONResponse({"id": submission.id, "is_new": submission.is_new, "status": submission.status})
+    return Json({"id": submission.id, "is_new": submission.is_new, "status": submission.status})
 
 
 async def download(request: Request) -> Response:

@@ -7,7 +7,6 @@ import resource
 import socket
 import threading
 from collections.abc import Callable
-from typing import ClassVar
 
 import h11
 import uvicorn
@@ -16,11 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from svdq.cli.serve.errors import ApiError
-from svdq.cli.serve.options import ServeOptions
 from svdq.cli.watch import StopSignals
 from svdq.pipeline.errors import InputError, SvdqError
 
 _MESSAGE = "The request is not valid HTTP, or its headers are too large (32 KiB)."
+#: Seconds in which the headers of a request must arrive.
+HEADERS_S = 15.0
 #: Seconds that running requests have after a signal, and threads after that.
 GRACE_S = 2
 THREADS_S = 0.1
@@ -28,9 +28,6 @@ THREADS_S = 0.1
 
 class Protocol(H11Protocol):
     """One connection; closed when the headers of a request do not arrive in time."""
-
-    #: Seconds.
-    header_timeout_s: ClassVar[float] = 15.0
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -57,7 +54,7 @@ class Protocol(H11Protocol):
         super().send_400_response(bytes(ApiError(400, _MESSAGE, code="bad_request").response().body).decode())
 
     def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self.header_timeout_s, self._too_slow)
+        self._timer = self.loop.call_later(HEADERS_S, self._too_slow)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -83,7 +80,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"The server cannot listen on {host} port {port} ({reason}); give another --port.") from error
 
 
-def run(app: Starlette, options: ServeOptions, listener: socket.socket, on_ready: Callable[[], None]) -> int:
+def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -> int:
     """Serve until SIGINT or SIGTERM, for at most three seconds more; return the number of the signal.
 
     `on_ready` is called when connections are accepted.
@@ -93,7 +90,7 @@ def run(app: Starlette, options: ServeOptions, listener: socket.socket, on_ready
     """
     config = uvicorn.Config(
         _cut_off_quietly(app),
-        http=type("_Protocol", (Protocol,), {"header_timeout_s": options.header_timeout_s}),
+        http=Protocol,
         ws="none",
         lifespan="on",
         log_config=None,

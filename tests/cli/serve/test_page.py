@@ -207,6 +207,15 @@ def test_results_by_verdict(server: Server, connection: redis.Redis, storage: St
     assert str(storage.folder) not in text
 
 
+def test_a_photo_whose_name_is_no_text(server: Server, connection: redis.Redis) -> None:
+    fail(connection, job(9), "f" * 20)
+    record = fetch(connection, "f" * 20)
+    record.kwargs = {**record.kwargs, "photo": "/photos/caf\udce9.jpg"}  # of a system with another encoding
+    record.save()
+    [result] = server.get("/page/results?show=failed").json["results"]
+    assert result["photo_name"] == "caf\udce9.jpg"
+
+
 #: What no worker has recorded as the parameters of a video.
 BAD_PARAMETERS: list[dict[str, Any]] = [
     {"width": "x", "height": [1]},

@@ -16,15 +16,16 @@ pytestmark = pytest.mark.slow
 
 #: A server whose limits are a second, instead of fifteen and thirty.
 RUN = f"""
+from svdq.cli.serve import bodies, server
 from svdq.cli.serve.app import make_app
 from svdq.cli.serve.options import ServeOptions
-from svdq.cli.serve.server import listen, run
 from svdq.producer.settings import Settings
 
-listener = listen("127.0.0.1", 0)
+server.HEADERS_S = bodies.GRACE_S = 1
+listener = server.listen("127.0.0.1", 0)
 port = listener.getsockname()[1]
-options = ServeOptions(port=port, token={TOKEN!r}, header_timeout_s=1, body_grace_s=1)
-run(make_app(Settings.load(), options), options, listener, lambda: print(port, flush=True))
+options = ServeOptions(port=port, token={TOKEN!r})
+server.run(make_app(Settings.load(), options), listener, lambda: print(port, flush=True))
 """
 
 
