@@ -94,8 +94,6 @@ class Access:
 
     def _refusal(self, request: HTTPConnection) -> Response | None:
         """Return the response to a request that may not go on."""
-        if request.scope["type"] != "http":
-            return ApiError(400, "Only HTTP requests are answered.", code="bad_request").response()
         # Not the path of `request.url`, which older versions of Starlette take from the Host header.
         method, path = request.scope["method"], request.scope["path"]
         if sum(len(name) + len(value) for name, value in request.scope["headers"]) > MAX_HEADER_BYTES:

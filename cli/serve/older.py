@@ -4,7 +4,6 @@ import heapq
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from svdq.producer.job import parse_job
 from svdq.producer.results.results import OUTPUTS, Result, read_results
@@ -18,22 +17,17 @@ MAX_VIDEOS = 20_000
 FRESH_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Index:
-    listed_at: float
-    #: When each video was finished, in seconds since the epoch, and its id; the newest first.
-    places: Sequence[tuple[int, str]]
-    #: The JSON of each id.
-    sidecars: dict[str, Entry]
-
-
 class Older:
     """The finished videos of a storage by the ids of their jobs."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._lock = threading.Lock()
-        self._index = _Index(-FRESH_S, (), {})
+        self._listed_at = -FRESH_S
+        #: When each video was finished, in seconds since the epoch, and its id; the newest first.
+        self._places: list[tuple[int, str]] = []
+        #: The JSON of each id.
+        self._sidecars: dict[str, Entry] = {}
 
     def before(self, place: tuple[int, str] | None, limit: int) -> list[tuple[int, str]]:
         """Return the videos after a place in the order of the newest first, as `registries.ended_before`.
@@ -41,7 +35,8 @@ class Older:
         Raises:
             UnavailableError: the storage cannot be reached.
         """
-        return [each for each in self._listed().places if place is None or each < place][:limit]
+        self._list()
+        return [each for each in self._places if place is None or each < place][:limit]
 
     def views(self, job_ids: Sequence[str]) -> list[JobView]:
         """Return videos as jobs that are finished; those without a valid sidecar are left out.
@@ -49,8 +44,10 @@ class Older:
         Raises:
             UnavailableError: the storage cannot be reached.
         """
-        index = self._listed() if job_ids else self._index
-        entries = [index.sidecars[job_id] for job_id in job_ids if job_id in index.sidecars]
+        if not job_ids:
+            return []
+        self._list()
+        entries = [entry for entry in map(self._sidecars.get, job_ids) if entry is not None]
         results = read_results(self._storage, entries, lambda _: True, lambda reason: None)
         return [view for view in map(self._view, results) if view is not None]
 
@@ -71,18 +68,16 @@ class Older:
             ended_at=result.finished_at,
         )
 
-    def _listed(self) -> _Index:
+    def _list(self) -> None:
         with self._lock:
-            if time.monotonic() - self._index.listed_at >= FRESH_S:
+            if time.monotonic() - self._listed_at >= FRESH_S:
                 sidecars = (entry for entry in self._storage.entries(OUTPUTS) if entry.key.endswith(".json"))
                 newest = heapq.nlargest(MAX_VIDEOS, sidecars, key=lambda entry: entry.modified_at)
-                by_id = {_id_of(entry): entry for entry in reversed(newest)}
-                places = sorted(
-                    ((int(entry.modified_at.timestamp()), each) for each, entry in by_id.items()), reverse=True
+                self._sidecars = {
+                    entry.key.removesuffix(".json").rpartition("-")[2]: entry for entry in reversed(newest)
+                }
+                self._places = sorted(
+                    ((int(entry.modified_at.timestamp()), job_id) for job_id, entry in self._sidecars.items()),
+                    reverse=True,
                 )
-                self._index = _Index(time.monotonic(), places, by_id)
-            return self._index
-
-
-def _id_of(sidecar: Entry) -> str:
-    return sidecar.key.removesuffix(".json").rpartition("-")[2]
+                self._listed_at = time.monotonic()
