@@ -142,8 +142,8 @@ def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
 
 
 def _program() -> Path:
-    beside = Path(sysconfig.get_path("scripts")) / "svdq"
-    found = str(beside) if beside.exists() else shutil.which("svdq")
+    scripts = sysconfig.get_path("scripts")
+    found = shutil.which("svdq", path=scripts) or shutil.which("svdq")
     if found is None:
         raise InputError("There is no svdq program for systemd to start; install svdq with pip.")
     return Path(found).absolute()

@@ -126,18 +126,11 @@ def json_option(thing: str = "") -> Callable[[Command], Command]:
     return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object{each}.")
 
 
-def redis_options(command: Command) -> Command:
-    """Add the option of all commands that use Redis."""
-    return click.option("--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL].")(
-        command
-    )
-
-
-def storage_option(command: Command) -> Command:
-    """Add the option of all commands that read or write the storage."""
-    return click.option("--storage", metavar="URL", help="Folder or URL [default: under the home, or SVDQ_STORAGE].")(
-        command
-    )
+#: The options of all commands that use Redis, and that read or write the storage.
+redis_options = click.option("--redis-url", metavar="URL", help="Redis server [default: embedded, or SVDQ_REDIS_URL].")
+storage_option = click.option(
+    "--storage", metavar="URL", help="Folder or URL [default: under the home, or SVDQ_STORAGE]."
+)
 
 
 def connect(**flags: str | None) -> "contextlib.AbstractContextManager[redis.Redis]":

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED
@@ -37,14 +37,9 @@ class Bar(Observer):
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._progress.add_task("", total=None)
-
-    def __enter__(self) -> Self:
-        """Start drawing."""
-        if self._progress:
             self._progress.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Clear the bar."""
         if self._progress:
             self._progress.stop()
@@ -86,7 +81,7 @@ def submit_and_print(
     is_held = is_drawn and is_terminal  # the bar uses the same terminal
     made: list[Submission] = []
     try:
-        with Bar(is_drawn=is_drawn) as bar:
+        with contextlib.closing(Bar(is_drawn=is_drawn)) as bar:
             submissions = submit_all(settings, requests, skip_bad=skip_bad, observer=bar)
             with _to_the_end(submissions):
                 for submission in submissions:
