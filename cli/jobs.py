@@ -63,11 +63,15 @@ def status(job_ids: tuple[str, ...], as_json: bool, redis_url: str | None) -> No
 
 def print_snapshot(connection: "redis.Redis", as_json: bool) -> None:
     """Print the state of all queues, ranks and videos in flight."""
-    from svdq.cli.view import lines_of
     from svdq.producer.status.snapshot import take
 
     snapshot = take(connection)
-    echo_json(snapshot.as_json()) if as_json else echo(*lines_of(snapshot))
+    if as_json:
+        echo_json(snapshot.as_json())
+    else:
+        from svdq.cli.view import lines_of
+
+        echo(*lines_of(snapshot))
 
 
 @click.command("list")
