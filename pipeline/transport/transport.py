@@ -6,12 +6,13 @@ thread what it passes on. Each message is sent as a whole, and only one is on it
 rank 0.
 """
 
+import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -95,10 +96,11 @@ class Sender:
         else:
             self._turn.release()
 
-    def relay(self, message: Message, layout: Layout, payload: Iterable[memoryview]) -> None:
+    def relay(self, message: Message, layout: Layout, pieces: Iterable[tuple[int, int]]) -> None:
         """Send a message from another link while its tensors arrive: they are neither kept nor looked at.
 
-        `layout` is that of its tensors, and `payload` the bytes of all of them; what iterating raises is passed on.
+        `layout` is that of its tensors, and `pieces` are those of `Channel.receive_pieces`; what iterating raises is
+        passed on.
         """
         self._turn.acquire()
         if self._released:
@@ -108,9 +110,9 @@ class Sender:
         except OSError as error:
             self._lost(error)
             return
-        for data in payload:
+        for pipe, num_bytes in pieces:
             try:
-                self._channel.send_bytes(data)
+                self._channel.send_piece(pipe, num_bytes)
             except OSError as error:
                 self._lost(error)
                 return
@@ -199,8 +201,11 @@ class Arrival:
         return self.channel.receive_tensors(self.layout)
 
     def relay(self, to: Sender) -> None:
-        """Pass the message on as it arrives."""
-        to.relay(self.message, self.layout, self.channel.receive_bytes(self.layout))
+        """Pass the message on, as it arrives where the system can splice: Linux, not macOS."""
+        if hasattr(os, "splice"):
+            to.relay(self.message, self.layout, self.channel.receive_pieces(self.layout))
+        else:
+            to.send(replace(self.message, tensors=self.receive()))
 
 
 class Receiver:

@@ -1,5 +1,6 @@
 """The ends of a link: messages arrive whole and in order, and a rank that stops waits for no neighbor."""
 
+import os
 import queue
 import socket
 import threading
@@ -91,7 +92,10 @@ def test_messages_of_several_threads_arrive_whole_and_in_the_order_of_each_threa
             assert bool((latents == message.body["count"]).all())
 
 
-def test_a_message_is_passed_on_bit_by_bit_while_it_arrives(pair, second_pair) -> None:
+@pytest.mark.parametrize("splices", [True, False])
+def test_a_message_is_passed_on_bit_by_bit(pair, second_pair, monkeypatch, splices) -> None:
+    if not splices:  # as on macOS
+        monkeypatch.delattr(os, "splice")
     sender = Sender(Channel(pair[0], CPU), 1, print)
     onward = Sender(Channel(second_pair[0], CPU), 2, print)
     frames = torch.arange(5_000_000, dtype=torch.int32).view(torch.uint8)
@@ -143,3 +147,13 @@ def test_a_rank_that_is_lost_while_a_message_passes_by_is_named(pair, second_pai
     second_pair[1].recv(1000)
     second_pair[1].close()
     assert "Cannot send to rank 2 any more" in lost.get(timeout=60)
+
+
+def test_a_rank_that_dies_in_the_middle_of_a_message_that_passes_by_is_named(pair, second_pair) -> None:
+    lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+    onward = Sender(Channel(second_pair[0], CPU), 2, lost.put)
+    sender = Channel(pair[0], CPU)
+    sender.begin(Message(kind=Kind.FRAMES, tensors={"frames": torch.zeros(50_000_000, dtype=torch.uint8)}))
+    sender.close()
+    Receiver(Channel(pair[1], CPU), 0, lost.put).start(lambda arrival: arrival.relay(onward))
+    assert "Cannot receive from rank 0 any more: it closed the connection" in lost.get(timeout=60)
