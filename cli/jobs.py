@@ -11,7 +11,7 @@ import click
 
 from svdq.cli.formatting import describe, echo, echo_json
 from svdq.cli.main import connect, json_option, redis_options, storage_option
-from svdq.cli.option_types import PastTime
+from svdq.cli.option_types import PastTime, since_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.keys import STATUSES
 
@@ -160,14 +160,7 @@ def _lines(entry: "LogEntry") -> list[str]:
 
 
 @click.command()
-@click.option(
-    "--since",
-    metavar="TIME",
-    type=PastTime(),
-    default="24h",
-    show_default=True,
-    help="Start: 22:00, 2027-01-31, 12h.",
-)
+@since_option("What happened", default="24h")
 @click.option("--until", metavar="TIME", type=PastTime(), help="End, in the same formats [default: now].")
 @json_option()
 @storage_option

@@ -39,9 +39,12 @@ class PastTime(click.ParamType[datetime]):
         return parse_past(value, param.opts[0] if param else "the time", datetime.now().astimezone())
 
 
-def since_option(what: str) -> Callable[[Command], Command]:
+def since_option(what: str, default: str | None = None) -> Callable[[Command], Command]:
     """Return the decorator that adds `--since`."""
-    return click.option("--since", metavar="TIME", type=PastTime(), help=f"{what} since then: 22:00, 2027-01-31, 12h.")
+    help_text = f"{what} since then: 22:00, 2027-01-31, 12h."
+    return click.option(
+        "--since", metavar="TIME", type=PastTime(), default=default, show_default=bool(default), help=help_text
+    )
 
 
 def parse_experts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:

@@ -216,17 +216,16 @@ def inspect(file: Path, as_json: bool) -> None:
 
 
 def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:
-    model = record.get("model") if isinstance(record.get("model"), dict) else {}
+    model = record.get("model")
+    model = model if isinstance(model, dict) else {}
     rows: list[tuple[str, object]] = [("made by", f"svdq {record['svdq']}"), ("job", record.get("job_id", "?"))]
-    rows.append(("model", f"{(model or {}).get('name', '?')}{f', {notice}' if notice else ''}"))
-    compute = (model or {}).get("compute")
-    if isinstance(compute, dict):
-        rows += [(f"compute {name}", words(value)) for name, value in compute.items()]
+    rows.append(("model", f"{model.get('name', '?')}{f', {notice}' if notice else ''}"))
     job = record["job"] | ({"decode_chunk_size": "all"} if record["job"].get("decode_chunk_size", 1) is None else {})
     rows += [(name, words(value)) for name, value in job.items()]
-    for title, field in (("seconds", "seconds"), ("memory", "memory_bytes"), ("versions", "versions")):
-        values = record.get(field)
+    parts = {"compute": model, "seconds": record, "memory_bytes": record, "versions": record}
+    for field, source in parts.items():
+        values, title = source.get(field), field.removesuffix("_bytes")
         for name, value in values.items() if isinstance(values, dict) else ():
-            is_size = field == "memory_bytes" and isinstance(value, int)
+            is_size = title == "memory" and isinstance(value, int)
             rows.append((f"{title} {name}", decimal(value) if is_size else words(value)))
     return rows
