@@ -6,6 +6,7 @@ import logging
 import shutil
 import subprocess
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,18 @@ def test_a_boomerang_with_interpolated_frames_is_recorded(folder: Path) -> None:
 def read_provenance_text(path: Path) -> str:
     with av.open(str(path)) as container:
         return container.metadata["comment"]
+
+
+def test_an_idle_writer_holds_no_frames(folder: Path, until) -> None:
+    """Those of a large video are 44 MB and more, and several threads write."""
+    writer, reports = open_writer(folder), Reports()
+    frames = FRAMES.copy()
+    is_held = weakref.ref(frames)
+    writer.deliver(sample_of("one"), frames, reports)
+    del frames
+    reports.wait(1)
+    until(lambda: is_held() is None)
+    writer.close()
 
 
 def test_the_source_of_the_photo_is_beside_the_video_and_not_in_it(folder: Path) -> None:

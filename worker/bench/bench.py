@@ -152,11 +152,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
 
 
 def _check_model(options: BenchOptions) -> None:
-    """Check the model before ranks are started with it.
-
-    Raises:
-        InputError: it cannot be used.
-    """
+    """Check the model before ranks are started with it."""
     if not has_weights(options.model):
         # Made in code: what its name says is seen as it is opened, which takes no time.
         open_model(options.model, Role(), torch.device("cpu"), torch.float32)

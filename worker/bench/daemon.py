@@ -94,11 +94,7 @@ def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -
 def _worker(
     workload: Workload, settings: Settings, log_path: Path, trace_path: Path, replicas: bool
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `svdq worker` within a block.
-
-    Raises:
-        SvdqError: it failed.
-    """
+    """Run `svdq worker` within a block; raise an error with the end of its log if it fails."""
     shape, num_ranks = workload.parameters, len(workload.models)
     ranks, groups = (1, num_ranks) if replicas else (num_ranks, 1)
     command = [sys.executable, "-m", "svdq.cli", "worker", "--device", workload.device]

@@ -131,11 +131,6 @@ def _problems(connection: redis.Redis, host: str) -> Iterator[tuple[str, str]]:
 
 
 def _services(urls: Sequence[str]) -> "list[NotifyBase]":
-    """Make apprise's services of URLs.
-
-    Raises:
-        InputError: apprise cannot use one of them.
-    """
     if not urls:
         return []
     import apprise

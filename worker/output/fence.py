@@ -12,11 +12,9 @@ import redis
 
 from svdq.pipeline.sample import Sample
 from svdq.producer import keys
+from svdq.worker.redis_client import RETRY_S
 
 logger = logging.getLogger(__name__)
-
-#: Seconds between attempts while Redis is unavailable.
-RETRY_S = 1.0
 
 
 def execution_metadata(registry_key: str, composite_key: str) -> dict[str, Any]:

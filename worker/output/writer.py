@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -39,13 +38,6 @@ MAX_WAITING = 2
 VERSIONS_OF = ("svdq", "torch", "diffusers", "transformers")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Delivery:
-    sample: Sample
-    frames: Frames
-    report: Callable[[Report], None]
-
-
 class ResultWriter(Sink):
     """The sink of a group."""
 
@@ -71,7 +63,7 @@ class ResultWriter(Sink):
         self._mark = mark
         self._versions = {name: version(name) for name in VERSIONS_OF}
         self._retry = StorageRetry("Videos wait to be written")
-        self._waiting: queue.SimpleQueue[_Delivery | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Sample, Frames, Callable[[Report], None]] | None] = queue.SimpleQueue()
         #: Jobs whose videos wait or are being written, in order; append and remove are atomic.
         self._here: list[str] = []
         #: How many more may wait.
@@ -86,7 +78,7 @@ class ResultWriter(Sink):
         """Queue frames (F, H, W, 3); blocks while too many videos wait."""
         self._here.append(sample.job_id)
         self._room.acquire()
-        self._waiting.put(_Delivery(sample=sample, frames=frames, report=report))
+        self._waiting.put((sample, frames, report))
 
     @property
     def condition(self) -> Condition | None:
@@ -120,13 +112,13 @@ class ResultWriter(Sink):
     def _run(self) -> None:
         while (delivery := self._waiting.get()) is not None and not self._retry.stopped:
             self._room.release()
-            sample = delivery.sample
+            sample, frames, send = delivery
             result: dict[str, Any] = {}
             failure = None
             try:
                 with self._tracer.span("write", sample.job_id):
                     result = self._retry.call(
-                        partial(self._attempt, sample, delivery.frames, FileRefusals()),
+                        partial(self._attempt, sample, frames, FileRefusals()),
                         partial(self._fence, sample),
                     )
             except RetryStoppedError:
@@ -143,7 +135,8 @@ class ResultWriter(Sink):
             self._here.remove(sample.job_id)
             report = Report(job_id=sample.job_id, body=sample_body(sample), result=result, failure=failure)
             with self._reporting:
-                delivery.report(report)
+                send(report)
+            del delivery, frames  # so that no frames stay in memory while this thread waits
 
     def _attempt(self, sample: Sample, frames: Frames, refusals: FileRefusals) -> dict[str, Any]:
         """Write a video's files once.
@@ -162,11 +155,7 @@ class ResultWriter(Sink):
             raise
 
     def _write(self, sample: Sample, frames: Frames) -> dict[str, Any]:
-        """Write and publish the files and the sidecar.
-
-        Raises:
-            NoLongerWantedError: the fence refuses the job.
-        """
+        """Write the files, publish them unless the fence refuses the job, and then the sidecar."""
         started = time.perf_counter()
         job = job_as_used(sample.parameters, sample.metadata)
         keys = output_keys(job, sample.job_id)
