@@ -137,11 +137,10 @@ def _poll(
     from svdq.producer.status.workers import worker_state
 
     pending = list(job_ids)
-    started = last_answer = time.monotonic()
+    last_answer = time.monotonic()
+    no_worker_since = math.inf
     # Keys of the reasons for waiting that have been printed and still hold.
     printed: set[str] = set()
-    is_worker_checked = False
-    last_state = ""
     while True:
         begin = time.monotonic()
         try:
@@ -152,17 +151,15 @@ def _poll(
             views = view_many(connection, seen)
             for gone in set(seen) - {view.id for view in views}:
                 fetch(connection, gone)  # raises
-            if not is_worker_checked and begin - started > NO_WORKER_S:
-                state = worker_state(connection)
-                # Missing twice: the worker may have ended the job, and itself, since the job was read.
-                is_worker_checked = state == "running" or (state == last_state == "none")
-                last_state = state
-                if is_worker_checked and state == "none":
-                    log(sentence_of_workers(state))
             groups = read_groups(connection)
+            has_worker = bool(groups) or worker_state(connection) != "none"
+            no_worker_since = math.inf if has_worker else min(begin, no_worker_since)
             reasons = {sentence: sentence for sentence in pauses(connection)}
             for rank, condition in conditions_of(groups):
                 reasons[f"{rank.key} {condition.effect}"] = condition_sentence(rank, condition)
+            # A burst ends with its last job.
+            if begin - no_worker_since > NO_WORKER_S and not all(view.ended for view in views):
+                reasons["worker"] = sentence_of_workers("none")
             for key in reasons.keys() - printed:
                 log(reasons[key])
             printed = set(reasons)

@@ -89,6 +89,19 @@ def test_wait_says_that_no_worker_runs(home: Path, connection: redis.Redis) -> N
     assert line == "No worker is running; start one with `svdq worker`.\n"
 
 
+@pytest.mark.slow
+def test_wait_says_that_the_worker_has_left(home: Path, connection: redis.Redis) -> None:
+    connection.hset("rq:worker:w", mapping={"queues": "svdq-default"})
+    connection.sadd("rq:workers", "rq:worker:w")
+    timer = threading.Timer(3.0, connection.srem, ("rq:workers", "rq:worker:w"))
+    timer.start()
+    begin = time.monotonic()
+    (line,) = wait_and_read(add(connection, 1), 1)
+    timer.join()
+    assert line == "No worker is running; start one with `svdq worker`.\n"
+    assert time.monotonic() - begin > 3
+
+
 def test_bars_on_a_terminal(home: Path, connection: redis.Redis) -> None:
     job = add(connection, 1)
     job.meta = {"step": 2, "notice": NOTICE}
