@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import redis
 from rq.job import JobStatus
@@ -222,11 +222,14 @@ def store(storage: Storage, photo: Photo) -> None:
 
 
 def _current_models(connection: redis.Redis, settings: Settings) -> set[str]:
-    """Return the models that render jobs now; none when that is unknown."""
+    """Return the models that render jobs now; none when that is unknown.
+
+    Only the last part of a folder or hub id: the same model in another folder is the same model.
+    """
     running = {rank.model for group in read_groups(connection) for rank in group.ranks}
     # Without workers, only an explicit model counts: the workers may use another default.
     asked_for = {settings.model} if "model" in settings.model_fields_set else set()
-    return set(map(_model_stem, running or asked_for))
+    return {PurePosixPath(name).name for name in running or asked_for}
 
 
 def _replace(
@@ -240,15 +243,10 @@ def _replace(
     ]
     replaced = {}
     for view in view_many(connection, finished) if models and finished else ():
-        if view.model and _model_stem(view.model) not in models:
+        if view.model and PurePosixPath(view.model).name not in models:
             retry(connection, view.id, storage=storage)
             replaced[view.id] = view.model
     return replaced
-
-
-def _model_stem(name: str) -> str:
-    """Return the last part of a folder or hub id: the same model in another folder is the same model."""
-    return name.rstrip("/").rpartition("/")[2]
 
 
 def entries_of(checked: Iterable[tuple[Photo, JobSpec]]) -> Iterator[tuple[Entry, JobSpec]]:
