@@ -1,7 +1,7 @@
 """Submits photos: checks all of them, then stores them, then enqueues their jobs."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -11,6 +11,7 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError, SvdqError
+from svdq.pipeline.models.registry import DEFAULT_FAMILY, family_of_model
 from svdq.producer.control import retry
 from svdq.producer.queue import SOURCE_NOTE, connect, read_job, session
 from svdq.producer.settings import Settings
@@ -221,19 +222,19 @@ def store(storage: Storage, photo: Photo) -> None:
             storage.write_bytes(photo.key, photo.read())
 
 
-def _current_models(connection: redis.Redis, settings: Settings) -> set[str]:
-    """Return the models that render jobs now; none when that is unknown.
+def _current_models(connection: redis.Redis, settings: Settings) -> dict[str, str | None]:
+    """Return the models that render jobs now, none when that is unknown; with their families where they are known.
 
     Only the last part of a folder or hub id: the same model in another folder is the same model.
     """
     running = {rank.model for group in read_groups(connection) for rank in group.ranks}
     # Without workers, only an explicit model counts: the workers may use another default.
     asked_for = {settings.model} if "model" in settings.model_fields_set else set()
-    return {PurePosixPath(name).name for name in running or asked_for}
+    return {PurePosixPath(name).name: family_of_model(name) for name in running or asked_for}
 
 
 def _replace(
-    connection: redis.Redis, storage: Storage, models: set[str], enqueued: Sequence[Enqueued]
+    connection: redis.Redis, storage: Storage, models: Mapping[str, str | None], enqueued: Sequence[Enqueued]
 ) -> dict[str, str]:
     """Requeue finished jobs whose video another model made; return these models by job id."""
     finished = [
@@ -243,7 +244,11 @@ def _replace(
     ]
     replaced = {}
     for view in view_many(connection, finished) if models and finished else ():
-        if view.model and PurePosixPath(view.model).name not in models:
+        # A model of another family cannot make it.
+        able = {
+            name for name, family in models.items() if family in (None, view.parameters.get("family", DEFAULT_FAMILY))
+        }
+        if view.model and able and PurePosixPath(view.model).name not in able:
             retry(connection, view.id, storage=storage)
             replaced[view.id] = view.model
     return replaced

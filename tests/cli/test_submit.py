@@ -263,6 +263,23 @@ def test_a_preview_is_replaced_by_the_real_video(svdq: Cli, connection: redis.Re
     assert "replaces the video that /models/xt made" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt").stdout
 
 
+def test_a_model_of_another_family_replaces_no_video(
+    svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path
+) -> None:
+    job_id = json.loads(svdq("submit", photo, "--family", "wan", "--json").stdout)["id"]
+    finish(connection, job_id, "/models/wan")
+    for pipeline, status in (("StableVideoDiffusionPipeline", "finished"), ("WanImageToVideoPipeline", "queued")):
+        folder = tmp_path / pipeline
+        folder.mkdir()
+        (folder / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
+        rank = RankStatus(
+            group="g", rank=0, num_ranks=1, host="h", pid=1, device="cpu", model=str(folder), started_at=0, at=0
+        )
+        rank.save(connection)
+        done = svdq("submit", photo, "--family", "wan", "--json")
+        assert json.loads(done.stdout)["status"] == status
+
+
 def test_a_model_in_the_cache_of_the_hub_decides_the_family(svdq: Cli, photo: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache" / "models--org--video"
     (cache / "refs").mkdir(parents=True)
