@@ -159,26 +159,23 @@ def _flight_table(
 ) -> Table:
     """Draw the progress of each video in flight through the ranks."""
     num_ranks = group.ranks[0].num_ranks
-    width = options.max_width - _BESIDE_TRACK - (25 if options.max_width >= _ID_WIDTH else 0)
-    segment = min(_MAX_SEGMENT, width // num_ranks - 1)
-    headers: list[Cell] = ["in flight", "", ""]
-    if segment >= _MIN_SEGMENT:
-        headers.insert(1, Text.assemble(*((f"{rank:<{segment + 1}}", _color(rank)) for rank in range(num_ranks))))
-    if options.max_width >= _ID_WIDTH:
-        headers.insert(0, "id")
-    rows: list[list[Cell]] = []
+    has_ids = options.max_width >= _ID_WIDTH
+    width = options.max_width - _BESIDE_TRACK - (25 if has_ids else 0)
+    segment = max(0, min(_MAX_SEGMENT, width // num_ranks - 1))
+    is_shown = (has_ids, True, segment >= _MIN_SEGMENT, True, True)
+    ranks = Text.assemble(*((f"{rank:<{segment + 1}}", _color(rank)) for rank in range(num_ranks)))
+    rows: list[tuple[Cell, ...]] = [("id", "in flight", ranks, "", "")]
     for job in jobs:
         shares, state = progress_of(job, group)
         eta_s = estimates[job.id].eta_s if job.id in estimates else None
-        row: list[Cell] = [job.name, state, Text("" if eta_s is None else f"about {duration(eta_s)}", style="dim")]
-        if segment >= _MIN_SEGMENT:
-            parts = (
-                Text(" " * segment) if share is None else _bar(share, segment, rank, options)
-                for rank, share in enumerate(shares)
-            )
-            row.insert(1, Text(" ").join(parts))
-        rows.append([job.id, *row] if options.max_width >= _ID_WIDTH else row)
-    return _table(headers, rows, flexible="in flight")
+        track = Text(" ").join(
+            Text(" " * segment) if share is None else _bar(share, segment, rank, options)
+            for rank, share in enumerate(shares)
+        )
+        eta = Text("" if eta_s is None else f"about {duration(eta_s)}", style="dim")
+        rows.append((job.id, job.name, track, state, eta))
+    headers, *cells = (list(itertools.compress(row, is_shown)) for row in rows)
+    return _table(headers, cells, flexible="in flight")
 
 
 def progress_of(job: "JobView", group: "GroupStatus") -> tuple[list[float | None], str]:
