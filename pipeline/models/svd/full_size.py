@@ -64,42 +64,24 @@ def write_full_size_model(
         InputError: the folder has other content, or cannot be written.
     """
     be_quiet()
+    from diffusers import AutoencoderKLTemporalDecoder, UNetSpatioTemporalConditionModel
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
     config = UNET_CONFIG if "unet" in components else UNET_CONFIG | _SMALL_UNET
     write_model(
         folder,
         embedding_dim=IMAGE_ENCODER_CONFIG["projection_dim"],
-        make_unet=lambda: full_size_unet(dtype, config=config),
+        make_unet=lambda: with_random_weights(lambda: UNetSpatioTemporalConditionModel(**config), dtype),
     )
     if "vae" in components:
-        full_size_vae(dtype).save_pretrained(folder / "vae")
+        with_random_weights(lambda: AutoencoderKLTemporalDecoder(**VAE_CONFIG), dtype).save_pretrained(folder / "vae")
     if "image_encoder" in components:
-        full_size_image_encoder(dtype).save_pretrained(folder / "image_encoder")
+        clip = CLIPVisionConfig(**IMAGE_ENCODER_CONFIG)
+        encoder = with_random_weights(lambda: CLIPVisionModelWithProjection(clip), dtype)
+        encoder.save_pretrained(folder / "image_encoder")
 
 
-def full_size_unet(
-    dtype: torch.dtype, device: torch.device | str = "cpu", *, config: dict[str, Any] = UNET_CONFIG
-) -> Any:
-    """Create the UNet: 1.5 billion parameters."""
-    from diffusers import UNetSpatioTemporalConditionModel
-
-    return _make(lambda: UNetSpatioTemporalConditionModel(**config), dtype, device)
-
-
-def full_size_vae(dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
-    """Create the VAE with its temporal decoder: 98 million parameters."""
-    from diffusers import AutoencoderKLTemporalDecoder
-
-    return _make(lambda: AutoencoderKLTemporalDecoder(**VAE_CONFIG), dtype, device)
-
-
-def full_size_image_encoder(dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
-    """Create CLIP's image encoder with its projection: 632 million parameters."""
-    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
-
-    return _make(lambda: CLIPVisionModelWithProjection(CLIPVisionConfig(**IMAGE_ENCODER_CONFIG)), dtype, device)
-
-
-def _make(make: Callable[[], Any], dtype: torch.dtype, device: torch.device | str) -> Any:
+def with_random_weights(make: Callable[[], Any], dtype: torch.dtype) -> Any:
     """Create a model with random weights that preserve the spread of activations, as in a trained model.
 
     It is created without weights. They are then drawn one by one in float32 and rounded, so that models of different
@@ -109,9 +91,9 @@ def _make(make: Callable[[], Any], dtype: torch.dtype, device: torch.device | st
 
     with accelerate.init_empty_weights():
         model = make()
-    generator = torch.Generator(device).manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for name, parameter in list(model.named_parameters()):
-        value = torch.empty(parameter.shape, dtype=torch.float32, device=device)
+        value = torch.empty(parameter.shape, dtype=torch.float32)
         if name.endswith("mix_factor"):
             value.fill_(0.5)
         elif value.ndim < 2:
@@ -119,6 +101,6 @@ def _make(make: Callable[[], Any], dtype: torch.dtype, device: torch.device | st
             value.fill_(1.0 if name.endswith("weight") else 0.0)
         else:
             value.normal_(std=value[0].numel() ** -0.5, generator=generator)
-        accelerate.utils.set_module_tensor_to_device(model, name, device, value=value, dtype=dtype)
+        accelerate.utils.set_module_tensor_to_device(model, name, "cpu", value=value, dtype=dtype)
     # Not `model.to(dtype)`: buffers may contain indices.
     return model.eval().requires_grad_(False)
