@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from svdq.pipeline.failures import all_finite, describe_failure, describe_non_finite
-from svdq.pipeline.models.base import State, VideoModel
+from svdq.pipeline.failures import all_finite, describe_failure
+from svdq.pipeline.models.base import State, VideoModel, nan_advice
 from svdq.pipeline.protocols import Checkpointer, Monitor
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
@@ -78,7 +78,8 @@ class StepLoop:
                     changed.update(denoiser.step(state, index))
                     state.update(changed)
                 if not all_finite(changed):
-                    return sample.failed(describe_non_finite(self._model, sample, stop, self._monitor))
+                    which = f"by step {stop} of {sample.parameters.steps}"
+                    return sample.failed(f"The latents became NaN or infinite {which}{nan_advice(self._model)}")
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others
             return sample.failed(describe_failure(error, f"in step {index + 1} of {sample.parameters.steps}"))
         seconds = time.perf_counter() - started

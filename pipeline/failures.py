@@ -6,10 +6,8 @@ import math
 import torch
 
 from svdq.pipeline.errors import SampleError, SvdqError
-from svdq.pipeline.models.base import State, VideoModel, nan_advice
+from svdq.pipeline.models.base import State
 from svdq.pipeline.models.device_memory import is_host_memory, is_out_of_memory, release_memory
-from svdq.pipeline.protocols import Monitor
-from svdq.pipeline.sample import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -47,20 +45,3 @@ def all_finite(state: State) -> bool:
             if not (math.isfinite(low) and math.isfinite(high)):
                 return False
     return True
-
-
-def describe_non_finite(model: VideoModel, sample: Sample, stop: int, monitor: Monitor) -> str:
-    """Repeat the steps of a stage up to `stop`, checking the state after each, and name the first bad step."""
-    where = f"in steps {sample.step + 1} to {stop}"  # if the repeated steps are finite
-    state = dict(sample.tensors)
-    denoiser = model.denoiser(state, sample.parameters)
-    if not all_finite(state):
-        where, stop = "before step 1", sample.step
-    for index in range(sample.step, stop):
-        monitor.step(sample, index)
-        changed = denoiser.step(state, index)
-        state.update(changed)
-        if not all_finite(changed):
-            where = f"in step {index + 1}"
-            break
-    return f"The latents became NaN or infinite {where} of {sample.parameters.steps}{nan_advice(model)}"
