@@ -7,6 +7,11 @@ from svdq.pipeline.errors import InputError
 
 #: The file that marks them.
 UNTRAINED = "UNTRAINED.md"
+_TEXT = """# An untrained model
+
+`svdq model tiny` made this folder. It has the classes and settings of {title}, but its weights are random: what it
+makes is noise. Use it to test a pipeline, and to compare one with diffusers.
+"""
 
 
 def is_untrained(folder: Path) -> bool:
@@ -14,10 +19,8 @@ def is_untrained(folder: Path) -> bool:
     return (folder / UNTRAINED).is_file()
 
 
-def claim(folder: Path, marker_text: str) -> None:
-    """Create a folder for an untrained model, and mark it with a text.
-
-    A folder that svdq has written before may be written again.
+def claim(folder: Path, title: str) -> None:
+    """Create and mark a folder for an untrained model of a family; one that svdq has written may be written again.
 
     Raises:
         InputError: the folder has other content, or cannot be written.
@@ -27,7 +30,7 @@ def claim(folder: Path, marker_text: str) -> None:
             raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
         folder.mkdir(parents=True, exist_ok=True)
         # The marker is written first, so that a partial folder can be overwritten.
-        (folder / UNTRAINED).write_text(marker_text, encoding="utf-8")
+        (folder / UNTRAINED).write_text(_TEXT.format(title=title), encoding="utf-8")
     except OSError as error:
         raise InputError(f"The tiny model cannot be written to {folder} ({error.strerror}).") from error
 

@@ -11,13 +11,8 @@ from typing import Any
 import torch
 
 from svdq.pipeline.models.components import be_quiet
+from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.untrained import claim, name_classes
-
-_MARKER_TEXT = """# An untrained model
-
-`svdq model tiny` made this folder. It has the classes and settings of Stable Video Diffusion, but its weights are
-random: what it makes is noise. Use it to test a pipeline, and to compare one with diffusers.
-"""
 
 #: Width of CLIP's projection, the input of the UNet's cross attention.
 _EMBEDDING_DIM = 32
@@ -65,7 +60,7 @@ def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any
     Raises:
         InputError: the folder has other content, or cannot be written.
     """
-    claim(folder, _MARKER_TEXT)
+    claim(folder, SvdParameters.title)
     be_quiet()
     from diffusers import AutoencoderKLTemporalDecoder, EulerDiscreteScheduler, StableVideoDiffusionPipeline
     from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection

@@ -13,16 +13,11 @@ import torch
 from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.untrained import claim, name_classes
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
+from svdq.pipeline.models.wan.parameters import WanParameters
 
 #: Two experts (2.2 I2V-A14B), CLIP's image encoder (2.1 I2V-14B), and the photo as first latent frame (2.2 TI2V-5B).
 Variant = Literal["i2v-a14b", "i2v-14b", "ti2v-5b"]
 VARIANTS: tuple[Variant, ...] = ("i2v-a14b", "i2v-14b", "ti2v-5b")
-
-_MARKER_TEXT = """# An untrained model
-
-`svdq model tiny --family wan` made this folder. It has the classes and settings of Wan, but its weights are random:
-what it makes is noise. Use it to test a pipeline, and to compare one with diffusers.
-"""
 
 #: Widths of the text encoder and of CLIP.
 _TEXT_DIM, _IMAGE_DIM = 32, 16
@@ -50,7 +45,7 @@ def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: st
     Raises:
         InputError: the folder has other content, or cannot be written.
     """
-    claim(folder, _MARKER_TEXT)
+    claim(folder, WanParameters.title)
     be_quiet()
     import diffusers
 
