@@ -249,8 +249,9 @@ def _replace(
             name for name, family in models.items() if family in (None, view.parameters.get("family", DEFAULT_FAMILY))
         }
         if view.model and able and PurePosixPath(view.model).name not in able:
-            retry(connection, view.id, storage=storage)
-            replaced[view.id] = view.model
+            with contextlib.suppress(InputError):  # another process has just changed it
+                retry(connection, view.id, storage=storage)
+                replaced[view.id] = view.model
     return replaced
 
 

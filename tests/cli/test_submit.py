@@ -13,8 +13,13 @@ from rq.results import Result
 
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.parameters import WanParameters
+from svdq.producer.control import retry
 from svdq.producer.queue import SvdqQueue, fetch, read_job
+from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import RankStatus
+from svdq.producer.storage.storage import Storage
+from svdq.producer.submitting.options import SubmitOptions
+from svdq.producer.submitting.submit import submit
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -261,6 +266,25 @@ def test_a_preview_is_replaced_by_the_real_video(svdq: Cli, connection: redis.Re
     rank = RankStatus(group="g", rank=0, num_ranks=1, host="h", pid=1, device="cpu", model="other", started_at=0, at=0)
     rank.save(connection)
     assert "replaces the video that /models/xt made" in svdq("submit", photo, SVDQ_MODEL="stabilityai/xt").stdout
+
+
+def test_two_submissions_may_replace_the_same_video(
+    connection: redis.Redis, settings: Settings, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = submit(settings, [photo], SubmitOptions())
+    finish(connection, first.id, "preview")
+    real = Storage.remove
+
+    def remove_later(storage: Storage, key: str) -> None:
+        monkeypatch.setattr(Storage, "remove", real)
+        retry(connection, first.id, storage=storage)  # the other submission
+        storage.remove(key)
+
+    monkeypatch.setattr(Storage, "remove", remove_later)
+    wanted = Settings.load(model="stabilityai/xt", redis_url=settings.redis_url, storage=settings.storage)
+    (again,) = submit(wanted, [photo], SubmitOptions())
+    assert (again.id, again.is_new) == (first.id, False)
+    assert SvdqQueue("svdq-default", connection=connection).get_job_ids() == [first.id]
 
 
 def test_a_model_of_another_family_replaces_no_video(
