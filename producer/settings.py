@@ -33,7 +33,19 @@ PHOTO_KEYS = (*PARAMETER_KEYS, "priority")
 
 
 def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
+    """Expand `~` and make a path absolute.
+
+    Raises:
+        InputError: there is no such user, or no file system has such a path.
+    """
+    if "\0" in str(path):
+        raise InputError(f"The folder {str(path)!r} has a null byte in its name; correct it.")
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:
+        raise InputError(
+            f"The folder {str(path)!r} begins with {path.parts[0]}, which is no user's home; correct it."
+        ) from error
 
 
 def _local_folder(storage: str) -> Path | None:
@@ -160,7 +172,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         value = values.get(name)
         local = _local_folder(value) if isinstance(value, str) and value else None
         if local is not None:
-            values[name] = str(folder / local.expanduser())
+            values[name] = str(_absolute(local) if str(local).startswith("~") else folder / local)
     return values
 
 

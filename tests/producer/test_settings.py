@@ -49,6 +49,19 @@ def test_home_of_a_file_decides_the_next_file(tmp_path: Path, home: Path, monkey
     assert Settings.load().max_pixels == 7
 
 
+@pytest.mark.parametrize("name", ["home", "storage"])
+def test_an_impossible_folder_is_a_sentence(home: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(InputError, match="'~nobody-here/x' begins with ~nobody-here"):
+        Settings.load(**{name: "~nobody-here/x"})
+    monkeypatch.delenv("SVDQ_HOME")
+    Path("svdq.toml").write_text(f'{name} = "a\\u0000b"')
+    with pytest.raises(InputError, match="null byte"):
+        Settings.load()
+    Path("svdq.toml").write_text(f'{name} = "~nobody-here/x"')
+    with pytest.raises(InputError, match="'~nobody-here/x' begins with ~nobody-here"):
+        Settings.load()
+
+
 @pytest.mark.parametrize(("name", "value"), [("MAX_PIXELS", "many"), ("MAX_PIXELS", "0")])
 def test_bad_value(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"SVDQ_{name}", value)
