@@ -31,8 +31,9 @@ def find_token(settings: Settings) -> tuple[str, bool]:
         is_new = not path.exists() and _create(path)
         return _read(path), is_new
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"The token file {str(path)!r} cannot be used ({error}); correct its rights, or set SVDQ_SERVE_TOKEN."
+            f"The token file {str(path)!r} cannot be used ({reason}); correct its rights, or set SVDQ_SERVE_TOKEN."
         ) from error
 
 

@@ -156,8 +156,9 @@ class State:
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, KeyError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise UnavailableError(
-                f"The watcher's state in {str(self._path)!r} cannot be read or written ({error}); check its disk and "
+                f"The watcher's state in {str(self._path)!r} cannot be read or written ({reason}); check its disk and "
                 "its permissions, or remove it: photos that are in the folder then count as old."
             ) from error
 

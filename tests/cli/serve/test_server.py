@@ -40,6 +40,9 @@ def test_a_token_that_others_can_read_is_refused(svdq: Cli, home: Path) -> None:
     path.chmod(0o600)
     path.write_text("short")
     assert "holds no token" in svdq("serve", "--port", "0").stderr
+    path.unlink()
+    path.mkdir()
+    assert "(Is a directory)" in svdq("serve", "--port", "0").stderr
 
 
 @pytest.mark.parametrize("token", ["short", "with a space in the middle"])

@@ -75,3 +75,11 @@ def test_the_error_names_an_unusable_database(tmp_path: Path) -> None:
     file.write_bytes(b"not a database" * 100)
     with pytest.raises(UnavailableError, match=file.name):
         State(tmp_path, tmp_path)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(UnavailableError, match=file.name):
+        State(tmp_path, tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/watch").touch()
+    with pytest.raises(UnavailableError, match=r"\(File exists\)"):
+        State(tmp_path / "other", tmp_path)
