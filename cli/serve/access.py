@@ -55,19 +55,6 @@ def is_token(given: str, options: ServeOptions) -> bool:
     return hmac.compare_digest(given.encode(), options.token.encode())
 
 
-def log_in(response: Response, options: ServeOptions, *, is_https: bool) -> None:
-    """Add the cookie to a response."""
-    response.set_cookie(
-        cookie_name(options),
-        cookie_value(options),
-        max_age=COOKIE_MAX_AGE_S,
-        path="/",
-        secure=is_https,
-        httponly=True,
-        samesite="strict",
-    )
-
-
 class Access:
     """Middleware that refuses requests before anything of their body is read."""
 

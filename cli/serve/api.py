@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from svdq.cli.serve.actions import remove
-from svdq.cli.serve.content import not_ready
+from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.creation import create, make_again, options_of
 from svdq.cli.serve.errors import ApiError, Json, no_such_video
 from svdq.cli.serve.fields import VideoRequest, decode_data_url, read_request
 from svdq.cli.serve.sharing import Polled
-from svdq.cli.serve.videos import JOB_ID, model_stem, models, video_object
+from svdq.cli.serve.videos import JOB_ID, model_stem, video_object
 from svdq.producer.status.paging import Place, place_of, read_page
 from svdq.producer.status.status import JobView
 from svdq.producer.submitting.options import SEED_BITS
@@ -66,7 +66,7 @@ async def create_video(request: Request) -> Response:
     """Store a photo and enqueue its video; the same photo and parameters are the same video."""
     form = await request.app.state.reader.read(request)
     try:
-        asked = read_request(form.fields, _now(), request.app.state.model)
+        asked = read_request(form.fields, datetime.now().astimezone(), request.app.state.model)
         await _check_model(request, asked)
         if form.file is None and not asked.photo_url:
             message = "The photo is missing; send it as the file input_reference, or as a data URL."
@@ -121,13 +121,12 @@ async def video_content(request: Request) -> Response:
         message = f"variant {variant[:20]!r} is not allowed: it must be video or thumbnail."
         raise ApiError(400, message, param="variant")
     view, _ = await _find(request)
+    content: Content = request.app.state.content
     if variant == "video":
-        response: Response = await request.app.state.content.video(view, request.query_params.get("format"))
-    elif view.status != "finished":
+        return await content.video(view, request.query_params.get("format"))
+    if view.status != "finished":
         raise not_ready(view)
-    else:
-        response = await request.app.state.content.poster(view)
-    return response
+    return await content.poster(view)
 
 
 async def remix_video(request: Request) -> Response:
@@ -136,7 +135,7 @@ async def remix_video(request: Request) -> Response:
     form = await request.app.state.reader.read(request)
     form.close()
     base = replace(options_of(view), seed=None)
-    asked = read_request(form.fields, _now(), request.app.state.model, base)
+    asked = read_request(form.fields, datetime.now().astimezone(), request.app.state.model, base)
     await _check_model(request, asked)
     if form.file is not None or asked.photo_url:
         raise ApiError(400, "A remix has the photo of its video; leave the photo out.", param="input_reference")
@@ -174,7 +173,10 @@ async def _find(request: Request) -> tuple[JobView, Any]:
 
 
 async def _models(request: Request) -> list[str]:
-    return models(await request.app.state.snapshots.get(None), request.app.state.backend.settings)
+    """Return the full names of the models that render jobs now; without workers, the configured one."""
+    snapshot = await request.app.state.snapshots.get(None)
+    running = dict.fromkeys(rank.model for group in snapshot.groups for rank in group.ranks)
+    return list(running) or [request.app.state.backend.settings.model]
 
 
 async def _check_model(request: Request, asked: VideoRequest) -> None:
@@ -183,10 +185,6 @@ async def _check_model(request: Request, asked: VideoRequest) -> None:
     if asked.model and asked.model not in names and asked.model not in stems:
         message = f"No worker runs the model {asked.model[:80]!r}; running: {', '.join(stems)}. Leave model out for it."
         raise ApiError(400, message, param="model", code="model_not_found")
-
-
-def _now() -> datetime:
-    return datetime.now().astimezone()
 
 
 class PageReader:

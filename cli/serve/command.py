@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -76,9 +75,9 @@ def serve(
             )
     settings = Settings.load(redis_url=redis_url, storage=storage)
     token, is_new = find_token(settings)
-    options = ServeOptions(host=host, token=token, allowed_hosts=tuple(name.lower() for name in allowed_hosts))
     listener = listen(host, port)
-    options = replace(options, port=listener.getsockname()[1])
+    names = tuple(name.lower() for name in allowed_hosts)
+    options = ServeOptions(host=host, port=listener.getsockname()[1], token=token, allowed_hosts=names)
 
     def report() -> None:
         if is_new:

@@ -120,10 +120,9 @@ def answer_error(request: Request, error: Exception) -> Response:
 
 
 def _of_router(error: HTTPException, request: Request) -> ApiError:
-    match error.status_code:
-        case 404:
-            return ApiError(404, f"There is nothing at {request.url.path[:200]!r}.")
-        case 405:
-            message = f"{request.method} is not allowed at {request.url.path[:200]!r}."
-            return ApiError(405, message, code="method_not_allowed", headers=error.headers)
-    return ApiError(error.status_code, str(error.detail), code="bad_request", headers=error.headers)
+    place = repr(request.url.path[:200])
+    message, code = {
+        404: (f"There is nothing at {place}.", "not_found"),
+        405: (f"{request.method} is not allowed at {place}.", "method_not_allowed"),
+    }.get(error.status_code, (str(error.detail), "bad_request"))
+    return ApiError(error.status_code, message, code=code, headers=error.headers)

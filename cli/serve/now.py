@@ -75,11 +75,6 @@ def read_state(connection: redis.Redis, settings: Settings, storage: Storage, sn
     return json.dumps(state, separators=(",", ":"))
 
 
-def outage(sentence: str) -> str:
-    """Return the state while Redis is away."""
-    return json.dumps({"outage": sentence})
-
-
 def _first_waiting(connection: redis.Redis) -> tuple[list[str], dict[str, int]]:
     """Return the ids of what waits: queued, scheduled, deferred; and the number of videos before each queued one."""
     with connection.pipeline(transaction=False) as pipeline:
@@ -212,7 +207,7 @@ async def events(request: Request) -> Response:
             try:
                 text = await states.get(None)
             except ApiError as error:
-                text = outage(str(error))
+                text = json.dumps({"outage": str(error)})
             yield ServerSentEvent(text, event="state")
             with anyio.move_on_after(FRESH_S):
                 await is_ending.wait()

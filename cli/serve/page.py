@@ -14,9 +14,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from svdq.cli.serve import actions, creation, review
-from svdq.cli.serve.access import is_token, log_in
+from svdq.cli.serve.access import COOKIE_MAX_AGE_S, cookie_name, cookie_value, is_token
 from svdq.cli.serve.api import live
-from svdq.cli.serve.content import keys_of, zip_of
+from svdq.cli.serve.content import Content, keys_of, zip_of
 from svdq.cli.serve.errors import ApiError, Json, no_such_video, without_paths
 from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec, whole_number
 from svdq.cli.serve.now import events
@@ -91,7 +91,9 @@ async def login(request: Request) -> Response:
         given = request.query_params.get("token")
     if isinstance(given, str) and is_token(given.strip(), options):
         response = RedirectResponse("/", 303)
-        log_in(response, options, is_https=request.url.scheme == "https")
+        is_https = request.url.scheme == "https"
+        name, value = cookie_name(options), cookie_value(options)
+        response.set_cookie(name, value, max_age=COOKIE_MAX_AGE_S, secure=is_https, httponly=True, samesite="strict")
         return response
     return templates.TemplateResponse(
         request, "login.html", {"is_wrong": given is not None}, 200 if given is None else 401
@@ -130,17 +132,15 @@ async def add(request: Request) -> Response:
 
 async def picture(request: Request) -> Response:
     """Return a small picture of a video: its first frame, or its photo before it is finished."""
-    response: Response = await request.app.state.content.poster(await _find(request, request.path_params["video_id"]))
-    return response
+    stored: Content = request.app.state.content
+    return await stored.poster(await _find(request, request.path_params["video_id"]))
 
 
 async def content(request: Request) -> Response:
     """Return a file of a finished video, also of one whose job Redis has forgotten."""
-    kind = request.query_params.get("format")
-    response: Response = await request.app.state.content.video(
-        await _find(request, request.path_params["video_id"]), kind
-    )
-    return response
+    stored: Content = request.app.state.content
+    view = await _find(request, request.path_params["video_id"])
+    return await stored.video(view, request.query_params.get("format"))
 
 
 async def _find(request: Request, video_id: str) -> JobView:

@@ -13,7 +13,6 @@ from svdq.producer import keys
 from svdq.producer.results.results import OUTPUTS
 from svdq.producer.settings import Settings
 from svdq.producer.status.estimates import Estimate
-from svdq.producer.status.snapshot import Snapshot
 from svdq.producer.status.status import JobView
 from svdq.producer.timeparse import rfc3339
 
@@ -32,12 +31,6 @@ STATUS = {
 def model_stem(name: str) -> str:
     """Return the last part of a folder or hub id: a model's name without a path of this machine."""
     return name.rstrip("/").rpartition("/")[2]
-
-
-def models(snapshot: Snapshot, settings: Settings) -> list[str]:
-    """Return the full names of the models that render jobs now; without workers, the configured one."""
-    running = dict.fromkeys(rank.model for group in snapshot.groups for rank in group.ranks)
-    return list(running) or [settings.model]
 
 
 def video_object(
