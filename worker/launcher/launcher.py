@@ -116,10 +116,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     ):
         logger.info("%s", _starting_text(settings, options, ranks, len(gpus)))
         folders = [Path(folder, f"group{number}") for number in range(options.groups)]
-        is_named = not all(gpu.isdigit() for gpu in gpus)  # MIG instances, or GPUs that are left beside a lost one
-        shares: Sequence[list[str] | None] = [None] * options.groups
-        if gpus and (options.groups > 1 or is_named):
-            shares = share_out(gpus, options.groups, ranks)
+        shares = share_out(gpus, options.groups, ranks) if gpus else [None] * options.groups
         for number, (run_dir, devices) in enumerate(zip(folders, shares, strict=True)):
             run_dir.mkdir()
             run_dirs.write_config(run_dir, config.model_copy(update={"group": str(number)}))
