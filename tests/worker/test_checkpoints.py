@@ -302,6 +302,22 @@ def test_a_newer_sample_of_a_job_takes_the_place_of_an_older_one(tmp_path: Path)
     assert store.written == [("first", 1), ("second", 8)]
 
 
+def test_a_job_that_is_retried_right_after_its_end_is_kept(tmp_path: Path) -> None:
+    """Its folder was removed after it was made anew, so no rank wrote checkpoints of it."""
+    store = SlowStore(tmp_path)
+    writer = Checkpoints(store, CODEC)
+    for job_id in ("first", "second"):
+        writer.open(job_id)
+    writer.save(sample_at(1, "first"))
+    assert store.is_writing.wait(60)
+    writer.forget("second")
+    writer.open("second")
+    writer.save(sample_at(4, "second"))
+    store.may_write.set()
+    assert writer.flush(60)
+    assert store.steps("second") == [4]
+
+
 def test_what_is_broken_or_at_its_end_is_not_kept(tmp_path: Path) -> None:
     store = FolderCheckpointStore(tmp_path)
     writer = Checkpoints(store, CODEC)

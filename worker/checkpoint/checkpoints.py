@@ -72,6 +72,9 @@ class Checkpoints(Checkpointer):
 
     def open(self, job_id: str) -> None:
         """Make a folder for the checkpoints of a job that is taken."""
+        with self._changed:
+            # A job that is retried right after its end keeps its folder: ranks write only into one that exists.
+            self._ended = [ended for ended in self._ended if ended != job_id]
         with contextlib.suppress(OSError, UnavailableError):  # the writer reports it
             self._store.open(job_id)
 
