@@ -1,5 +1,6 @@
 """`svdq model`: fetch, convert and create models."""
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -85,7 +86,7 @@ def tiny(folder: Path, family: str) -> None:
     from svdq.pipeline.models.registry import family_named
 
     imported(family_named(family).tiny)(folder)
-    echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={folder}")
+    echo(f"{folder}: tiny (untrained: shows noise). Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
 
 
 @model.command("convert")
@@ -122,4 +123,4 @@ def convert_command(source: str, folder: Path, dtype: str) -> None:
         getattr(torch, DTYPES[dtype]),
         on_file=lambda file, num_bytes: echo(f"{file}  {size_text(num_bytes)}", err=True),
     )
-    echo(f"{folder}: {size_text(total)} of weights in {dtype}. Use it with SVDQ_MODEL={folder}")
+    echo(f"{folder}: {size_text(total)} of weights in {dtype}. Use it with SVDQ_MODEL={shlex.quote(str(folder))}")
