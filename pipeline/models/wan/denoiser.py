@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.models.base import State
+from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.family import Facts, Segment
 from svdq.pipeline.models.wan.family import complete
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE, SHIFT_SETTINGS
@@ -95,6 +96,7 @@ def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:
     completed = complete(parameters, facts)
     assert completed.steps is not None
     assert completed.flow_shift is not None
+    be_quiet()  # ranks are bound before they load anything else of diffusers
     return Schedule(completed.steps, completed.flow_shift, facts).segments
 
 
