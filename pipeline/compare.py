@@ -244,7 +244,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in _PARAMETERS:
         of = ", ".join(family for family, each in PARAMETERS.items() if name in each.model_fields)
         parser.add_argument(f"--{name.replace('_', '-')}", help=f"of {of} [default: the model's]")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if min(options.ranks, options.videos) < 1:
+        parser.error("--ranks and --videos must be at least 1")
+    return options
 
 
 if __name__ == "__main__":
