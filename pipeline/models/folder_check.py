@@ -10,7 +10,6 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.files import SAVED, Shapes, is_half, names_in, read_json, read_shapes, weight_files
-from svdq.pipeline.models.hub import is_from_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +45,6 @@ class Problem:
     #: What to do, a clause.
     advice: str = ""
 
-    def error(self) -> InputError:
-        """Return the problem as an error."""
-        return InputError(f"{self.text}; {self.advice}." if self.advice else f"{self.text}.")
-
 
 def pipeline_of(folder: Path, name: str) -> str:
     """Return the class of the pipeline in a model folder; the name is for messages.
@@ -77,7 +72,7 @@ def check_folder(
         InputError: the model cannot be used.
     """
     for problem in find_problems(folder, name, layout, half=half, components=components):
-        raise problem.error()
+        raise InputError("; ".join(filter(None, (problem.text, problem.advice))) + ".")
 
 
 def find_problems(
@@ -153,6 +148,19 @@ def check_settings(name: str, family: str, settings: Iterable[Setting], pipeline
             )
 
 
+def check_counts(name: str, component: str, config: Mapping[str, Any], settings: Iterable[str]) -> None:
+    """Check that settings of a component are positive whole numbers.
+
+    Raises:
+        InputError: one is not.
+    """
+    for setting in settings:
+        if type(found := config[setting]) is not int or found < 1:
+            raise InputError(
+                f"The {component} of the model {name} has {setting} {found!r}; it must be a whole number above 0."
+            )
+
+
 def check_processor(folder: Path, component: str, name: str) -> None:
     """Check that the configuration of an image processor can be read.
 
@@ -173,8 +181,8 @@ class _Weights:
         self._name = name
         self._layout = layout
         self._of = f"The {component} of the model {name}"
-        # A folder may have the form of a hub id.
-        self._pull = f"svdq model pull {name}" if is_from_cache(folder, name) else ""
+        # Not for a folder whose name has the form of a hub id.
+        self._pull = "" if folder == Path(name).expanduser() else f"svdq model pull {name}"
         self._again = f"fetch it again with `{self._pull}`" if self._pull else "get it again"
 
     def problems(self, half: tuple[bool, ...] | None) -> Iterator[Problem]:

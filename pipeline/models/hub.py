@@ -54,11 +54,6 @@ def find_folder(name: str) -> Path:
     return found
 
 
-def is_from_cache(folder: Path, name: str) -> bool:
-    """Return whether `find_folder` found a folder in the hub's cache, and not a folder with that name."""
-    return folder != Path(name).expanduser()
-
-
 def hub_client() -> Any:
     """Import the hub's client, which reads its settings (HF_HOME, HF_ENDPOINT, HF_TOKEN) from the environment.
 

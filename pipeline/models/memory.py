@@ -29,6 +29,8 @@ ALIKE = 2.0
 FORMAT = 2
 
 Shape = tuple[int, ...]
+#: Bytes of an element, by torch's name of its dtype.
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: Length of the shape of each activity.
 _NUM_SIDES = {"encode": 2, "step": 4, "decode": 4}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.files import read_json
-from svdq.pipeline.models.memory import Activity, Shape
+from svdq.pipeline.models.memory import ITEM_BYTES, Activity, Shape
 from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.parameters import VideoParameters
@@ -20,7 +20,6 @@ ENCODE_ELEMENTS = 655
 DECODE_ELEMENTS, FRAME_ELEMENTS = 1021, 3.2
 #: Bytes of the VAE's weights in float32, to which an encode in float16 converts them.
 VAE_ENCODER_BYTES, VAE_DECODER_BYTES = 137_000_000, 254_000_000
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 #: `num_frames`, with which SVD-XT was trained, and the width of CLIP's projection.

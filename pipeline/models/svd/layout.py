@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.files import read_json
-from svdq.pipeline.models.folder_check import Layout, Setting, check_processor, check_settings
+from svdq.pipeline.models.folder_check import Layout, Setting, check_counts, check_processor, check_settings
 
 UNET_CLASS, VAE_CLASS = "UNetSpatioTemporalConditionModel", "AutoencoderKLTemporalDecoder"
 #: Defaults of a UNet's config: diffusers' defaults, which are SVD-XT's.
@@ -55,9 +54,7 @@ def check_configs(folder: Path, name: str) -> None:
         ("vae", "number of blocks", len(widths) if isinstance(widths, list) else widths, 4, "one pixel in 8"),
     ]
     check_settings(name, "Stable Video Diffusion", settings, LAYOUT.pipeline)
-    num_frames = unet["num_frames"]
-    if type(num_frames) is not int or num_frames < 1:
-        raise InputError(f"The unet of the model {name} has num_frames {num_frames!r}; it must be a number such as 25.")
+    check_counts(name, "unet", unet, ["num_frames"])
 
 
 LAYOUT = Layout(

@@ -13,7 +13,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.folder_check import class_in
-from svdq.pipeline.models.memory import Activity, Shape
+from svdq.pipeline.models.memory import ITEM_BYTES, Activity, Shape
 from svdq.pipeline.models.wan import defaults
 from svdq.pipeline.models.wan.defaults import Defaults
 from svdq.pipeline.models.wan.layout import (
@@ -53,8 +53,7 @@ TILE_PIXELS, TILED_FRAME_ELEMENTS = 256 * 256, 14.3
 #: An encode, per pixel: with two experts or CLIP, of the photo and as many gray frames as a video of 81 has; of
 #: TI2V-5B the photo only.
 ENCODE_ELEMENTS = {False: 4020, True: 2050}
-#: Bytes of an element; the VAE computes in float32.
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: The VAE computes in float32.
 _VAE_ITEM_BYTES = 4
 
 
@@ -151,7 +150,7 @@ def memory(activity: Activity, shape: Shape, dtype: str, facts: Facts, *, has_de
     side = vae["scale_factor_spatial"] * transformer["patch_size"][1]
     tokens = latent_frames * pixels // side**2
     hidden = transformer["num_attention_heads"] * transformer["attention_head_dim"]
-    return int(tokens * hidden * STEP_ELEMENTS[is_expanded] * _ITEM_BYTES[dtype])
+    return int(tokens * hidden * STEP_ELEMENTS[is_expanded] * ITEM_BYTES[dtype])
 
 
 FAMILY = Family(

@@ -8,7 +8,7 @@ from typing import Any
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.files import read_json
-from svdq.pipeline.models.folder_check import Layout, Setting, check_processor, check_settings, class_in
+from svdq.pipeline.models.folder_check import Layout, Setting, check_counts, check_processor, check_settings, class_in
 
 #: The schedulers whose state svdq knows, and the name of the shift in the config of each.
 SHIFT_SETTINGS = {"UniPCMultistepScheduler": "flow_shift", "FlowMatchEulerDiscreteScheduler": "shift"}
@@ -56,25 +56,13 @@ def check_configs(folder: Path, name: str) -> None:
     index = read_json(folder, "model_index.json", name)
     transformer = TRANSFORMER_DEFAULTS | read_json(folder, f"{HIGH_NOISE}/config.json", name)
     vae = VAE_DEFAULTS | read_json(folder, "vae/config.json", name)
-    for component, config, names in (
-        (
-            HIGH_NOISE,
-            transformer,
-            ("num_attention_heads", "attention_head_dim", "in_channels", "num_layers", "ffn_dim"),
-        ),
-        ("vae", vae, ("z_dim", "base_dim", "scale_factor_temporal", "scale_factor_spatial")),
-    ):
-        for setting in names:
-            _check_count(component, setting, config[setting], name)
+    counts = ("num_attention_heads", "attention_head_dim", "in_channels", "num_layers", "ffn_dim")
+    check_counts(name, HIGH_NOISE, transformer, counts)
+    check_counts(name, "vae", vae, ("z_dim", "base_dim", "scale_factor_temporal", "scale_factor_spatial"))
     expanded = index.get("expand_timesteps") is True
     channels = vae["z_dim"]
     # Latents, photo and mask; with expanded timesteps the photo takes the place of the first latents.
     needed = channels if expanded else 2 * channels + vae["scale_factor_temporal"]
-    if transformer["in_channels"] == channels and not expanded:
-        raise InputError(
-            f"The model {name} makes videos from text only: its transformer has no input for a photo; "
-            f"give an image-to-video model such as {LAYOUT.example}."
-        )
     _check_experts(folder, name, index, transformer)
     text_encoder = read_json(folder, "text_encoder/config.json", name)
     settings: list[Setting] = [
@@ -108,18 +96,6 @@ def _check_texts_and_photos(folder: Path, name: str, index: Mapping[str, Any]) -
         if class_in(index, "image_processor") is None:
             raise InputError(f"The model {name} has an image_encoder and no image_processor; get the model again.")
         check_processor(folder, "image_processor", name)
-
-
-def _check_count(component: str, setting: str, found: Any, name: str) -> None:
-    """Check that a setting is a positive whole number.
-
-    Raises:
-        InputError: it is not.
-    """
-    if type(found) is not int or found < 1:
-        raise InputError(
-            f"The {component} of the model {name} has {setting} {found!r}; it must be a whole number above 0."
-        )
 
 
 def _check_experts(folder: Path, name: str, index: Mapping[str, Any], transformer: Mapping[str, Any]) -> None:

@@ -118,7 +118,6 @@ def missing(file):
         (configure("model_index.json", boundary_ratio=None), "has a transformer_2 and no boundary_ratio"),
         (configure("model_index.json", boundary_ratio=9), "has boundary_ratio 9; it must be a number such as 0.9"),
         (configure("model_index.json", _class_name="WanPipeline"), "makes videos from text only (WanPipeline)"),
-        (configure("transformer/config.json", in_channels=16), "makes videos from text only: its transformer has no"),
         (configure("transformer/config.json", in_channels=40), "do not belong together: in_channels is 40 in the"),
         (configure("transformer/config.json", _class_name="WanVACETransformer3DModel"), "do not belong together"),
         (configure("transformer_2/config.json", num_layers=3), "num_layers is 2 in the transformer and 3 in"),
