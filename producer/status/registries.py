@@ -4,6 +4,7 @@ The number of round trips does not depend on the number of kept jobs. Never runs
 functions that anyone with write access to Redis can name.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import redis
@@ -153,20 +154,16 @@ def num_ahead(connection: redis.Redis, places: Mapping[str, str]) -> dict[str, i
     Returns:
         The number by job id, without jobs that have left their queue.
     """
-    names = [queue.name for queue in queues(connection)]
-    lists = [queue.key for queue in queues(connection)]
+    lists = {queue.name: queue.key for queue in queues(connection)}
     with connection.pipeline(transaction=False) as pipeline:
-        for key in lists:
+        for key in lists.values():
             pipeline.llen(key)
         for job_id, name in places.items():
-            pipeline.lpos(lists[names.index(name)], job_id)
+            pipeline.lpos(lists[name], job_id)
         answers = pipeline.execute()
-    lengths, positions = answers[: len(lists)], answers[len(lists) :]
-    return {
-        job_id: sum(lengths[: names.index(name)]) + position
-        for (job_id, name), position in zip(places.items(), positions, strict=True)
-        if position is not None
-    }
+    begins = dict(zip(lists, itertools.accumulate(answers[: len(lists)], initial=0), strict=False))
+    positions = zip(places.items(), answers[len(lists) :], strict=True)
+    return {job_id: begins[name] + position for (job_id, name), position in positions if position is not None}
 
 
 def _find_stopped(pipeline: redis.Redis, queue: SvdqQueue, since_score: float | str = "-inf") -> None:

@@ -51,8 +51,9 @@ class Snapshot:
     queues: Mapping[str, Mapping[str, int]]
     #: The worker groups in RQ, by name.
     workers: tuple[WorkerView, ...]
-    #: Whether one of them takes jobs, or is about to.
+    #: Whether one of them takes jobs, or is about to; and why there may be no group, as a sentence.
     worker_state: WorkerState
+    no_group: str
     #: The groups whose ranks have written records lately, by name.
     groups: tuple[GroupStatus, ...]
     #: Jobs in flight: by group, the longest in flight first; then those of groups without recent records.
@@ -72,11 +73,6 @@ class Snapshot:
     videos_per_hour: float | None
     #: When all queued and started jobs will be done.
     estimate: Estimate
-
-    @property
-    def no_group(self) -> str:
-        """Why there may be no group, as a sentence."""
-        return _no_group(self.worker_state)
 
     @cached_property
     def finder(self) -> GroupFinder:
@@ -130,22 +126,24 @@ def take(connection: redis.Redis) -> Snapshot:
     rate = videos_per_s(groups)
     workers = view_workers(connection)
     state = worker_state(connection, workers)
+    no_group = _no_group(state)
     num_finished, num_failed = num_ended_since(connection, now - 3600)
     return Snapshot(
         at=now,
         queues=of_queues,
         workers=tuple(workers),
         worker_state=state,
+        no_group=no_group,
         groups=tuple(groups),
         jobs=tuple(jobs),
         names={view.id: view.name for view in known},
-        estimates=estimate_jobs(jobs, waiting, groups, reasons, _no_group(state)),
+        estimates=estimate_jobs(jobs, waiting, groups, reasons, no_group),
         waiting=waiting,
         pauses=tuple(reasons),
         finished_last_hour=num_finished,
         failed_last_hour=num_failed,
         videos_per_hour=rate * 3600 if rate else None,
-        estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, _no_group(state)),
+        estimate=estimate_all([job for job in jobs if job.is_readable], waiting, groups, reasons, no_group),
     )
 
 

@@ -40,11 +40,9 @@ def view_workers(connection: redis.Redis) -> list[WorkerView]:
         records = pipeline.execute(raise_on_error=False)
     views = []
     for name, record in zip(names, records, strict=True):
-        fields = (
-            {key.decode(errors="replace"): value.decode(errors="replace") for key, value in record.items()}
-            if isinstance(record, dict)
-            else {}
-        )
+        if not isinstance(record, dict):
+            continue
+        fields = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in record.items()}
         queues = [queue for queue in fields.get("queues", "").split(",") if queue in keys.QUEUE_NAMES]
         if queues:
             views.append(
