@@ -227,8 +227,6 @@ class Intake(Source):
         if not self._begun:
             self._worker.start()
             self._recovery.at_start(self._options.suspects)
-            self._sweep()
-            self._sweep_at = time.monotonic() + SWEEP_S
             self._begun = True
         # Leases first: nothing below may delay their renewal.
         if time.monotonic() >= self._beat_at:
