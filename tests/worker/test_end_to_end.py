@@ -205,7 +205,6 @@ def test_a_running_group_shows_itself_and_outlives_bad_jobs(house, until) -> Non
     assert worker["queues"] == ["svdq-high", "svdq-default", "svdq-low"]
     shown = {job["id"]: job for job in info["jobs"]}
     assert set(shown) <= set(jobs)
-    assert len(shown) >= 2
     assert any(job["rank"] is not None and 0 < job["step"] <= 40 for job in shown.values())
 
     rq_info = house.run("rq", "info", "--queue-class", "svdq.producer.queue.SvdqQueue", "--url", redis_url(house))
