@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from svdq.pipeline.failures import all_finite, describe_failure
-from svdq.pipeline.models.base import State, VideoModel, nan_advice
+from svdq.pipeline.failures import describe_failure
+from svdq.pipeline.models.base import State, VideoModel, all_finite, nan_advice
 from svdq.pipeline.protocols import Checkpointer, Monitor
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer
@@ -77,7 +77,7 @@ class StepLoop:
                     self._monitor.step(sample, index)
                     changed.update(denoiser.step(state, index))
                     state.update(changed)
-                if not all_finite(changed):
+                if not all_finite(changed.values()):
                     which = f"by step {stop} of {sample.parameters.steps}"
                     return sample.failed(f"The latents became NaN or infinite {which}{nan_advice(self._model)}")
         except Exception as error:  # noqa: BLE001 - one bad job must not affect others

@@ -1,12 +1,10 @@
 """Describes why a sample failed, in a sentence for the person who requested it."""
 
 import logging
-import math
 
 import torch
 
 from svdq.pipeline.errors import SampleError, SvdqError
-from svdq.pipeline.models.base import State
 from svdq.pipeline.models.device_memory import is_host_memory, is_out_of_memory, release_memory
 
 logger = logging.getLogger(__name__)
@@ -35,13 +33,3 @@ def describe_failure(error: Exception, where: str) -> str:
         # A sticky error of the process, such as an illegal access, is raised again here.
         torch.cuda.synchronize()
     return f"{type(error).__name__} {where}: {str(error)[:1000]}"
-
-
-def all_finite(state: State) -> bool:
-    """Return whether no tensor has NaN or infinity: aminmax propagates NaN and costs a tenth of a mask."""
-    for tensor in state.values():
-        if tensor.is_floating_point() and tensor.numel():
-            low, high = torch.aminmax(tensor)
-            if not (math.isfinite(low) and math.isfinite(high)):
-                return False
-    return True

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from svdq.pipeline.bench.cases import Case, Row
-from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.base import Role, all_finite
 from svdq.pipeline.models.components import acceptable
 from svdq.pipeline.models.device_memory import is_out_of_memory
 from svdq.pipeline.models.diffusers_model import DiffusersModel
@@ -79,19 +79,15 @@ def differences(results: Results, references: Results | None) -> dict[str, Any]:
 
     Of several tensors, the one that differs most counts.
     """
-    if not _are_finite(results):
+    if not all_finite(results):
         return {"finite": False}
-    if references is None or not _are_finite(references):
+    if references is None or not all_finite(references):
         return {}
     found = []
     for result, reference in zip(results, references, strict=True):
         largest, apart = float(reference.abs().max()) or 1.0, (result - reference).abs()
         found.append((float(apart.max()) / largest, float(apart.mean()) / largest))
     return {"difference": max(most for most, _ in found), "mean_difference": max(mean for _, mean in found)}
-
-
-def _are_finite(results: Results) -> bool:
-    return all(bool(torch.isfinite(result).all()) for result in results)
 
 
 @contextlib.contextmanager

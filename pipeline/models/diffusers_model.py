@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.errors import SampleError
-from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor, nan_advice
+from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, all_finite, check_tensor, nan_advice
 from svdq.pipeline.models.components import Components
 from svdq.pipeline.models.device_memory import MemoryMeter
 from svdq.pipeline.models.family import Family, Segment
@@ -99,7 +99,7 @@ class DiffusersModel(VideoModel):
         """Return the name of the first weight that is not finite, such as `unet (conv_in.weight)`, or ""."""
         for component, module in self._modules().items():
             for name, weight in chain(module.named_parameters(), module.named_buffers()):
-                if not all(_is_finite(part) for part in stored_parts(weight)):
+                if not all_finite(stored_parts(weight)):
                     return f"{component} ({name})"
         return ""
 
@@ -169,7 +169,7 @@ class DiffusersModel(VideoModel):
         as_decoded = parameters.model_copy(update={"decode_chunk_size": decode_chunk_size})
         with self._meter.measuring("decode", shape_for("decode", as_decoded)):
             video = self._decode(state, parameters, decode_chunk_size)
-            if not torch.isfinite(video).all():
+            if not all_finite([video]):
                 raise SampleError(f"The decoded frames are not numbers (NaN or infinity){nan_advice(self)}")
             return to_uint8(video)
 
@@ -190,10 +190,3 @@ def to_uint8(video: Tensor) -> Tensor:
     """
     video = video.mul_(0.5).add_(0.5).clamp_(0, 1).mul_(255).round_()
     return video.to(torch.uint8).permute(1, 2, 3, 0).contiguous()
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return True
-    # aminmax propagates NaN.
-    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor.detach()))).all())
