@@ -7,6 +7,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import av
 import pytest
@@ -15,8 +17,13 @@ from PIL import Image
 from tests.cli.serve.servers import TOKEN, Serve, Server
 from tests.waiting import wait_until
 
-openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def openai() -> ModuleType:
+    """Imported on demand: half a second for each test process."""
+    return pytest.importorskip("openai")
 
 
 @pytest.fixture
@@ -25,7 +32,7 @@ def server(serve: Serve) -> Server:
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator["openai.OpenAI"]:
+def client(server: Server, openai: ModuleType) -> Iterator[Any]:
     with (
         warnings.catch_warnings(),
         openai.OpenAI(base_url=f"{server.url}/v1", api_key=TOKEN, max_retries=0, timeout=120) as client,
@@ -34,7 +41,7 @@ def client(server: Server) -> Iterator["openai.OpenAI"]:
         yield client
 
 
-def test_create_poll_list_download_delete(client: "openai.OpenAI", server: Server, photo: Path) -> None:
+def test_create_poll_list_download_delete(client: Any, openai: ModuleType, server: Server, photo: Path) -> None:
     small = {"num_frames": 4, "num_inference_steps": 3, "formats": ["mp4", "gif"], "extra_params": {"fit": "pad"}}
     created = client.videos.create(
         prompt="a dog",
