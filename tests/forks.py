@@ -1,31 +1,24 @@
 """`svdq` in processes that are forks of one that has imported it: each saves half a second of a core."""
 
-import multiprocessing
+import atexit
+import json
 import os
-import pkgutil
+import select
+import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import svdq.cli
-import svdq.producer
 from tests.waiting import PATIENCE_S
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        module.name
-        for package in (svdq.cli, svdq.producer)
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-        if not module.name.endswith("__main__")
-    ]
-)
+_starting = threading.Lock()
+_servers: list[str] = []
 
 
 def can_fork(environment: Mapping[str, str]) -> bool:
@@ -35,9 +28,6 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 
 class Fork:
     """A running `svdq`, with the methods of `subprocess.Popen` that tests use."""
-
-    #: multiprocessing reads each end once, in whichever thread comes first.
-    _lock = threading.Lock()
 
     def __init__(
         self,
@@ -53,28 +43,42 @@ class Fork:
 
         Warnings are errors unless `warn`.
         """
-        given = (list(arguments), folder or Path.cwd(), {**os.environ, **environment}, stdout, stderr, warn)
-        with self._lock:
-            self._process = _CONTEXT.Process(target=_run, args=given)
-            self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
+        request = {
+            "arguments": list(arguments),
+            "folder": str(folder or Path.cwd()),
+            "environment": {**os.environ, **environment},
+            "outputs": [str(stdout), str(stderr)],
+            "warn": warn,
+        }
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(_server())
+        self._connection.sendall(json.dumps(request).encode() + b"\n")
+        self.pid = self._read()
+        self._code: int | None = None
+        self._lock = threading.Lock()
+
+    def _read(self) -> int:
+        (number,) = struct.unpack("!q", self._connection.recv(8, socket.MSG_WAITALL))
+        return int(number)
 
     @property
     def returncode(self) -> int | None:
         return self.poll()
 
     def poll(self) -> int | None:
-        with self._lock:
-            return self._process.exitcode
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
 
     def wait(self, timeout: float = PATIENCE_S) -> int:
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("svdq", timeout)
-            time.sleep(0.01)
-        return code
+        with self._lock:
+            if self._code is None:
+                if not select.select([self._connection], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired("svdq", timeout)
+                self._code = self._read()
+                self._connection.close()
+            return self._code
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
@@ -99,20 +103,27 @@ def run(*arguments: str, folder: Path | None = None, **environment: str) -> "sub
         return subprocess.CompletedProcess(arguments, code, stdout.read_text(), stderr.read_text())
 
 
-def _run(
-    arguments: list[str], folder: Path, environment: dict[str, str], stdout: Path, stderr: Path, warn: bool
-) -> None:
-    for path, number in ((stdout, 1), (stderr, 2)):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(file, number)
-        os.close(file)
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    time.tzset()
-    if not warn:
-        warnings.simplefilter("error")
-    sys.argv = ["svdq", *arguments]
-    from svdq.cli.main import main
+def _server() -> str:
+    """Return the address of the server of this process, started at the first use."""
+    with _starting:
+        if not _servers:
+            folder = tempfile.mkdtemp(prefix="svdq-forks-", dir="/tmp")
+            address = f"{folder}/socket"
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address)
+                listener.listen()
+                program = Path(__file__).with_name("fork_server.py")
+                process = subprocess.Popen(
+                    [sys.executable, "-P", str(program), str(listener.fileno())],
+                    stdin=subprocess.PIPE,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                )
+            atexit.register(_stop, process, folder)
+            _servers.append(address)
+        return _servers[0]
 
-    main()
+
+def _stop(process: "subprocess.Popen[bytes]", folder: str) -> None:
+    process.communicate()
+    shutil.rmtree(folder)
