@@ -84,7 +84,13 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of the dearest files first; the others stay in their order."""
+    """Put the tests of the dearest files first; the others stay in their order.
+
+    What loads a model of diffusers is slow: the import takes 4 s of a core in each test process.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and {"tiny_model", "tiny_wan"} & {*item.fixturenames}:
+            item.add_marker("slow")
     places = {Path(__file__).parent / name: place for place, name in enumerate(DEAREST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 

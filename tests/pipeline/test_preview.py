@@ -171,6 +171,7 @@ def test_blocks_are_those_of_torchs_pixel_unshuffle(model):
     assert np.array_equal(model.decode({"latents": latents[None]}, values, 1)[0].numpy(), pixels)
 
 
+@pytest.mark.slow
 def test_needs_no_diffusers():
     code = "import sys, svdq.pipeline.models.preview; sys.exit('diffusers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -11,6 +11,8 @@ from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.parameters import SvdParameters
 
+pytestmark = pytest.mark.slow
+
 GUIDED = SvdParameters(seed=11, steps=4, frames=3, width=64, height=64, fps=9, motion_bucket_id=60)
 #: Several different jobs in flight: steps divisible by the ranks and not, fewer than ranks, guidance on and off.
 VIDEOS = [
