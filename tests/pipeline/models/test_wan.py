@@ -1,5 +1,6 @@
 """Wan's bits: every kind of model, wherever its steps are cut and whichever experts a rank has, against diffusers."""
 
+import itertools
 from dataclasses import replace
 from functools import cache
 
@@ -102,21 +103,28 @@ def test_same_bits_on_ranks_with_one_expert_each(opened, reference, photo, kind,
     assert np.array_equal(render(high, ranks, photo, values), reference(kind, photo, values))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [*VARIANTS, "distilled"])
+#: What is computed differently by the kinds of models, and what is the same code for all of them.
+SHAPES = [{"width": 128, "frames": 9}, {"height": 96, "frames": 1}, {"frames": 17, "steps": 2}]
+OTHERS = [
+    {"prompt": "", "negative_prompt": ""},
+    {"prompt": "Ein Hündchen läuft 🐶 &amp; " + "springt " * 200, "negative_prompt": None},
+    {"flow_shift": 1.0},
+    {"flow_shift": 12.0, "steps": 20},
+    {"seed": 2**63 - 1},
+]
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("kind", "changes"),
     [
-        {"width": 128, "frames": 9},
-        {"height": 96, "frames": 1},
-        {"frames": 17, "steps": 2},
-        {"prompt": "", "negative_prompt": ""},
-        {"prompt": "Ein Hündchen läuft 🐶 &amp; " + "springt " * 200, "negative_prompt": None},
-        {"flow_shift": 1.0},
-        {"flow_shift": 12.0, "steps": 20},
-        {"seed": 2**63 - 1},
+        *itertools.product([*VARIANTS, "distilled"], SHAPES),
+        *itertools.product(["i2v-a14b", "distilled"], OTHERS),
+        *(
+            pytest.param(kind, changes, marks=pytest.mark.long)
+            for kind, changes in itertools.product(sorted({*VARIANTS} - {"i2v-a14b"}), OTHERS)
+        ),
     ],
-    ids=lambda changes: str(changes)[:40],
+    ids=lambda value: str(value)[:40],
 )
 def test_same_bits_for_other_parameters(opened, reference, photo_bytes, kind, changes):
     model = opened(kind)
