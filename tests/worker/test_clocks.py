@@ -22,6 +22,8 @@ JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
 #: A process on a host whose clock is wrong by so many seconds; `datetime` is where RQ and svdq read it.
 SHIFTED = """
+import gc
+gc.disable()  # torch is imported below
 import datetime, itertools, sys, time
 url, shift_s = sys.argv[1], float(sys.argv[2])
 
