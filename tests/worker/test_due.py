@@ -168,7 +168,7 @@ def test_a_burst_renders_what_is_due_and_says_what_is_left(house) -> None:
     assert house.view("due").status == "finished"
     assert house.states(["later", "much-later"]) == ["scheduled"] * 2
     assert "The queue is empty; scheduled for later: 2." in group.text
-    assert "Queued 1 job that was due." in group.text
+    assert "Queued what was due: 1 job." in group.text
 
 
 def test_a_job_of_ours_is_json_when_it_comes_out(connection: redis.Redis, worker: GroupWorker) -> None:
