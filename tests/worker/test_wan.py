@@ -15,6 +15,7 @@ from svdq.pipeline.models.wan.reference import call_diffusers
 pytestmark = pytest.mark.slow
 
 VIDEO = {"family": "wan", "prompt": "Ein Hund läuft.", "frames": 5, "width": 64, "height": 64, "seed": 5}
+VIDEOS = [{"steps": 6}, {"steps": 3, "guidance_scale": 1.0}, {"steps": 4, "flow_shift": 0.05, "width": 96}]
 #: Leaves a line for each file that a Python program opens, where the test asked for it.
 AUDIT = """
 import os, sys
@@ -55,16 +56,13 @@ def reference(tiny_wan: Path):
     return render
 
 
-@pytest.mark.parametrize(
-    ("ranks", "bind"),
-    [(2, "always"), *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, "never"), (3, "always")))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "bind"), [(2, "never"), (3, "always")])
 def test_frames_are_those_of_diffusers(house, tiny_wan: Path, reference, ranks: int, bind: str) -> None:
-    videos = [{"steps": 6}, {"steps": 3, "guidance_scale": 1.0}, {"steps": 4, "flow_shift": 0.05, "width": 96}]
-    jobs = [submit(house, **video) for video in videos]
+    jobs = [submit(house, **video) for video in VIDEOS]
     group = house.start(ranks, "--burst", "--bind", bind, model=str(tiny_wan), wait=False)
     assert group.end() == 0, group.text
-    for job_id, video in zip(jobs, videos, strict=True):
+    for job_id, video in zip(jobs, VIDEOS, strict=True):
         np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, **video))
     bound = "Each rank loads the experts of its steps"
     assert (bound in group.text) == (bind == "always")
@@ -89,14 +87,19 @@ def test_a_rank_alone_cannot_only_encode(house, tiny_wan: Path) -> None:
     assert "--encoder-rank leaves the first rank without steps; give at least two" in group.text
 
 
-def test_ranks_with_one_expert_never_open_the_weights_of_the_other(house, tiny_wan: Path, tmp_path: Path) -> None:
+def test_ranks_that_never_open_the_expert_of_the_other_make_the_frames_of_diffusers(
+    house, tiny_wan: Path, reference, tmp_path: Path
+) -> None:
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "sitecustomize.py").write_text(AUDIT)
     opened = tmp_path / "opened"
     environment = {"PYTHONPATH": str(tmp_path / "audit"), "OPENED": str(opened)}
-    job_id = submit(house, steps=6)
+    jobs = [submit(house, **video) for video in VIDEOS]
     group = house.start(2, "--bind", "always", model=str(tiny_wan), **environment)
-    house.wait([job_id])
+    house.wait(jobs)
+    assert "Each rank loads the experts of its steps" in group.text
+    for job_id, video in zip(jobs, VIDEOS, strict=True):
+        np.testing.assert_array_equal(house.frames(job_id), reference(house.photo, **video))
     high, low = (Path(f"/proc/{rank.pid}/maps").read_text() for rank in group.ranks())
     assert "/transformer/" in high
     assert "/transformer_2/" not in high

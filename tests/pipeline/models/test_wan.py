@@ -83,7 +83,7 @@ def render(encoder, ranks, photo, values):
 
 @pytest.mark.parametrize("kind", [*VARIANTS, "distilled"])
 @pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
-@pytest.mark.parametrize("steps", [1, 2, 4, 7])
+@pytest.mark.parametrize("steps", [1, 7, *(pytest.param(steps, marks=pytest.mark.long) for steps in (2, 4))])
 def test_same_bits_as_diffusers_when_cut_at_every_step(opened, reference, photo, kind, guidance_scale, steps):
     model = opened(kind)
     values = model.complete(parameters(steps=steps, guidance_scale=guidance_scale))
