@@ -172,7 +172,7 @@ def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(
 
 def test_a_photo_that_is_gone_for_good_fails_its_job_at_once(folder: Path, job: Job) -> None:
     (folder / job.image).unlink()
-    with pytest.raises(SvdqError, match="is not a file in the storage; submit it again"):
+    with pytest.raises(SvdqError, match="is not in the storage, or it was damaged and removed; submit it again"):
         open_prefetcher(Storage(str(folder))).prepare("a-job", job)
 
 

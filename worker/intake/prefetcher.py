@@ -142,6 +142,9 @@ class Prefetcher:
             if not self._storage.exists("inputs"):
                 raise
             if isinstance(error.__cause__, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-                raise SvdqError(f"Its photo {key} is not a file in the storage; submit it again.") from error
+                # An attempt before a crash may have removed it.
+                raise SvdqError(
+                    f"Its photo {key} is not in the storage, or it was damaged and removed; submit it again."
+                ) from error
             refusals.check(error, f"Its photo {key}")
             raise
