@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.models.base import all_finite
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Checkpointer
 from svdq.pipeline.sample import Resumption, Sample
@@ -182,8 +183,7 @@ class Checkpoints(Checkpointer):
 
     def _write_finite(self, sample: Sample) -> None:
         # Between two steps the stage has not checked the state yet, and a broken one is of no use.
-        sums = [tensor.sum(dtype=torch.float32) for tensor in sample.tensors.values() if tensor.is_floating_point()]
-        if bool(torch.isfinite(torch.stack(sums)).all()):
+        if all_finite(sample.tensors.values()):
             self._store.write(sample.job_id, sample.step, self._codec.encode(sample))
 
 
