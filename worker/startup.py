@@ -160,7 +160,7 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
 
 def _connect(process: RankProcess, loaded: LoadedModel) -> Links:
     topology, marker = process.topology, process.marker
-    # Rank 0 counts the suspects of its own host, before it takes a job.
+    # The first host is left out: its crashes are counted by rank 0 before it takes a job.
     is_other_host = topology.local_rank == 0 and not topology.first
     if is_other_host and (suspects := read_suspects(marker.folder, marker.restart_count)):
         connection = connect(process.url)

@@ -135,7 +135,7 @@ class DiffusersModel(VideoModel):
     def warm_up(self, parameters: VideoParameters) -> None:
         """Run each part once on a gray photo, so that the first video does not wait for compiling and kernel selection.
 
-        Each component of this rank does one of its own steps. On a CPU this is done only to compile.
+        Runs one step of each component that this rank holds. On a CPU, it runs only if the model is compiled.
         """
         on_cpu = self._device.type == "cpu"
         if on_cpu and self._options.compiled == "off":
