@@ -64,7 +64,7 @@ def serve(
     from svdq.cli.serve.server import exit_soon, listen, run
     from svdq.cli.serve.token import find_token, token_file
     from svdq.cli.serve.worker_beside import worker_beside
-    from svdq.cli.watch import notify_systemd
+    from svdq.cli.service import notify_systemd
     from svdq.producer.settings import Settings
 
     logging.basicConfig(format="%(message)s", stream=sys.stderr)

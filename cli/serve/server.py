@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from svdq.cli.serve.errors import ApiError
-from svdq.cli.watch import StopSignals
+from svdq.cli.service import StopSignals
 from svdq.pipeline.errors import InputError, SvdqError
 
 _MESSAGE = "The request is not valid HTTP, or its headers are too large (32 KiB)."
