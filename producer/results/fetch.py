@@ -72,10 +72,14 @@ def _complete(storage: Storage, beginnings: Sequence[str]) -> list[str]:
 def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iterator[Fetched]:
     """Copy videos into a folder one by one; `folder` corresponds to outputs/ of the storage.
 
+    Without videos the folder is not created.
+
     Raises:
         InputError: the folder cannot be written.
         UnavailableError: the storage cannot be reached, or a file did not arrive complete.
     """
+    if not results:
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder.glob(f"{ARRIVING_PREFIX}*"), ARRIVING_PREFIX)

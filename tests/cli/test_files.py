@@ -99,6 +99,8 @@ def test_fetch_tells_why_there_is_no_video(
     svdq: Cli, connection: redis.Redis, storage: Storage, tmp_path: Path
 ) -> None:
     image = f"inputs/{'0' * 64}.jpg"
+    nothing = svdq("fetch", "--all", "-o", tmp_path / "videos")
+    assert (nothing.returncode, (tmp_path / "videos").exists()) == (0, False)
     done_id = add_video(storage, 9)
     add(connection, f"{1:020x}", image)
     add(connection, f"{2:020x}", image, JobStatus.FINISHED)
