@@ -24,6 +24,8 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme in ("redis", "rediss") and "@" in parts.path + parts.fragment:
             raise ValueError("a password is cut in two")  # its rest would become the name of a host
+        if parts.scheme in ("redis", "rediss") and not re.fullmatch(r"/*\d*", parts.path):
+            raise ValueError("not a number of a database")  # redis-py would take database 0
         pool = redis.ConnectionPool.from_url(url)
         options = pool.connection_kwargs
         pool.connection_class(**options)

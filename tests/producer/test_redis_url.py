@@ -41,6 +41,7 @@ def test_a_certificate_must_exist(tmp_path: Path) -> None:
         ("redis://user:s3cret@host:many", "cannot be understood"),
         ("redis://user:s3cret@[::1", "cannot be understood"),
         ("redis://user:s3cret@a..b", "cannot be understood"),
+        ("redis://user:s3cret@host/jobs", "cannot be understood"),
         ("redis://:s3cret/b@host:6379/0", "/ as %2F"),
         ("redis://:a/s3cret@host:6379/0", "/ as %2F"),
         ("redis://:a#s3cret@host:6379/0", "cannot be understood"),
