@@ -60,6 +60,7 @@ def systemd(
       svdq deploy systemd --system -- --warmup 1024x576x25    options of svdq worker
     """
     from svdq.cli.worker import worker
+    from svdq.producer.settings import absolute
 
     if scope is None:
         raise click.UsageError("Give --user or --system.")
@@ -68,7 +69,7 @@ def systemd(
     root = click.get_current_context().find_root()
     worker.make_context("worker", list(worker_options), parent=root)  # raises for a wrong option
     is_system = scope == "system"
-    inbox = None if inbox is None else inbox.expanduser().absolute()
+    inbox = None if inbox is None else absolute(inbox)
     environment, secrets = _environment(is_system)
     environment |= {"INBOX": str(inbox)} if inbox is not None else {}
     environment |= {"SERVE_OPTIONS": ""} if serve else {}

@@ -32,7 +32,7 @@ MAX_FILE_BYTES = 1 << 16
 PHOTO_KEYS = (*PARAMETER_KEYS, "priority")
 
 
-def _absolute(path: Path) -> Path:
+def absolute(path: Path) -> Path:
     """Expand `~` and make a path absolute.
 
     Raises:
@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
 
     #: Folder of the embedded Redis server and, by default, of the storage.
-    home: Annotated[Path, AfterValidator(_absolute)] = Field(default_factory=_default_home, validate_default=True)
+    home: Annotated[Path, AfterValidator(absolute)] = Field(default_factory=_default_home, validate_default=True)
     #: Redis server, or None for the embedded one. Not in repr: it may hold a password.
     redis_url: str | None = Field(None, repr=False)
     #: An absolute folder or an fsspec URL. Not in repr: it may hold a password.
@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     def _folders_are_absolute(cls, storage: str) -> str:
         """Make a relative folder absolute, since jobs outlive the process and its working folder."""
         folder = _local_folder(storage)
-        return storage if folder is None else str(_absolute(folder))
+        return storage if folder is None else str(absolute(folder))
 
     @classmethod
     def load(cls, **flags: Any) -> Self:
@@ -128,7 +128,7 @@ class Settings(BaseSettings):
         """Add the two files after flags and environment, which determine the home."""
         here = _read_file(Path(FILE_NAME))
         homes = (source["home"] for source in (init_settings(), env_settings(), here) if "home" in source)
-        home = _absolute(Path(str(next(homes, _default_home()))))
+        home = absolute(Path(str(next(homes, _default_home()))))
         there = _read_file(home / FILE_NAME)
         return (
             init_settings,
@@ -172,7 +172,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         value = values.get(name)
         local = _local_folder(value) if isinstance(value, str) and value else None
         if local is not None:
-            values[name] = str(_absolute(local) if str(local).startswith("~") else folder / local)
+            values[name] = str(absolute(local) if str(local).startswith("~") else folder / local)
     return values
 
 

@@ -204,6 +204,9 @@ def test_wrong_options_of_the_worker_are_refused_before_anything_is_written(
     code, _, error = deploy("--user", "--install", "--", "--rnaks", "7")
     assert code == 2
     assert "--rnaks" in error
+    code, _, error = deploy("--user", "--install", "--watch", "~nobody-here/x")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "'~nobody-here/x'" in error
     assert not (tmp_path / "config").exists()
     assert deploy()[0] == 2
 
