@@ -54,11 +54,13 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def house(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     house = House(tmp_path_factory.mktemp("page"))
-    house.start_server()
-    house.start_worker()
-    yield house
-    house.stop()
-    stop_server(house.folder / "home")
+    try:
+        house.start_server()
+        house.start_worker()
+        yield house
+    finally:
+        house.stop()
+        stop_server(house.folder / "home")
 
 
 @pytest.fixture
