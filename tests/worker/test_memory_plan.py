@@ -402,7 +402,7 @@ def test_a_chunk_size_that_ran_out_of_memory_is_remembered_by_the_next_worker_an
     first = house.start(2, "--burst", model=model, wait=False)
     assert [found.parameters["decode_chunk_size"] for found in house.wait(jobs)] == [2, 2, 2]
     assert first.end() == 0
-    assert first.text.count("Out of memory in the decode") == 2  # of 8 frames and of 4, once
+    assert first.text.count("Out of memory in the decode") in (2, 4)  # of 8 frames and of 4, on one rank or on both
     job = house.submit(frames=8)
     second = house.start(2, "--burst", "--warmup", "64x64x8", model=model, wait=False)
     (found,) = house.wait([job])
