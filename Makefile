@@ -45,7 +45,7 @@ test:
 	@$(MAKE) --no-print-directory -j2 lint tests
 
 tests: $(VENV)/installed-dev
-	$(PYTEST) -n 3
+	$(PYTEST) -n 4
 
 test-long: $(VENV)/installed-dev
 	$(PYTEST) -n 3 -m 'long and not exclusive'

@@ -45,6 +45,7 @@ DEAREST = (
     "cli/serve/test_browser.py",
     "worker/test_recovery.py",
     "worker/test_end_to_end.py",
+    "worker/test_intake.py",
     "worker/test_poison.py",
     "worker/test_resume.py",
     "worker/test_cron.py",
@@ -60,6 +61,11 @@ DEAREST = (
     "worker/test_prompted_videos.py",
     "producer/storage/test_object_storage.py",
     "test_quickstart.py",
+    "cli/test_watch.py",
+    "worker/test_bench.py",
+    "worker/test_rank_status.py",
+    "worker/test_watchdog.py",
+    "worker/test_clocks.py",
 )
 
 

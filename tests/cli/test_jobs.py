@@ -70,13 +70,15 @@ def test_wait_for_what_is_not_there(svdq: Cli, connection: redis.Redis) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def wait_and_read(job: rq.job.Job, num_lines: int) -> list[str]:
+def wait_and_read(job: rq.job.Job, num_lines: int, before_last: Callable[[], object] = lambda: None) -> list[str]:
     """Wait for a job in a process of its own, end it when so many lines have come on stderr, and return these."""
     command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "wait", job.id]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        lines = [process.stderr.readline() for _ in range(num_lines)]
+        lines = [process.stderr.readline() for _ in range(num_lines - 1)]
+        before_last()
+        lines.append(process.stderr.readline())
         finish(job)
         assert process.stdout.read() == f"{job.id}  photo  finished, {NOTICE}: /a b.mp4\n"
         assert process.stderr.read() == ""
@@ -256,9 +258,10 @@ def test_waiting_says_once_what_keeps_jobs_waiting(svdq: Cli, connection: redis.
     svdq("pause")
     condition = Condition(effect="No video is begun", reason="Gone.", since=time.time(), attempts=2)
     put(connection, rank(0, conditions=(condition,)))
-    lines = wait_and_read(add(connection, 1), 3)
+    lines = wait_and_read(add(connection, 1), 3, before_last=lambda: connection.delete(keys.RANKS))
     assert "Paused: no jobs are taken until `svdq resume`.\n" in lines
     assert [line for line in lines if line.startswith("On here, rank 0: No video is begun: Gone. (since ")]
+    assert lines[2].startswith("No worker is running")
 
 
 def test_nothing_yet(svdq: Cli) -> None:

@@ -18,6 +18,7 @@ from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch
 from svdq.producer.status import job_log
 from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, read_groups
+from svdq.worker.health import progress
 from svdq.worker.health.crash_marker import CrashMarker
 from svdq.worker.health.histograms import Pace
 from svdq.worker.health.logging import JobLogHandler
@@ -124,7 +125,10 @@ def reporter() -> RankReporter:
 
 
 @pytest.fixture
-def monitor(connection: redis.Redis, log: JobLogHandler, reporter: RankReporter, tmp_path: Path):
+def monitor(
+    connection: redis.Redis, log: JobLogHandler, reporter: RankReporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(progress, "IDLE_RECORD_S", 1.0)
     monitor = ProgressMonitor(connection, reporter, log, CrashMarker(tmp_path, 0, 0))
     yield monitor
     monitor.close()

@@ -40,15 +40,8 @@ def test_frames_are_those_of_diffusers_for_any_number_of_ranks(tiny_wan, image, 
 HIGH, LOW = frozenset({"transformer"}), frozenset({"transformer_2"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "components",
-    [
-        (HIGH, LOW),
-        *(pytest.param(each, marks=pytest.mark.long) for each in ((HIGH, None, LOW), (HIGH, HIGH, LOW, LOW, LOW))),
-    ],
-    ids=len,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("components", [(HIGH, LOW), (HIGH, None, LOW), (HIGH, HIGH, LOW, LOW, LOW)], ids=len)
 def test_frames_are_those_of_diffusers_on_ranks_bound_to_experts(tiny_wan, image, videos, reference, components):
     ours = compare.render(str(tiny_wan), image, videos, num_ranks=len(components), components=components)
     for frames, expected in zip(ours, reference, strict=True):
