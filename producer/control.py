@@ -147,7 +147,8 @@ def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = Non
         InputError: the job does not exist or has another status.
         UnavailableError: the storage cannot be reached.
     """
-    rq_job = _find(connection, "retry" if storage is None else "retry --force", job_id)
+    action: Action = "retry" if storage is None else "retry --force"
+    rq_job = _find(connection, action, job_id)
     job = read_job(rq_job)
     if storage is not None and job is not None:
         # A worker that finds the sidecar beside the files would treat the job as done.
@@ -166,8 +167,8 @@ def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = Non
         pipeline.hdel(job.key, "started_at", "ended_at", "worker_name")
         pipeline.persist(job.key)  # ended jobs expire
 
-    if not _in_transaction(connection, rq_job, change):
-        raise InputError(f"Job {job_id!r} was changed by another process just now; check its status and try again.")
+    while not _in_transaction(connection, rq_job, change):
+        rq_job = _find(connection, action, job_id)  # such as a group that writes the last progress of the job
 
 
 def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import rq.command
+import rq.job
 from rq.registry import CanceledJobRegistry, FailedJobRegistry
 
 from svdq.pipeline.errors import InputError
@@ -44,6 +45,24 @@ def test_what_is_canceled_can_be_retried(house, svdq: Cli) -> None:
     assert CanceledJobRegistry(queue=default(house)).get_job_ids() == []
     with pytest.raises(InputError, match="is queued: only failed"):
         control.retry(house.connection, first)
+
+
+def test_a_job_is_retried_although_its_group_still_writes_to_it(house, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = house.submit()
+    control.cancel(house.connection, job_id)
+    writes = iter(range(3))
+
+    def fetch_and_write(connection, job_id: str) -> rq.job.Job:
+        job = fetch(connection, job_id)
+        for number in writes:
+            connection.hset(job.key, "meta", f'{{"step": {number}}}')
+            break
+        return job
+
+    monkeypatch.setattr(control, "fetch", fetch_and_write)
+    control.retry(house.connection, job_id)
+    assert list(writes) == []
+    assert house.queued() == [job_id]
 
 
 def test_jobs_are_moved(house, svdq: Cli) -> None:
