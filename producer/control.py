@@ -168,7 +168,7 @@ def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = Non
         pipeline.persist(job.key)  # ended jobs expire
 
     while not _in_transaction(connection, rq_job, change):
-        rq_job = _find(connection, action, job_id)  # such as a group that writes the last progress of the job
+        rq_job = _find(connection, action, job_id)  # changed, perhaps by its group, which writes the last progress
 
 
 def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:
