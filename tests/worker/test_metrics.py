@@ -140,7 +140,7 @@ def test_a_live_group_adds_up(house: House) -> None:
     # A step of 5 ms takes no less.
     assert total(after, "svdq_step_seconds_bucket", le="0.0025") == 0
     assert total(after, "svdq_step_seconds_bucket", le="+Inf") == 4 * 6
-    assert total(after, "svdq_step_seconds_sum") >= 4 * 6 * 0.005
+    assert total(after, "svdq_step_seconds_sum") >= 4 * 6 * 0.0045  # a step after a late one is shorter
     assert total(after, "svdq_samples_in_flight", group="0") == 0
     assert total(after, "svdq_queue_oldest_job_age_seconds") == 0
     assert total(after, "svdq_group_ranks_up", group="0") == 2
