@@ -123,9 +123,11 @@ class FileRefusals:
             SvdqError: no further attempt helps, or the first refusal was `FILE_TIMEOUT_S` ago.
         """
         now = time.monotonic()
+        is_first = self._since is None
         self._since = now if self._since is None else self._since
         number = _errno(error)
-        if number in _FULL:
+        # What was in the way of the whole storage may have gone since the refusal: what has this name refuses again.
+        if number in _FULL or (number in _TAKEN and is_first):
             return
         if number in _HOPELESS | _TAKEN:
             raise SvdqError(f"{what} cannot be read or written: {_reason(error)}.") from error

@@ -149,6 +149,24 @@ def test_videos_wait_for_a_storage_that_refuses(folder: Path, until, caplog: pyt
     assert caplog.text.count("The storage can be used again") == 1
 
 
+def test_a_storage_that_comes_back_right_after_it_refused_costs_no_video(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "outputs").write_text("a file is in the way")
+    check_writable = Storage.check_writable
+
+    def clear_and_check(storage: Storage) -> None:
+        (folder / "outputs").unlink(missing_ok=True)
+        check_writable(storage)
+
+    monkeypatch.setattr(Storage, "check_writable", clear_and_check)
+    writer, reports = open_writer(folder), Reports()
+    writer.deliver(sample_of("one"), FRAMES, reports)
+    reports.wait(1)
+    writer.close()
+    assert [report.failure for report in reports.all] == [None]
+
+
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"

@@ -90,7 +90,7 @@ def test_what_nobody_wants_any_more_is_not_insisted_on(beside, until, monkeypatc
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENAMETOOLONG, "too long"), ValueError("a mistake")])
-def test_what_no_patience_mends_is_raised_at_once(error: Exception) -> None:
+def test_what_no_retry_fixes_is_raised_at_once(error: Exception) -> None:
     def attempt() -> None:
         raise error
 
