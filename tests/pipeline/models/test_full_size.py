@@ -102,7 +102,9 @@ def test_two_ranks_give_the_bits_of_one(full_size_model, tmp_path) -> None:
         folder = tmp_path / str(num_ranks)
         folder.mkdir()
         spawn_ranks(num_ranks, rank_main, str(full_size_model), str(folder), str(tmp_path / "photo.png"))
-    assert json.loads((tmp_path / "2" / "stages.json").read_text()) == [[0, 1], [1, 1]]
+    stages = dict(json.loads((tmp_path / "2" / "stages.json").read_text()))
+    assert 1 in stages, "steps are done by a rank that has not encoded, though perhaps not all of them"
+    assert sum(stages.values()) == SMALL.steps
     alone, together = (np.load(tmp_path / ranks / "latents.npy") for ranks in ("1", "2"))
     assert alone.shape == (1, 2, 4, 8, 8)
     assert len(np.unique(alone)) > 100
