@@ -68,6 +68,8 @@ def serve(
     from svdq.producer.settings import Settings
 
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    if not is_host(host):  # an empty one is every address of this machine
+        raise InputError(f"--host {host!r} is not an address; give one to listen on, such as 127.0.0.1 or 0.0.0.0.")
     for name in allowed_hosts:
         if not is_host(name):
             raise InputError(

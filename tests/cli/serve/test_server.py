@@ -59,6 +59,12 @@ def test_what_is_no_name_of_a_host_is_refused(svdq: Cli, name: str) -> None:
     assert (refused.returncode, f"--allow-host {name!r} is not a name" in refused.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("address", ["", "größe..x", "127.0.0.1:80", "*"])
+def test_what_is_no_address_is_refused(svdq: Cli, address: str) -> None:
+    refused = svdq("serve", "--port", "0", "--host", address)
+    assert (refused.returncode, f"--host {address!r} is not an address" in refused.stderr) == (2, True)
+
+
 def test_a_taken_port_is_one_sentence(serve: Serve, svdq: Cli) -> None:
     first = serve()
     refused = svdq("serve", "--port", first.port)
