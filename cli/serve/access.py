@@ -52,7 +52,7 @@ def cookie_value(options: ServeOptions) -> str:
 
 def is_token(given: str, options: ServeOptions) -> bool:
     """Compare a token in constant time."""
-    return hmac.compare_digest(given.encode(), options.token.encode())
+    return hmac.compare_digest(given.encode(errors="replace"), options.token.encode())
 
 
 class Access:

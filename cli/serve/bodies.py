@@ -155,8 +155,8 @@ class Reader:
             parts = await _Parser(
                 request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_TEXT_BYTES
             ).parse()
-        except MultiPartException as error:
-            message = str(error.message).rstrip(".")
+        except (MultiPartException, UnicodeError) as error:  # the latter by some of the charsets that a client may name
+            message = str(error.message if isinstance(error, MultiPartException) else error).rstrip(".")
             raise ApiError(400, f"The form cannot be read: {message}.", code="bad_form") from error
         finally:
             await stream.aclose()

@@ -128,6 +128,7 @@ BROKEN_BODIES = [
     (b"--nonsense", TYPE, "bad_form"),
     (f"--{BOUNDARY}\r\nContent-Disposition: form-data\r\n\r\nx\r\n--{BOUNDARY}--\r\n".encode(), TYPE, "bad_form"),
     (b"x", "multipart/form-data", "bad_form"),
+    (multipart(prompt="\\"), f"{TYPE}; charset=punycode", "bad_form"),
     (b"{", "application/json", "bad_json"),
     (b"\xff", "application/json", "bad_json"),
     (b"[" * 100_000, "application/json", "bad_json"),
@@ -164,6 +165,9 @@ def test_limits_of_lists(server: Server) -> None:
 def test_broken_logins(server: Server) -> None:
     answer = server.ask("POST", "/login", b"x", {"Content-Type": "multipart/form-data"})
     assert (answer.status, answer.error["code"]) == (400, "bad_request")
+    half_a_character = multipart(token="\\ud800")
+    answer = server.ask("POST", "/login", half_a_character, {"Content-Type": f"{TYPE}; charset=unicode_escape"})
+    assert (answer.status, b"The token is wrong." in answer.body) == (401, True)
 
 
 def test_wrong_methods_and_paths(server: Server) -> None:
