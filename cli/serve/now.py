@@ -55,18 +55,20 @@ def read_state(connection: redis.Redis, settings: Settings, storage: Storage, sn
     ]
     num_waiting = counts["queued"] + counts["scheduled"] + counts["deferred"]
     newest = ended_before(connection, ("finished", "failed"), 1)
+    disk, problem = _disk(storage)
+    warnings = _warnings(snapshot, num_waiting, disk) + ([problem] if problem else [])
     state = {
         "at": iso_of(snapshot.at),
         "outage": "",
         "paused": any(reason.startswith("Paused:") for reason in snapshot.pauses),
-        "warnings": [without_paths(sentence, settings) for sentence in _warnings(snapshot, num_waiting, storage)],
+        "warnings": [without_paths(sentence, settings) for sentence in warnings],
         "videos_per_hour": snapshot.videos_per_hour,
         "eta_s": snapshot.estimate.eta_s,
         "eta_reason": snapshot.estimate.reason,
         "counts": counts,
         "finished_last_hour": snapshot.finished_last_hour,
         "failed_last_hour": snapshot.failed_last_hour,
-        "disk": _disk(storage),
+        "disk": disk,
         "groups": [_group(group, snapshot) for group in snapshot.groups[:MAX_GROUPS]],
         "rows": rows,
         "num_more": max(0, num_waiting + counts["started"] - len(rows)),
@@ -150,7 +152,7 @@ def _rank(number: int, rank: RankStatus | None, snapshot: Snapshot) -> dict[str,
     return {"name": f"Rank {number}, {device}", "job": job, "step": step, "busy": round(rank.busy_share * 100)}
 
 
-def _warnings(snapshot: Snapshot, num_waiting: int, storage: Storage) -> list[str]:
+def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None) -> list[str]:
     sentences = []
     for reason in snapshot.pauses:
         if reason.startswith("Paused:"):
@@ -165,7 +167,6 @@ def _warnings(snapshot: Snapshot, num_waiting: int, storage: Storage) -> list[st
         sentences.append(f"{MAX_GROUPS} of {len(snapshot.groups):,} groups are shown; `svdq status` lists all.")
     for rank, condition in snapshot.conditions:
         sentences.append(f"{condition.effect} on {rank.host}: {condition_reason(condition)}")
-    disk = _disk(storage)
     if disk and disk["free"] < LOW_DISK_BYTES:
         sentences.append(
             f"The disk is nearly full: {disk['free'] / 1e9:.1f} GB are free. Remove old videos with `svdq prune`."
@@ -176,13 +177,19 @@ def _warnings(snapshot: Snapshot, num_waiting: int, storage: Storage) -> list[st
     return sentences
 
 
-def _disk(storage: Storage) -> dict[str, int] | None:
-    """Return the free and all bytes of the disk of a local storage."""
+def _disk(storage: Storage) -> tuple[dict[str, int] | None, str]:
+    """Return the free and all bytes of the disk of a local storage, and a sentence if it cannot be used."""
     if storage.folder is None:
-        return None
-    folder = next(folder for folder in (storage.folder, *storage.folder.parents) if folder.exists())
-    usage = shutil.disk_usage(folder)
-    return {"free": usage.free, "total": usage.total}
+        return None, ""
+    for folder in (storage.folder, *storage.folder.parents):
+        try:
+            usage = shutil.disk_usage(folder)
+        except FileNotFoundError:  # the first write creates it
+            continue
+        except OSError as error:  # such as a folder of a file server that is away
+            return None, f"The storage of photos and videos cannot be used ({error.strerror})."
+        return {"free": usage.free, "total": usage.total}, ""
+    raise AssertionError("there is a root folder")
 
 
 def shared_states(backend: Backend, snapshots: Shared[None, Snapshot]) -> Shared[None, str]:

@@ -68,7 +68,7 @@ function showFigures(state) {
   set("waiting", count(queued, "video"), others.filter(Boolean).join(", "));
   set("hour", count(state.finished_last_hour, "video"), state.failed_last_hour ? `${state.failed_last_hour.toLocaleString()} failed` : "");
   if (state.disk) set("disk", `${bytes(state.disk.free)} free`, `of ${bytes(state.disk.total)}`);
-  else set("disk", "not here", "the storage is remote");
+  else set("disk", "not known");
 }
 
 const short = (seconds) => (seconds < 10 ? `${seconds.toFixed(1)} s` : duration(seconds));

@@ -387,6 +387,13 @@ def test_the_stream_shows_what_waits(server: Server, connection: redis.Redis) ->
         names = [row["name"] for row in next(stream)["rows"]]
 
 
+def test_the_stream_goes_on_when_the_storage_cannot_be_used(serve: Serve, connection: redis.Redis) -> None:
+    server = serve(SVDQ_STORAGE=f"/tmp/{'too long' * 99}")
+    state = next(states(server))
+    assert state["disk"] is None
+    assert state["warnings"] == ["The storage of photos and videos cannot be used (File name too long)."]
+
+
 def test_the_stream_says_that_redis_is_away(serve: Serve, own_server: Path, svdq) -> None:
     server = serve(SVDQ_REDIS_URL="redis://127.0.0.1:1/0")
     state = next(states(server))
