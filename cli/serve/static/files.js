@@ -19,7 +19,7 @@ export async function ofDrop(transfer) {
   const found = { photos: [], numOthers: 0 };
   for (const entry of entries) {
     if (entry instanceof File) found.photos.push({ file: entry, folder: "" });
-    else if (entry.isFile) found.photos.push({ file: await fileOf(entry), folder: "" });
+    else if (entry.isFile) await addFile(entry, "", "", found);
     else await addFolder(entry, "", found);
   }
   return found;
@@ -37,21 +37,32 @@ export function ofFolder(files) {
   return found;
 }
 
-function fileOf(entry) {
-  return new Promise((resolve, reject) => { entry.file(resolve, reject); });
+/** Add a file; one that cannot be read counts as another file, as does a folder below. */
+async function addFile(entry, folder, source, found) {
+  try {
+    const file = await new Promise((resolve, reject) => { entry.file(resolve, reject); });
+    found.photos.push({ file, folder, source });
+  } catch {
+    found.numOthers += 1;
+  }
 }
 
 async function addFolder(folder, below, found) {
   const reader = folder.createReader();
   for (;;) {
     // A reader gives a hundred entries at a time, and none at the end.
-    const entries = await new Promise((resolve, reject) => { reader.readEntries(resolve, reject); });
+    let entries = [];
+    try {
+      entries = await new Promise((resolve, reject) => { reader.readEntries(resolve, reject); });
+    } catch {
+      found.numOthers += 1;
+    }
     if (!entries.length) return;
     for (const entry of entries) {
       if (entry.isDirectory && !entry.name.startsWith(".")) {
         await addFolder(entry, below ? `${below}/${entry.name}` : entry.name, found);
       } else if (entry.isFile && isPhoto(entry.name)) {
-        found.photos.push({ file: await fileOf(entry), folder: below, source: entry.fullPath.slice(1) });
+        await addFile(entry, below, entry.fullPath.slice(1), found);
       } else found.numOthers += 1;
     }
   }

@@ -28,6 +28,21 @@ DROP = """(files) => {
     document.body.dispatchEvent(new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
   }
 }"""
+#: Collects a dropped folder with a photo, a broken link and a folder that is closed to the browser.
+DROP_BROKEN = """async () => {
+  const { ofDrop } = await import('/static/files.js');
+  const folderOf = (name, readEntries) => ({ isDirectory: true, name, createReader: () => ({ readEntries }) });
+  const fileOf = (name, file) => ({ isFile: true, name, fullPath: `/top/${name}`, file });
+  const refuse = (_resolve, reject) => reject(new DOMException('', 'NotReadableError'));
+  const entries = [
+    fileOf('link.jpg', refuse),
+    folderOf('closed', refuse),
+    fileOf('a.jpg', (resolve) => resolve(new File([], 'a.jpg'))),
+  ];
+  const top = folderOf('top', (resolve) => resolve(entries.splice(0)));
+  const found = await ofDrop({ items: [{ kind: 'file', webkitGetAsEntry: () => top }] });
+  return { names: found.photos.map((photo) => photo.file.name), numOthers: found.numOthers };
+}"""
 #: Counts the uploads that are under way together.
 COUNT = """() => {
   let underWay = 0;
@@ -164,6 +179,11 @@ def test_a_folder_keeps_its_subfolders_and_leaves_other_files_out(desk: Watched,
     expect(image).to_have_attribute("src", re.compile("picture"))
     image.hover()
     expect(image).to_have_attribute("src", re.compile("content"))
+
+
+def test_files_that_cannot_be_read_leave_the_others_of_a_dropped_folder(desk: Watched) -> None:
+    found = desk.page.evaluate(DROP_BROKEN)
+    assert found == {"names": ["a.jpg"], "numOthers": 2}
 
 
 def test_a_prompt_for_models_that_take_one(desk: Watched, house: House) -> None:
