@@ -121,13 +121,14 @@ def submit(
     from svdq.producer.timeparse import parse_future
 
     settings = Settings.load(redis_url=redis_url, storage=storage)
-    options = read_options(**parameters)
+    options = sweep(read_options(**parameters), sweeps)
     if like is not None:
         from svdq.producer.results.provenance import read_provenance
 
-        options = options.with_defaults_from(read_provenance(like)["job"])
+        recorded = read_provenance(like)["job"]
+        options = tuple(each.with_defaults_from(recorded) for each in options)
     spec = JobSpec(
-        options=sweep(options, sweeps),
+        options=options,
         model=ConfiguredModel.of(settings.model),
         variations=variations,
         priority=priority,

@@ -164,11 +164,12 @@ def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions,
     swept: set[str] = set()
     for text in sweeps:
         column = _column(text)
-        twice = swept & column[0].keys() | options.given().keys() & column[0].keys()
+        names = {name for values in column for name in values}  # `size` has other fields for `auto` than for a size
+        twice = names & (swept | options.given().keys())
         if twice:
             flags = " and ".join(sorted(map(as_flag, twice)))
             raise InputError(f"--sweep {text} gives values to {flags}, which has others; give them in one place.")
-        swept |= column[0].keys()
+        swept |= names
         columns.append(column)
     # Generating one more than allowed is enough to refuse them.
     combinations = itertools.islice(itertools.product(*columns), MAX_VIDEOS + 1)

@@ -151,6 +151,9 @@ def test_like(svdq: Cli, connection: redis.Redis, photo: Path, tmp_path: Path) -
     assert like["seed"] == made["seed"]
     status = json.loads(svdq("status", like["id"], "--json").stdout)
     assert (status["frames"], status["fps"]) == (9, 6)
+    swept = svdq("submit", photo, "--json", "--like", sidecar, "--sweep", "fps=4,6").stdout.splitlines()
+    assert [json.loads(line)["seed"] for line in swept] == [made["seed"]] * 2
+    assert json.loads(swept[1])["id"] == like["id"]
 
 
 def test_size_auto_and_the_warning_about_a_crop(svdq: Cli, connection: redis.Redis, tmp_path: Path) -> None:

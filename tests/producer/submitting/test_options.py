@@ -67,6 +67,8 @@ def test_a_sweep_has_all_combinations() -> None:
         (["fps=7", "fps=8"], "--fps"),
         (["width=64", "size=64x64"], "--width"),
         (["steps=3"], "--steps"),
+        (["width=64", "size=auto,64x64"], "--width"),
+        (["size=auto,64x64", "height=64"], "--height"),
     ],
 )
 def test_invalid_sweeps(sweeps: list[str], says: str) -> None:
