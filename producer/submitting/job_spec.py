@@ -164,7 +164,7 @@ def render_name(template: str, values: Mapping[str, Any]) -> str:
             raise InputError(f"{shown}, which is left to the model; give {field} or leave the field out.")
     try:
         return safe_name(template.format_map(values))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InputError(f"The name {template!r} cannot be made ({error}); change the format of its field.") from error
 
 

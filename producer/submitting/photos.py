@@ -172,7 +172,7 @@ def safe_name(stem: str) -> str:
     """Turn the stem of a file name into a name that `Job.name` and all file systems allow."""
     stem = unicodedata.normalize("NFC", stem)
     stem = "".join(char if char.isprintable() and char not in '/\\:*?"<>|' else "_" for char in stem)
-    stem = stem.strip().lstrip(".")
+    stem = stem.lstrip(". ")
     return stem.encode()[:MAX_NAME_BYTES].decode(errors="ignore").strip() or "photo"
 
 

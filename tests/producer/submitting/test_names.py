@@ -16,6 +16,7 @@ VALUES = {"stem": "a photo", "seed": 7, "frames": None, "noise_aug_strength": 0.
         ("{{{stem}}}", "{a photo}"),
         ("{stem}: {seed}?", "a photo_ 7_"),
         (".{stem}", "a photo"),
+        (". ..{stem}", "a photo"),  # such a file would be hidden
         ("{stem:>99}" * 4, "a photo"),  # spaces around a name go, and what is too long for a file
     ],
 )
@@ -53,6 +54,8 @@ def test_values_that_do_not_fit_a_template() -> None:
         render_name("{frames}", VALUES)
     with pytest.raises(InputError, match="cannot be made"):
         render_name("{stem:04d}", VALUES)
+    with pytest.raises(InputError, match="cannot be made"):
+        render_name("{seed:c}", {"seed": 2**32 - 1})
 
 
 @pytest.mark.parametrize(
