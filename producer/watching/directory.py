@@ -21,6 +21,8 @@ from svdq.producer.regular_file import open_regular
 MOVING, COPYING = ".svdq-moving", ".svdq-copying"
 #: Size in the signature of anything that is not a regular file.
 NOT_REGULAR = -1
+#: Latest time in a signature, in the year 2262: SQLite has no larger integers.
+MAX_MTIME_NS = 2**63 - 1
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -47,7 +49,8 @@ class Signature(NamedTuple):
     @classmethod
     def of(cls, status: os.stat_result) -> "Signature":
         """Make the signature of what `lstat` or `fstat` returned."""
-        return cls(status.st_size if stat.S_ISREG(status.st_mode) else NOT_REGULAR, status.st_mtime_ns)
+        size = status.st_size if stat.S_ISREG(status.st_mode) else NOT_REGULAR
+        return cls(size, min(status.st_mtime_ns, MAX_MTIME_NS))
 
 
 @contextlib.contextmanager
