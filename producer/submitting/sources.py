@@ -19,6 +19,10 @@ SUFFIXES = frozenset(
         *("ppm", "pgm", "pbm", "pnm", "heic", "heif", "hif"),
     )
 )
+#: Folders that systems create for thumbnails and deleted files, in lower case.
+SYSTEM_FOLDERS = frozenset(
+    {"@eadir", "#recycle", "$recycle.bin", "__macosx", "lost+found", "system volume information"}
+)
 #: Argument for paths on standard input.
 STDIN = "-"
 
@@ -50,6 +54,11 @@ class Sources:
     num_others: int
 
 
+def is_photo_folder(name: str) -> bool:
+    """Return whether a folder of this name may hold people's photos."""
+    return not name.startswith(".") and name.lower() not in SYSTEM_FOLDERS
+
+
 def find_photos(
     words: Sequence[str], *, recursive: bool = False, stdin: BinaryIO | None = None, storage: Path | None = None
 ) -> Sources:
@@ -60,7 +69,7 @@ def find_photos(
 
     Args:
         words: files, folders, patterns, or `-` for a list of files and folders on `stdin`.
-        recursive: include subfolders.
+        recursive: include subfolders, except hidden ones and those of the system.
         stdin: paths separated by newlines or null bytes.
         storage: svdq's own storage folder, which is never searched.
 
@@ -110,7 +119,14 @@ class _Walk:
 
     def pattern(self, pattern: str) -> list[Source]:
         matches = map(Path, sorted(glob.iglob(pattern, recursive=True)))
-        found = self._photos(path for path in matches if not os.path.isdir(path) and not self._is_stored(path.parent))
+        left_out = SYSTEM_FOLDERS.difference(map(str.lower, Path(pattern).parts))  # unless the pattern names them
+        found = self._photos(
+            path
+            for path in matches
+            if not os.path.isdir(path)
+            and left_out.isdisjoint(map(str.lower, path.parts))
+            and not self._is_stored(path.parent)
+        )
         if not found:
             raise InputError(
                 f"There is no photo like {pattern!r} outside of svdq's storage; check the path and the pattern."
@@ -134,7 +150,7 @@ class _Walk:
             yield from (here.relative_to(folder) / name for name in sorted(files) if not name.startswith("."))
 
     def _is_left_out(self, folder: Path) -> bool:
-        return folder.name.startswith(".") or self._is_stored(folder)
+        return not is_photo_folder(folder.name) or self._is_stored(folder)
 
     def _is_stored(self, folder: Path) -> bool:
         """Return whether a folder is the storage or inside it."""

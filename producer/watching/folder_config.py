@@ -18,7 +18,7 @@ from svdq.producer.settings import FILE_NAME, PHOTO_KEYS, Settings, cannot_be_re
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import as_key, read_field
 from svdq.producer.submitting.photos import safe_name
-from svdq.producer.submitting.sources import SUFFIXES
+from svdq.producer.submitting.sources import SUFFIXES, is_photo_folder
 from svdq.producer.watching.directory import open_file, open_folder
 
 #: Patterns of photos, unless others are given.
@@ -28,10 +28,6 @@ PHOTO_GLOBS = tuple(f"*{suffix}" for suffix in sorted(SUFFIXES))
 TEMPORARY_GLOBS = (
     *("~*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.filepart", "*.crdownload", "*.download"),
     *("*.opdownload", "*.aria2", "*.!qb", "*.!ut", "*.gstmp"),
-)
-#: Folders that systems create for thumbnails and deleted files.
-SYSTEM_FOLDERS = frozenset(
-    {"@eadir", "#recycle", "$recycle.bin", "__macosx", "lost+found", "system volume information"}
 )
 
 
@@ -198,11 +194,6 @@ class FolderConfig:
         except InputError as error:
             raise InputError(f"In the file {str(file_path)!r}: {error}") from error
         return spec
-
-
-def is_photo_folder(name: str) -> bool:
-    """Return whether a folder of this name may hold people's photos."""
-    return not name.startswith(".") and name.lower() not in SYSTEM_FOLDERS
 
 
 def is_temporary(name: str) -> bool:

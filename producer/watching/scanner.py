@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from svdq.producer.job import MAX_FOLDER_LENGTH
+from svdq.producer.submitting.sources import is_photo_folder
 from svdq.producer.watching.directory import Signature, open_folder, restore
-from svdq.producer.watching.folder_config import WatchOptions, is_photo_folder
+from svdq.producer.watching.folder_config import WatchOptions
 from svdq.producer.watching.state import Record, State
 
 

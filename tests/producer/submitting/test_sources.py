@@ -20,6 +20,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sub/c.webp",
         "sub/deep/d.jpeg",
         ".dot/e.jpg",
+        "@eaDir/a.png/SYNOPHOTO_THUMB_XL.jpg",
+        "sub/lost+found/f.jpg",
         "x[1].jpg",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -63,6 +65,7 @@ def test_patterns(tree: Path) -> None:
     assert found("*.*") == ["a.png", "b.JPG", "x[1].jpg"]
     assert found("*") == ["a.png", "b.JPG", "x[1].jpg"]
     assert found("**/*.jpeg", "[ab].*") == ["sub/deep/d.jpeg", "a.png", "b.JPG"]
+    assert found("**/?.jp*g", "**/lost+found/*.jpg") == ["sub/deep/d.jpeg", "sub/lost+found/f.jpg"]
 
 
 def test_patterns_skip_the_storage(tree: Path) -> None:
