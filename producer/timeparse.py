@@ -48,7 +48,7 @@ def parse_past(text: str, option: str, now: datetime) -> datetime:
         ) from error
     if moment > now:
         raise InputError(f"{option} {text!r} is in the future; give a past time.")
-    return moment
+    return max(moment, datetime.fromtimestamp(0, UTC))  # times near the year 1 overflow in some time zones
 
 
 def parse_future(text: str, option: str, now: datetime) -> datetime:
@@ -69,6 +69,8 @@ def parse_future(text: str, option: str, now: datetime) -> datetime:
         ) from error
     if moment <= now:
         raise InputError(f"{option} {text!r} is in the past; give a future time.")
+    if moment.timestamp() >= MAX_SECONDS:
+        raise InputError(f"{option} {text!r} is too late; give a time before the year 9000.")
     return moment
 
 

@@ -102,6 +102,12 @@ def test_past_times_are_refused(text: str) -> None:
         parse_future(text, "--at", EVENING)
 
 
+def test_times_that_overflow_in_some_time_zones() -> None:
+    with pytest.raises(InputError, match="before the year 9000"):
+        parse_future("9999-12-31T23:59-12:00", "--at", EVENING)
+    assert parse_past("0001-01-01T00:00+14:00", "--since", MORNING).timestamp() == 0
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
