@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,6 +92,21 @@ def test_names_of_files_that_control_the_terminal(svdq: Cli, home: Path, photo: 
         done = svdq(*command)
         assert done.stdout + done.stderr, command
         assert raw(done.stdout + done.stderr) == set(), (command, done)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_terminal_without_the_characters_of_a_name(tmp_path: Path) -> None:
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    for number, name in enumerate(("Jürgen", "写真")):
+        Image.effect_noise((256, 144), number).save(inbox / f"{name}.jpg")
+    command = [sys.executable, "-m", "svdq.cli"]
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    for arguments in (["submit", inbox], ["list"]):
+        done = subprocess.run([*command, *arguments], env=environment, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert rb"\u5199\u771f" in done.stdout
+        assert "Jürgen".encode("latin-1") in done.stdout
 
 
 def test_metadata_that_controls_the_terminal(svdq: Cli, settings: Settings, tmp_path: Path) -> None:
