@@ -20,9 +20,12 @@ def list_jobs(
 ) -> list[JobView]:
     """Return the newest jobs of all queues, newest first.
 
-    The newest `offset` jobs are left out: they are on the pages before.
+    The newest `offset` jobs are left out: they are on the pages before. A new job that was moved in front of more than
+    `WINDOW` others, or that ended before as many, may be missing.
     """
-    places = sorted(_places(connection, newest_ids(connection, offset + limit, statuses)), reverse=True)
+    # The newest ones may be anywhere: queues have the order in which jobs are taken, registries that of their ends.
+    job_ids = newest_ids(connection, max(offset + limit, WINDOW), statuses)
+    places = sorted(_places(connection, job_ids), reverse=True)
     return view_many(connection, [job_id for _, job_id in places[offset : offset + limit]])
 
 

@@ -7,10 +7,11 @@ import rq
 from rq.job import JobStatus
 from rq.results import Result
 
+from svdq.producer.control import move
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue, fetch
 from svdq.producer.status.estimates import STORAGE, Estimate
-from svdq.producer.status.paging import list_jobs
+from svdq.producer.status.paging import WINDOW, list_jobs
 from svdq.producer.status.ranks import Condition, GroupStatus, IntakeStatus
 from svdq.producer.status.registries import counts
 from svdq.producer.status.snapshot import estimate
@@ -127,6 +128,17 @@ def test_pages_follow_each_other(connection: redis.Redis) -> None:
     assert pages[2][0].outputs == (f"/{ids[8]}.mp4",)
 
 
+def test_a_new_job_is_listed_wherever_it_is_in_its_queue(connection: redis.Redis) -> None:
+    *_, newest = [add(connection, number) for number in range(9)]
+    move(connection, newest.id, front=True, priority=None)
+    assert [job.id for job in list_jobs(connection, 1)] == [newest.id]
+    finish(newest, {"outputs": []})
+    for number in range(3):
+        finish(fetch(connection, f"{number:020x}"), {"outputs": []})
+    connection.zadd(SvdqQueue("svdq-default", connection=connection).finished_job_registry.key, {newest.id: 1})
+    assert [job.id for job in list_jobs(connection, 1, ["finished"])] == [newest.id]
+
+
 #: Makes as many finished jobs as are wanted out of one, inside Redis. KEYS: job, its results, registry. ARGV: number.
 COPY = """
 local expiry = redis.call('zrange', KEYS[3], -1, -1, 'WITHSCORES')[2]
@@ -162,7 +174,7 @@ def test_thousands_of_kept_jobs_make_no_look_longer(connection: redis.Redis) -> 
         "list": lambda: list_jobs(connection, 20),
         "next page": lambda: list_jobs(connection, 20, offset=20),
     }
-    connection.eval(COPY, len(names), *names, 60)
+    connection.eval(COPY, len(names), *names, WINDOW)
     for look in looks.values():
         look()  # loads the scripts
     few = {name: num_commands(connection, look)[0] for name, look in looks.items()}
