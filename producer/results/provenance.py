@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
+from svdq.producer.regular_file import open_regular
 
 #: EXIF tag ImageDescription, which webp files have.
 EXIF_IMAGE_DESCRIPTION = 0x010E
@@ -38,6 +39,8 @@ def read_provenance(path: Path) -> dict[str, Any]:
     except InputError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.strerror is not None:  # those of Pillow have no such text
+            raise InputError(f"The file {str(path)!r} cannot be read ({error.strerror}); check its rights.") from error
         # Parsers of foreign files raise more types than they document; any error means that the file is not ours.
         raise _not_ours(path) from error
     return document
@@ -94,13 +97,12 @@ def _first_frame(folder: Path) -> Path:
     return frames[0]
 
 
-def _read_comment(path: Path) -> str | None:
-    if path.suffix.lower() == ".json":
-        if path.stat().st_size > MAX_SIDECAR_BYTES:
-            raise _not_ours(path)
-        return path.read_text(encoding="utf-8")
-    with path.open("rb") as file:
-        head = file.read(12)
+def _read_comment(path: Path) -> str | bytes | None:
+    is_sidecar = path.suffix.lower() == ".json"
+    with open_regular(path) as file:
+        head = file.read(MAX_SIDECAR_BYTES + 1 if is_sidecar else 12)
+    if is_sidecar:
+        return head if len(head) <= MAX_SIDECAR_BYTES else None
     return _read_mp4(path) if head[4:8] == MP4_MARK else _read_image(path)
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -61,6 +62,17 @@ def test_not_ours(tmp_path: Path, content: bytes, suffix: str) -> None:
 def test_not_there(tmp_path: Path, photo: Path) -> None:
     for path in (tmp_path / "none.mp4", photo, tmp_path):
         with pytest.raises(InputError):
+            read_provenance(path)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_foreign(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.mp4"
+    loop.symlink_to(loop)
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    long = tmp_path / f"{'x' * 300}.mp4"
+    for path, reason in ((loop, "symbolic links"), (long, "name too long"), (pipe, "not a regular file")):
+        with pytest.raises(InputError, match=rf"cannot be read \(.*{reason}"):
             read_provenance(path)
 
 
