@@ -1,5 +1,6 @@
 """`svdq gallery`, `fetch`, `inspect` and `prune`: show, copy and remove finished videos."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ def gallery(
 
     failures = []
     if folder is not None:
-        folder = folder.absolute()
+        folder = Path(os.path.abspath(folder))  # without `..`, which is no key of a storage
         if not folder.is_dir():
             raise InputError(f"There is no folder {str(folder)!r}; give a folder with videos, or none for the storage.")
         place, under = Storage(str(folder.parent)), folder.name

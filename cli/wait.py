@@ -60,7 +60,7 @@ def wait(job_ids: tuple[str, ...], timeout: str | None, as_json: bool, redis_url
     from svdq.producer.settings import Settings
     from svdq.producer.timeparse import parse_duration
 
-    timeout_s = parse_duration(timeout, "--timeout").total_seconds() if timeout else None
+    timeout_s = None if timeout is None else parse_duration(timeout, "--timeout").total_seconds()
     settings = Settings.load(redis_url=redis_url)
     with session(settings) as connection:
         ids = complete_ids(connection, job_ids)

@@ -107,6 +107,7 @@ def test_a_wait_that_takes_too_long(svdq: Cli, connection: redis.Redis) -> None:
     assert done.stderr.endswith("Error: 1 of 2 jobs had not ended after 1s.\n")
     assert svdq("wait", done_job.id, "--timeout", "1s").returncode == 0
     assert svdq("wait", late.id, "--timeout", "soon").returncode == 2
+    assert svdq("wait", done_job.id, "--timeout", "").returncode == 2
 
 
 def test_times_and_photos_are_in_json(svdq: Cli, connection: redis.Redis, photo) -> None:
