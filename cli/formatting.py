@@ -41,7 +41,7 @@ def describe(view: "JobView", estimate: "Estimate | None" = None, *, whole_promp
     """Describe a job in one line: prompt, status, files or error and, where known, when it will be done."""
     state = view.status
     if state == "started" and (estimate is None or estimate.condition is None):
-        state = f"started, step {view.step} of {view.steps}"
+        state = f"started, step {view.step} of {view.steps}" if view.steps else "started"  # its model chooses them
     elif view.scheduled_at is not None:
         state = f"scheduled for {clock(view.scheduled_at.timestamp())}"
     elif view.after:

@@ -204,11 +204,12 @@ class _Bars:
                     self._progress.remove_task(task)
                 continue
             if view.id not in self._tasks and len(self._tasks) < MAX_BARS:
-                self._tasks[view.id] = self._progress.add_task("", total=view.steps or None)
+                self._tasks[view.id] = self._progress.add_task("", total=None)
             if (task := self._tasks.get(view.id)) is not None:
                 state = f"{view.status}{expected(estimates[view.id])}" if view.id in estimates else view.status
                 text = printable(f"{view.name}  {with_notice(state, view)}")
-                self._progress.update(task, completed=view.step, description=text)
+                # A worker records the steps that its model has chosen when it begins.
+                self._progress.update(task, completed=view.step, total=view.steps or None, description=text)
 
     def log(self, sentence: str) -> None:
         """Print a message above the bars."""

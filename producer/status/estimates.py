@@ -170,8 +170,9 @@ def _of_started(views: Sequence[JobView], groups: Sequence[GroupStatus], no_grou
 
 
 def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
-    steps_left = max(0, view.steps - view.step)
-    costs = _costs_of(_shape_of(view.parameters), group)
+    shape = _shape_of(view.parameters)
+    steps_left = max(0, shape.steps - view.step)
+    costs = _costs_of(shape, group)
     if costs is not None:
         return Estimate(eta_s=steps_left * fmean(costs.step_s) + costs.decode_s)
     # In the first video ever, the time of the last step is known, and that of the decode is not.

@@ -147,6 +147,10 @@ def test_what_a_job_leaves_to_its_model_is_that_of_the_published_one() -> None:
     one, other = (eta(job, group(), before=Waiting(num_jobs=1, num_ahead={"q": 0})).eta_s for job in (open_, shaped))
     assert one is not None
     assert one == other
+    # A job that was just taken has none either; its decode alone is not what is left of it.
+    begun = JobView(id="a", status="started", parameters=open_.parameters)
+    planned = replace(begun, steps=40, parameters=shaped.parameters)
+    assert eta(begun, group(in_flight=("a",))).eta_s == eta(planned, group(in_flight=("a",))).eta_s
     for family in (None, ["wan"], "sora"):
         spoiled = JobView(id="q", status="queued", parameters=PARAMETERS | {"family": family, "steps": None})
         assert eta(spoiled, group(), before=Waiting(num_jobs=1, num_ahead={"q": 0})).eta_s is not None
