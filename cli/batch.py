@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from svdq.cli.main import redis_options, storage_option
+from svdq.cli.option_types import GivenPath
 from svdq.cli.parameters import VideoCommand, parameter_options, read_options, submission_options
 from svdq.producer.job import PARAMETER_KEYS
 
@@ -38,7 +39,7 @@ Examples:
 
 
 @click.command(cls=VideoCommand, epilog=EXAMPLES, help=HELP)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=GivenPath())
 @parameter_options
 @submission_options
 @storage_option

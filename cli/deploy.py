@@ -13,6 +13,7 @@ from urllib.parse import quote
 import click
 
 from svdq.cli.formatting import echo
+from svdq.cli.option_types import GivenPath
 from svdq.pipeline.errors import InputError
 
 SYSTEM_HOME = Path("/var/lib/svdq")
@@ -32,7 +33,7 @@ def deploy() -> None:
 @click.option("--user", "scope", flag_value="user", help="For your own systemd; needs no further privileges.")
 @click.option("--system", "scope", flag_value="system", help="For the machine's systemd, run as a separate user.")
 @click.option("--install", is_flag=True, help="Install the files instead of printing them.")
-@click.option("--watch", "inbox", type=click.Path(path_type=Path), help="Also watch this folder for photos.")
+@click.option("--watch", "inbox", type=GivenPath(), help="Also watch this folder for photos.")
 @click.option("--serve", is_flag=True, help="Also serve the web page and the API, on 127.0.0.1:8765.")
 @click.option("--run-as", metavar="NAME", default="svdq", show_default=True, help="With --system: user to run as.")
 @click.option("--force", is_flag=True, help="Overwrite files that differ.")

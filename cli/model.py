@@ -7,6 +7,7 @@ from typing import Literal
 import click
 
 from svdq.cli.formatting import echo
+from svdq.cli.option_types import GivenPath
 
 
 @click.group()
@@ -64,7 +65,7 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
 
 
 @model.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=GivenPath())
 @click.option("--family", type=click.Choice(["svd", "wan"]), default="svd", show_default=True, help="Family of models.")
 def tiny(folder: Path, family: str) -> None:
     """Write an untrained model into DIR: the real classes, less than 15 MB, the same bits every time.
@@ -91,7 +92,7 @@ def tiny(folder: Path, family: str) -> None:
 
 @model.command("convert")
 @click.argument("source", metavar="MODEL")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=GivenPath())
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True, help="Half precision.")
 def convert_command(source: str, folder: Path, dtype: str) -> None:
     """Write a copy of MODEL in half precision into DIR: half the disk, and half as long to load.

@@ -1,4 +1,4 @@
-"""Option types that click lacks: finite numbers, past times, steps of experts, and files to be written."""
+"""Option types that click lacks: finite numbers, past times, steps of experts, paths, and files to be written."""
 
 import math
 import os
@@ -55,6 +55,19 @@ def parse_experts(context: click.Context, parameter: click.Parameter, value: str
         return None if value is None else parse_segments(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is not understood: {error}") from error
+
+
+class GivenPath(click.Path):
+    """A path that is not empty: that of a variable that is not set would be the working folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check the text."""
+        if value == "":
+            self.fail("the path is empty; check the variable that it comes from.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class OutputFile(click.Path):

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import json_option, redis_options, storage_option
-from svdq.cli.option_types import OutputFile, since_option
+from svdq.cli.option_types import GivenPath, OutputFile, since_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.text import count
 
@@ -29,7 +29,7 @@ MAX_FAILURES = 1000
 
 
 @click.command()
-@click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[FOLDER]", required=False, type=GivenPath())
 @click.option(
     "--output", "-o", "page", type=OutputFile(".html"), default="gallery.html", show_default=True, help="Page."
 )
@@ -86,7 +86,7 @@ def gallery(
 
 @click.command()
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
-@click.option("--output", "-o", "folder", required=True, type=click.Path(path_type=Path), help="Folder to copy to.")
+@click.option("--output", "-o", "folder", required=True, type=GivenPath(), help="Folder to copy to.")
 @click.option("--all", "fetch_all_videos", is_flag=True, help="All finished videos.")
 @click.option("--name", metavar="PATTERN", help="Videos of jobs with this name, such as 'cup*'.")
 @since_option("Videos finished")
@@ -196,7 +196,7 @@ def _sum(removals: Sequence["Removal"]) -> str:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=GivenPath())
 @json_option()
 def inspect(file: Path, as_json: bool) -> None:
     """Show how a video was made: an mp4, gif, webp or png, a folder of png frames, or the .json beside them.

@@ -9,6 +9,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import redis_options, storage_option
+from svdq.cli.option_types import GivenPath
 from svdq.cli.parameters import VideoCommand, parameter_options, priority_option, read_options, submission_options
 
 
@@ -58,9 +59,7 @@ class _PhotosCommand(VideoCommand):
 @click.option(
     "--output", "folder", metavar="DIR", default="", help="Folder for the files, below outputs/ of the storage."
 )
-@click.option(
-    "--like", type=click.Path(path_type=Path), metavar="FILE", help="Use that video's parameters and seed; flags win."
-)
+@click.option("--like", type=GivenPath(), metavar="FILE", help="Use that video's parameters and seed; flags win.")
 @submission_options
 @storage_option
 @redis_options

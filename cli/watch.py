@@ -8,6 +8,7 @@ import click
 
 from svdq.cli.formatting import echo, echo_json
 from svdq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, json_option, redis_options, storage_option
+from svdq.cli.option_types import GivenPath
 from svdq.cli.parameters import VideoCommand, parameter_options, priority_option, read_options
 from svdq.cli.service import StopSignals, notify_systemd
 from svdq.pipeline.errors import InputError
@@ -27,7 +28,7 @@ def _parse_stable_for(_context: click.Context, _option: click.Parameter, value: 
 
 
 @click.command(cls=VideoCommand)
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=GivenPath())
 @click.option("--recursive", is_flag=True, help="Include subfolders; outputs have the same folders.")
 @click.option("--glob", "globs", multiple=True, metavar="PATTERN", help="Only these; repeatable [default: all photos].")
 @click.option("--existing", is_flag=True, help="Include photos that were in the folder before it was first watched.")

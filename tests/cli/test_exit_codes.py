@@ -127,6 +127,8 @@ def test_2_wrong_usage(svdq: Cli) -> None:
         ["worker", "--model", "/no/such/model"],
         ["list", "--redis-url", "http://127.0.0.1/"],
         ["report", "--since", "yesterday-ish"],
+        ["watch", "", "--once", "--on-success", "delete"],
+        ["fetch", "--all", "--output", ""],
         ["config", "--storage", ""],
     ],
     ids=" ".join,
