@@ -166,7 +166,8 @@ def _check_folder(folder: Path, name: str) -> Iterator[Finding]:
             f"{name} has only half precision weights ({', '.join(half_only)})",
             "they suffice for GPUs; to render on a CPU, fetch the full ones, too",
         )
-    size = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
+    # Of files that no component needs, the hub's cache may have links without their targets.
+    size = sum(path.stat().st_size for path in folder.glob("*/*.safetensors") if path.is_file())
     notice = ", untrained: shows noise" if is_untrained(folder) else ""
     yield Finding("model", "ok", f"{name}, a whole {layout.pipeline}, {size_text(size)}{notice}")
     if not notice:

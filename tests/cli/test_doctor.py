@@ -294,6 +294,11 @@ def test_doctor_and_worker_end_with_a_sentence(svdq: Cli, model: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_link_to_a_file_that_is_gone_and_not_needed(model: Path) -> None:
+    (model / "unet" / "lora.safetensors").symlink_to(model / "none")
+    assert [finding.level for finding in check_model(str(model))] == ["ok"]
+
+
 def test_half_precision_only(model: Path) -> None:
     (model / UNET).rename(model / "unet/diffusion_pytorch_model.fp16.safetensors")
     assert [finding.level for finding in check_model(str(model))] == ["warn", "ok"]
