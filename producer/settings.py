@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     #: Folder of the embedded Redis server and, by default, of the storage.
     home: Annotated[Path, AfterValidator(absolute)] = Field(default_factory=_default_home, validate_default=True)
     #: Redis server, or None for the embedded one. Not in repr: it may hold a password.
-    redis_url: str | None = Field(None, repr=False)
+    redis_url: str | None = Field(None, min_length=1, repr=False)
     #: An absolute folder or an fsspec URL. Not in repr: it may hold a password.
     storage: str = Field(default_factory=lambda data: str(data["home"] / "storage"), min_length=1, repr=False)
     #: `preview`, or the folder or hub id of a model in diffusers' layout.

@@ -126,6 +126,7 @@ def test_2_wrong_usage(svdq: Cli) -> None:
         ["status", "f" * 20],
         ["worker", "--model", "/no/such/model"],
         ["list", "--redis-url", "http://127.0.0.1/"],
+        ["list", "--redis-url", ""],
         ["report", "--since", "yesterday-ish"],
         ["watch", "", "--once", "--on-success", "delete"],
         ["fetch", "--all", "--output", ""],
