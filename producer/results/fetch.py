@@ -139,5 +139,6 @@ def _why_missing(settings: Settings, storage: Storage, job_id: str) -> str:
             f"Job {job_id!r} is finished, but its files are not in the storage {storage.shown!r}: they were removed, "
             "or are in another storage; set SVDQ_STORAGE or --storage to that storage."
         )
-    reason = f": {job.error}" if job.error else f"; wait for it with `svdq wait {job_id}`."
+    advice = f"`svdq retry {job_id}` queues it again" if job.ended else f"wait for it with `svdq wait {job_id}`"
+    reason = f": {job.error}" if job.error else f"; {advice}."
     return f"Job {job_id!r} has no video, it is {job.status}{reason}"

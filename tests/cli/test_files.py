@@ -104,7 +104,14 @@ def test_fetch_tells_why_there_is_no_video(
     done_id = add_video(storage, 9)
     add(connection, f"{1:020x}", image)
     add(connection, f"{2:020x}", image, JobStatus.FINISHED)
-    for number, words in ((1, "it is queued"), (2, "its files are not in the storage"), (3, "There is no job")):
+    add(connection, f"{4:020x}", image, JobStatus.CANCELED)
+    expected = {
+        1: "it is queued; wait for it",
+        2: "its files are not in the storage",
+        3: "There is no job",
+        4: "it is canceled; `svdq retry",
+    }
+    for number, words in expected.items():
         done = svdq("fetch", done_id, f"{number:020x}", "-o", tmp_path / "videos")
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert words in done.stderr
