@@ -32,6 +32,8 @@ redis.call('expire', KEYS[2], ARGV[3])
 
 #: Ranks of one group at most: what is above is a mistake.
 MAX_RANKS = 4096
+#: A number of things: arithmetic with floats fails on larger ones.
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
 #: Seconds since the epoch, and lengths of time in seconds.
 Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -41,9 +43,9 @@ Activity = Literal["idle", "denoising", "decoding", "waiting"]
 
 
 class _Record(BaseModel):
-    """Frozen record; unknown fields from other versions are ignored."""
+    """Frozen record of finite numbers; unknown fields from other versions are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Condition(_Record):
@@ -56,7 +58,7 @@ class Condition(_Record):
     #: Time of the first failed attempt in seconds since the epoch.
     since: Moment
     #: Number of failed attempts.
-    attempts: int
+    attempts: Whole
     #: The jobs that wait for it, in order.
     job_ids: tuple[str, ...] = ()
 
@@ -69,9 +71,9 @@ class ShapeCosts(_Record):
     """The costs of videos of one shape, as measured by a group."""
 
     #: The shape, as in `pipeline.costs.Shape`.
-    frames: int = Field(ge=1)
-    width: int = Field(ge=1)
-    height: int = Field(ge=1)
+    frames: Whole = Field(ge=1)
+    width: Whole = Field(ge=1)
+    height: Whole = Field(ge=1)
     guided: bool
     #: Seconds of a denoising step on each rank; K values.
     step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
@@ -84,7 +86,7 @@ class Timings(_Record):
     """Durations of one kind of work on a rank, as a histogram that grows as long as its process runs."""
 
     #: Number of durations in each bucket of `BOUNDS_S`, and above all of them.
-    counts: tuple[int, ...]
+    counts: tuple[Whole, ...]
     #: Sum of all durations in seconds.
     sum_s: float
 
@@ -97,8 +99,8 @@ class IntakeStatus(_Record):
     #: Jobs in flight in the group, the longest in flight first.
     in_flight: tuple[str, ...] = ()
     #: Number of jobs that have ended since rank 0 started.
-    finished: int = 0
-    failed: int = 0
+    finished: Whole = 0
+    failed: Whole = 0
     #: Seconds between two finished videos while the group is busy; None until known.
     pace_s: Seconds | None = None
     #: Costs of the measured shapes, the latest last.
@@ -106,7 +108,7 @@ class IntakeStatus(_Record):
     #: Whether the group takes no more jobs because it is stopping.
     draining: bool = False
     #: Number of jobs of dead groups that it has requeued.
-    taken_back: int = 0
+    taken_back: Whole = 0
 
 
 class RankStatus(_Record):
@@ -120,7 +122,7 @@ class RankStatus(_Record):
     num_ranks: int = Field(ge=1, le=MAX_RANKS)
     #: Host and id of its process.
     host: str
-    pid: int
+    pid: Whole
     #: cpu, or cuda and the number of the GPU.
     device: str
     #: Name of the GPU model, or "".
@@ -136,24 +138,24 @@ class RankStatus(_Record):
     activity: Activity = "idle"
     #: The current job, the number of its denoising steps, and how many of them are done; None while idle.
     job_id: str | None = None
-    steps: int | None = None
-    step: int | None = None
+    steps: Whole | None = None
+    step: Whole | None = None
     #: The rank's steps of the current or last job: first and end (exclusive); equal for a rank that only encodes or
     #: decodes.
-    step_range: tuple[int, int] | None = None
+    step_range: tuple[Whole, Whole] | None = None
     #: Duration of the last step in seconds.
     step_s: float | None = None
     #: Share of the last seconds spent computing, 0 to 1.
     busy_share: float = 0.0
     #: Resident memory of the process in bytes.
-    rss_bytes: int = 0
+    rss_bytes: Whole = 0
     #: GPU memory that PyTorch has reserved, and total GPU memory, in bytes; None on a CPU.
-    gpu_bytes: int | None = None
-    gpu_total_bytes: int | None = None
+    gpu_bytes: Whole | None = None
+    gpu_total_bytes: Whole | None = None
     #: What it waits for.
     conditions: tuple[Condition, ...] = ()
     #: How often its group was restarted before this process was started.
-    restart_count: int = 0
+    restart_count: Whole = 0
     #: How long work took since then: `step`, `encode`, `decode` and `write`, where there was any.
     timings: Mapping[str, Timings] = {}
     #: Only on rank 0.

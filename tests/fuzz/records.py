@@ -10,6 +10,7 @@ from typing import Any
 
 from rq.results import Result
 
+from svdq.cli.view import lines_of
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
 from svdq.producer.embedded_redis.server import stop_server
@@ -73,7 +74,8 @@ def job_records(folder: Path, stack: ExitStack) -> Target:
         everything = snapshot.take(connection)
         snapshot.estimate(connection, views, everything.groups)
         assert _GOOD in [view.id for view in list_jobs(connection)]
-        json.dumps([everything.as_json(), *(view.as_json() for view in views)]).encode()
+        json.dumps([everything.as_json(), *(view.as_json() for view in views)], allow_nan=False).encode()
+        lines_of(everything)
 
     return Target(seeds=seeds, mutate=_mutate, read=read, allowed=())
 

@@ -90,6 +90,10 @@ def test_a_wrong_clock_of_a_host_hides_no_rank(connection: redis.Redis) -> None:
 def test_a_record_of_another_version_harms_no_other(connection: redis.Redis) -> None:
     save(connection, rank(0), rank(1))
     connection.set(rank(1).key, "{}")
+    for number, wrong in enumerate(('"busy_share":1e999', f'"rss_bytes":{"9" * 400}', f'"steps":{"9" * 400}')):
+        odd = rank(number, "odd", num_ranks=3)
+        save(connection, odd)
+        connection.set(odd.key, f"{odd.model_dump_json()[:-1]},{wrong}}}")
     connection.zadd(keys.RANKS, {"newer:0": 2.0})
     connection.set(f"{keys.RANK}newer:0", rank(0, "newer").model_dump_json()[:-1] + ',"more":1}')
     assert [group.name for group in read_groups(connection)] == ["here-1", "newer"]
