@@ -227,6 +227,6 @@ def _rows(record: dict[str, Any], notice: str) -> list[tuple[str, object]]:
     for field, source in parts.items():
         values, title = source.get(field), field.removesuffix("_bytes")
         for name, value in values.items() if isinstance(values, dict) else ():
-            is_size = title == "memory" and isinstance(value, int)
+            is_size = title == "memory" and isinstance(value, int) and value < 2**63
             rows.append((f"{title} {name}", decimal(value) if is_size else words(value)))
     return rows

@@ -65,9 +65,11 @@ def parse_document(text: str | bytes) -> dict[str, Any]:
     if not _is_shallow(document, MAX_DEPTH):
         raise ValueError("it is nested too deeply")
     try:
-        json.dumps(document, ensure_ascii=False).encode()
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as error:
         raise ValueError("it has unpaired surrogates") from error
+    except ValueError as error:
+        raise ValueError("it has numbers that are not finite") from error
     return document
 
 

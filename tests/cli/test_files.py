@@ -142,6 +142,7 @@ BROKEN: dict[str, Callable[[dict], bytes]] = {
         json.dumps(document).encode()[:-1] + b', "x": ' + b"[" * 99 + b"]" * 99 + b"}"
     ),
     "not UTF-8": lambda document: json.dumps(document | {"x": "ü"}, ensure_ascii=False).encode("latin-1"),
+    "not finite": lambda document: json.dumps(document | {"seconds": {"encode": float("inf")}}).encode(),
     "unpaired surrogates": lambda document: json.dumps(document | {"svdq": "\ud800"}).encode(),
     "cannot be printed": lambda document: json.dumps(document | {"job": {"name": "\x1b[2J"}}).encode(),
     "bytes": lambda document: json.dumps(document | {"x": "x" * 2**20}).encode(),
@@ -178,6 +179,14 @@ def test_a_malformed_sidecar_is_reported_and_hinders_nothing(
     done = svdq("inspect", root / f"outputs/photo-{bad}.json")
     assert (done.returncode, done.stdout) in ((0, done.stdout), (2, ""))
     assert "Traceback" not in done.stderr
+
+
+def test_inspect_shows_a_size_that_nothing_has(svdq: Cli, tmp_path: Path) -> None:
+    sidecar = tmp_path / "video.json"
+    sidecar.write_text(json.dumps({"svdq": "1", "job": {}, "memory_bytes": {"weights": 10**400, "peak": 2_000_000}}))
+    lines = svdq("inspect", sidecar).stdout.splitlines()
+    assert f"memory weights  1{'0' * 400}" in lines
+    assert "memory peak     2.0 MB" in lines
 
 
 def test_jobs_that_were_enqueued_through_rq_are_found(
