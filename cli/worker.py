@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Also write the summary to a .json file."
 )
-@click.option("--until", metavar="HH:MM", help="Stop then: start no video that would not be done; keep the rest.")
+@click.option(
+    "--until",
+    metavar="TIME",
+    help="Stop then, such as 06:00 or +8h: start no video that would not be done; keep the rest.",
+)
 @click.option(
     "--memory-limit",
     metavar="SIZE",
@@ -171,7 +175,7 @@ def _run(settings: "Settings", options: "LaunchOptions", report: Path | None) ->
         is_shown = options.rank.burst or report is not None
         if is_shown or notifications.are_wanted:
             try:
-                found = report_of_run(settings, ending, started_at, until=options.until)
+                found = report_of_run(settings, ending, started_at)
             except UnavailableError:
                 if is_shown:
                     raise

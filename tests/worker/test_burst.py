@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -16,24 +17,30 @@ from svdq.worker.launcher.summary import why_ended
 SIMULATED = "simulated:step_ms=100"
 
 
-def ending(ended_by: str = "", code: int = 0) -> Ending:
-    return Ending(code=code, ended_by=ended_by, num_ranks=2)
+STARTED_AT = datetime(2027, 1, 30, 22, 0).astimezone()
+MORNING = datetime(2027, 1, 31, 6, 0).timestamp()
+NEXT_WEEK = datetime(2027, 2, 6, 6, 0).timestamp()
+
+
+def ending(ended_by: str = "", code: int = 0, until_s: float | None = None) -> Ending:
+    return Ending(code=code, ended_by=ended_by, until_s=until_s, num_ranks=2)
 
 
 @pytest.mark.parametrize(
-    ("how", "until", "left", "pauses", "words"),
+    ("how", "left", "pauses", "words"),
     [
-        (ending(), None, {}, [], "because the queue was empty"),
-        (ending(), "06:00", {"scheduled": 3}, [], "because the queue was empty"),
-        (ending(), "06:00", {"queued": 3}, [], "no further video could be done by 06:00"),
-        (ending(), "06:00", {"queued": 3}, ["Paused: by me."], "no jobs are taken. Paused: by me."),
-        (ending("until"), "06:00", {"queued": 3}, [], "at the time given, 06:00"),
-        (ending("signal"), "06:00", {"queued": 3}, [], "stopped by a signal"),
-        (ending(code=1), None, {}, [], "failed with exit code 1"),
+        (ending(), {}, [], "because the queue was empty"),
+        (ending(until_s=MORNING), {"scheduled": 3}, [], "because the queue was empty"),
+        (ending(until_s=MORNING), {"queued": 3}, [], "no further video could be done by 06:00."),
+        (ending(until_s=NEXT_WEEK), {"queued": 3}, [], "no further video could be done by 2027-02-06 06:00."),
+        (ending(until_s=MORNING), {"queued": 3}, ["Paused: by me."], "no jobs are taken. Paused: by me."),
+        (ending("until", until_s=MORNING), {"queued": 3}, [], "at the time given, 06:00."),
+        (ending("signal", until_s=MORNING), {"queued": 3}, [], "stopped by a signal"),
+        (ending(code=1), {}, [], "failed with exit code 1"),
     ],
 )
-def test_why_a_run_ended(how: Ending, until: str | None, left: dict, pauses: list[str], words: str) -> None:
-    assert words in why_ended(how, until=until, left=left, pauses=pauses)
+def test_why_a_run_ended(how: Ending, left: dict, pauses: list[str], words: str) -> None:
+    assert words in why_ended(how, STARTED_AT, left=left, pauses=pauses)
 
 
 @pytest.mark.parametrize(

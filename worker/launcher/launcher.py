@@ -74,6 +74,8 @@ class Ending:
     code: int
     #: What ended the groups; "" when they ended by themselves.
     ended_by: Literal["signal", "until", ""]
+    #: The time of --until, in seconds since the epoch.
+    until_s: float | None = None
     #: Ranks of all groups.
     num_ranks: int
 
@@ -130,7 +132,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
                 logger.error("%s", error)
                 code = code or SvdqError.exit_code
         num_ranks = ranks * options.groups * options.nnodes
-        return Ending(code=code, ended_by=supervisor.ended_by, num_ranks=num_ranks)
+        return Ending(code=code, ended_by=supervisor.ended_by, until_s=until_s, num_ranks=num_ranks)
 
 
 def default_ranks(num_gpus: int, num_groups: int) -> int:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.control import pauses
@@ -16,10 +16,10 @@ from svdq.worker.launcher.launcher import Ending
 logger = logging.getLogger(__name__)
 
 
-def report_of_run(settings: Settings, ending: Ending, started_at: datetime, *, until: str | None) -> RunReport:
+def report_of_run(settings: Settings, ending: Ending, started_at: datetime) -> RunReport:
     """Report the jobs that ended during a run, without the busy share if the storage cannot be reached.
 
-    `started_at` has a zone; `until` is the value of --until.
+    `started_at` has a zone.
 
     Raises:
         UnavailableError: Redis cannot be reached.
@@ -38,25 +38,32 @@ def report_of_run(settings: Settings, ending: Ending, started_at: datetime, *, u
         left,
         since=started_at,
         until=now,
-        ending=why_ended(ending, until=until, left=left, pauses=reasons),
+        ending=why_ended(ending, started_at, left=left, pauses=reasons),
         num_ranks=ending.num_ranks,
     )
 
 
-def why_ended(ending: Ending, *, until: str | None, left: Mapping[str, int], pauses: Sequence[str]) -> str:
+def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], pauses: Sequence[str]) -> str:
     """Say why a run ended.
 
-    `left` counts the unfinished jobs by state, `pauses` says in a sentence each why no jobs are taken.
+    `started_at` has a zone, `left` counts the unfinished jobs by state, and `pauses` says in a sentence each why no
+    jobs are taken.
     """
     if ending.ended_by == "signal":
         return "It was stopped by a signal."
     if ending.code:
         return f"It failed with exit code {ending.code}; its log says why."
     if ending.ended_by == "until":
-        return f"It ended at the time given, {until}."
+        return f"It ended at the time given, {_until(ending, started_at)}."
     if left.get("queued"):
         if pauses:
             return f"It ended because no jobs are taken. {pauses[0]}"
-        if until:
-            return f"It ended because no further video could be done by {until}."
+        if ending.until_s is not None:
+            return f"It ended because no further video could be done by {_until(ending, started_at)}."
     return "It ended because the queue was empty."
+
+
+def _until(ending: Ending, started_at: datetime) -> str:
+    assert ending.until_s is not None
+    until = datetime.fromtimestamp(ending.until_s).astimezone()
+    return until.strftime("%H:%M" if until - started_at < timedelta(days=1) else "%Y-%m-%d %H:%M")
