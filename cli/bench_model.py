@@ -100,12 +100,13 @@ def bench_model(
     json_path: Path | None,
     resume: bool,
 ) -> None:
-    """Measure a step, an encode and a decode of a model on one device: time, memory and numerical difference.
+    """Measure a step, an encode and a decode of a model.
 
-    An encode is CLIP or the text encoder, the VAE encoder (in float32 where the model requires it) and drawing the
-    noise; a decode ends with frames on the host. A model with two experts has separate rows for each. GiB is the size
-    of the weights and, on a GPU, the peak of all other tensors. Results are compared with the first row of the same
-    part and size: largest and mean difference, relative to the largest value.
+    It measures time, memory and numerical difference on one device. An encode is CLIP or the text encoder, the VAE
+    encoder (in float32 where the model requires it) and drawing the noise; a decode ends with frames on the host. A
+    model with two experts has separate rows for each. GiB is the size of the weights and, on a GPU, the peak of all
+    other tensors. Results are compared with the first row of the same part and size: largest and mean difference,
+    relative to the largest value.
 
     Without --model, random weights of SVD-XT's sizes are measured; any other model needs a folder or hub id.
     """

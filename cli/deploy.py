@@ -47,9 +47,10 @@ def systemd(
     force: bool,
     worker_options: tuple[str, ...],
 ) -> None:
-    """Print or install systemd units: Redis, worker, a nightly timer, a watched folder, and the web page.
+    """Print or install systemd units.
 
-    The units are the same everywhere. An environment file beside them has the paths of this installation and the
+    There are units for Redis, a worker, a nightly timer, a watched folder, and the web page. They are the same
+    everywhere. An environment file beside them has the paths of this installation and the
     settings from the environment and svdq.toml, except secrets. Arguments after `--` are options of `svdq worker`. The
     command neither enables nor starts a unit; it prints the commands that do.
 

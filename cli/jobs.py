@@ -113,9 +113,9 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
 
     \b
     Examples:
-      svdq logs 1f0c…
-      svdq logs 1f0c… --follow
-      svdq logs 1f0c… --json
+      svdq logs 1f0c
+      svdq logs 1f0c --follow
+      svdq logs 1f0c --json
     """
     from svdq.producer.selection import complete_ids
     from svdq.producer.timeparse import rfc3339

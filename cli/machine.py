@@ -19,7 +19,7 @@ def redis() -> None:
 
 @redis.command()
 def start() -> None:
-    """Start the server of this home if it is not running, and print its URL."""
+    """Start the server of this home unless it runs, and print its URL."""
     from svdq.producer.embedded_redis.server import ensure_server
     from svdq.producer.settings import Settings
 
@@ -37,7 +37,9 @@ def stop() -> None:
 
 @redis.command()
 def url() -> int:
-    """Print the URL of the server of this home; the exit code is 1 if it is not running.
+    """Print the URL of the server of this home.
+
+    The exit code is 1 if it does not run.
 
     \b
     Examples:

@@ -68,10 +68,11 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
 @click.argument("folder", metavar="DIR", type=GivenPath())
 @click.option("--family", type=click.Choice(["svd", "wan"]), default="svd", show_default=True, help="Family of models.")
 def tiny(folder: Path, family: str) -> None:
-    """Write an untrained model into DIR: the real classes, less than 15 MB, the same bits every time.
+    """Write a small untrained model into DIR.
 
-    svd is Stable Video Diffusion; wan is Wan 2.2 I2V-A14B with both of its experts, less than 1 MB.
-    Its videos show noise. It serves for tests and for comparisons with diffusers.
+    It has the real classes and the same bits every time. svd is Stable Video Diffusion, less than 15 MB; wan is Wan 2.2
+    I2V-A14B with both of its experts, less than 1 MB. Its videos show noise. It serves for tests and for comparisons
+    with diffusers.
 
     \b
     Examples:
@@ -95,11 +96,11 @@ def tiny(folder: Path, family: str) -> None:
 @click.argument("folder", metavar="DIR", type=GivenPath())
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True, help="Half precision.")
 def convert_command(source: str, folder: Path, dtype: str) -> None:
-    """Write a copy of MODEL in half precision into DIR: half the disk, and half as long to load.
+    """Write a copy of MODEL in half precision into DIR.
 
-    MODEL is a folder or a hub id that was fetched. Weights that diffusers keeps in float32 stay so, as do the VAE and
-    the image encoder: in that dtype, the copy gives the same videos. It takes about 4 GB of memory. DIR appears when
-    the copy is complete.
+    MODEL is a folder or a hub id that was fetched. The copy takes half the disk, and half as long to load. Weights that
+    diffusers keeps in float32 stay so, as do the VAE and the image encoder: in that dtype, the copy gives the same
+    videos. Copying takes about 4 GB of memory. DIR appears when the copy is complete.
 
     \b
     Examples:

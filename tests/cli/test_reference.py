@@ -9,11 +9,11 @@ from svdq.cli.main import cli
 from svdq.cli.reference import contexts, reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-COMMANDS = [
-    context
-    for context in contexts(click.Context(cli, info_name="svdq", **cli.context_settings))
-    if not isinstance(context.command, click.Group)
-]
+CONTEXTS = list(contexts(click.Context(cli, info_name="svdq", **cli.context_settings)))
+GROUPS, COMMANDS = (
+    [context for context in CONTEXTS if isinstance(context.command, click.Group) is is_group]
+    for is_group in (True, False)
+)
 
 
 def test_the_page_is_what_the_commands_say() -> None:
@@ -27,3 +27,9 @@ def test_every_command_shows_examples_and_explains_its_options(context: click.Co
     if {parameter.name for parameter in context.command.params} - {"redis_url"}:
         assert f"  {context.command_path}" in context.get_help().partition("Examples:")[2]
     assert [option.name for option in options if not option.help] == []
+
+
+@pytest.mark.parametrize("context", GROUPS, ids=lambda context: context.command_path)
+def test_groups_describe_their_commands_in_whole_sentences(context: click.Context) -> None:
+    """click cuts what does not fit into a line."""
+    assert "..." not in context.get_help().partition("Commands:")[2]
