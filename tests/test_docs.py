@@ -11,6 +11,7 @@ import pytest
 from svdq.cli.main import cli
 from svdq.producer.job import VIDEO_FIELDS
 from svdq.producer.settings import ENV_PREFIX, Settings
+from svdq.producer.status.ranks import RankStatus
 from svdq.producer.submitting.lists import COLUMNS
 
 ROOT = Path(__file__).parent.parent
@@ -24,15 +25,19 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PIN = re.compile(r"([A-Za-z0-9._-]+)==[0-9][0-9a-z.]*")
 
 
-def commands(group: click.Group, prefix: str) -> Iterator[str]:
-    """Every command of a group by its full name, those of groups in it included."""
+def commands(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command of a group with its full name, those of groups in it included."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from commands(command, f"{prefix} {name}")
         if not isinstance(command, click.Group) or command.invoke_without_command:
-            yield f"{prefix} {name}"
+            yield f"{prefix} {name}", command
+
+
+COMMANDS = dict(commands(cli, "svdq"))
 
 
 def anchor(heading: str) -> str:
@@ -41,17 +46,15 @@ def anchor(heading: str) -> str:
 
 
 def test_the_reference_has_every_command() -> None:
-    names = list(commands(cli, "svdq"))
-    assert "svdq submit" in names
-    assert "svdq redis stop" in names
+    assert {"svdq submit", "svdq redis stop"} <= COMMANDS.keys()
     reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert [name for name in names if f"\n## {name}\n" not in reference] == []
+    assert [name for name in COMMANDS if f"\n## {name}\n" not in reference] == []
 
 
 def test_the_readme_names_a_few_commands_that_exist() -> None:
     rows = re.findall(r"^\| `(svdq[a-z ]*[a-z])", README, re.MULTILINE)
     assert 5 <= len(rows) <= 12
-    assert set(rows) <= set(commands(cli, "svdq"))
+    assert set(rows) <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -59,7 +62,17 @@ def test_pages_name_only_commands_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     named = re.findall(r"`svdq ([a-z]+)", text) + re.findall(r"^svdq ([a-z]+)", blocks, re.MULTILINE)
-    assert set(named) <= {name.split()[1] for name in commands(cli, "svdq")}
+    assert set(named) <= {name.split()[1] for name in COMMANDS}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=lambda page: page.stem)
+def test_commands_on_pages_have_only_options_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for words, rest in re.findall(r"svdq ((?:[a-z]+ )?[a-z]+)\b([^`\n|#]*)", text):
+        found = COMMANDS.get(f"svdq {words}") or COMMANDS.get(f"svdq {words.split()[0]}")
+        if found is not None:
+            options = {option for parameter in found.params for option in parameter.opts} | {"--help"}
+            assert set(re.findall(r" (--?[a-z][a-z-]*)", rest.partition(" -- ")[0])) <= options, f"svdq {words}{rest}"
 
 
 def test_configuration_has_every_setting() -> None:
@@ -121,6 +134,30 @@ def canonical(requirement: str) -> str:
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert name is not None
     return re.sub(r"[-_.]+", "-", name[0]).lower()
+
+
+def first_column(page: str, heading: str) -> set[str]:
+    """The names in backticks in the first column of the table whose heading line begins so."""
+    table = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n| {heading}")[2].partition("\n\n")[0]
+    return set(re.findall(r"`([\w-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:])))
+
+
+def test_the_record_of_a_rank_has_the_fields_of_the_page() -> None:
+    assert first_column("internals/architecture.md", "field |") == RankStatus.model_fields.keys()
+
+
+def test_the_threads_of_a_rank_have_the_names_of_the_page() -> None:
+    named = {name.removesuffix("N") for name in first_column("internals/architecture.md", "thread |")}
+    assert len(named) > 5
+    code = "\n".join(path.read_text("utf-8") for name in ("pipeline", "worker") for path in (ROOT / name).rglob("*.py"))
+    assert [name for name in named if not re.search(rf'name(?:_prefix)?=f?"{name}', code)] == []
+
+
+def test_the_codes_of_errors_of_the_api_are_on_its_page() -> None:
+    """But for those that an error has by its status."""
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "cli" / "serve").glob("*.py"))
+    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8").partition("## Errors")[2].partition("\n## ")[0]
+    assert set(re.findall(r'code="(\w+)"', code)) <= set(re.findall(r"`(\w+)`", page))
 
 
 def test_the_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
