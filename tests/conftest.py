@@ -25,7 +25,7 @@ from svdq.producer.settings import Settings
 from tests import forks
 from tests.waiting import wait_until
 
-# Three test processes at a time share the cores: torch's threads would spin while they wait for each other.
+# Several test processes share the cores: torch's threads would spin while they wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes is the machine's business.
