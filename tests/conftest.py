@@ -23,7 +23,7 @@ from svdq.producer.embedded_redis.server import ensure_server, stop_server
 from svdq.producer.queue import session
 from svdq.producer.settings import Settings
 from tests import forks
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 # Several test processes share the cores: torch's threads would spin while they wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -237,7 +237,7 @@ def svdq_process(home: Path) -> Cli:
             [sys.executable, "-W", "error", "-c", "from svdq.cli.main import main; main()", *map(str, arguments)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             env={**os.environ, **environment},
         )
 

@@ -27,7 +27,7 @@ from PIL import Image
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.queue import SvdqQueue, read_job, session
 from svdq.producer.settings import Settings
-from tests.faults.waiting import NeverCameError, wait_until
+from tests.waiting import NeverCameError, wait_until
 
 #: Photos that are there before the folder is first watched; svdq must not submit them.
 NUM_OLD = 10

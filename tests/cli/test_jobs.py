@@ -24,6 +24,7 @@ from svdq.producer.status.ranks import Condition, IntakeStatus, RankStatus, Shap
 from svdq.producer.status.status import view
 from tests.producer.status.test_ranks import rank
 from tests.queued import enqueue
+from tests.waiting import wait_until
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1, steps=4)
@@ -155,10 +156,8 @@ def test_the_bar_of_a_video_whose_steps_its_model_chooses(home: Path, connection
 
 def test_submit_and_wait(svdq: Cli, connection: redis.Redis, photo: Path) -> None:
     def render() -> None:
-        queue = SvdqQueue("svdq-default", connection=connection)
-        while not (jobs := queue.get_jobs()):
-            time.sleep(0.05)
-        finish(jobs[0])
+        [job] = wait_until(SvdqQueue("svdq-default", connection=connection).get_jobs)
+        finish(job)
 
     thread = threading.Thread(target=render)
     thread.start()

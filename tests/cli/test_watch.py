@@ -17,7 +17,7 @@ from PIL import Image
 from svdq.cli.main import run
 from svdq.producer.embedded_redis.binary import find_binaries
 from svdq.producer.queue import SvdqQueue, read_job
-from tests.faults.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -55,13 +55,13 @@ class Watch:
                 )
             return self.events(kind) if len(self.events(kind)) >= number else []
 
-        return wait_until(come, f"{number} x {kind}", 30)
+        return wait_until(come, f"{number} x {kind}")
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit code; an ordered end says nothing on stderr."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        _, stderr = self.process.communicate(timeout=30)
+        _, stderr = self.process.communicate(timeout=PATIENCE_S)
         assert stderr == ""
         return self.process.returncode
 
@@ -125,10 +125,16 @@ def test_all_ways_of_dropping_photos_make_jobs(
     drop("moved in/with its folder.jpg", into=tmp_path)
     (tmp_path / "moved in").rename(inbox / "moved in")
     data = drop("whole.jpg", into=tmp_path)
-    with (inbox / "slow.jpg").open("wb", buffering=0) as slow:
-        slow.write(data[:100])
-        watching.wait_for("submitted", 4)  # by now it has not grown for longer than it takes, and is no photo
-        slow.write(data[100:])
+    rest = iter(data)
+    with (inbox / "slow.jpg").open("wb") as slow:
+
+        def grow() -> bool:
+            slow.write(bytes([next(rest)]))
+            slow.flush()
+            return len(watching.events("submitted")) >= 4
+
+        wait_until(grow)
+        slow.write(bytes(rest))
     (inbox / "bad.jpg").write_text("no photo")
     (inbox / ".hidden.jpg").write_bytes(data)
     (inbox / "half.jpg.part").write_bytes(data)

@@ -26,7 +26,7 @@ from tests.faults.plan import FINISHED, Expected, Size, Tally
 from tests.faults.publications import Publications
 from tests.faults.redis_process import RedisProcess
 from tests.faults.small_disk import SmallDisk
-from tests.faults.waiting import PATIENCE_S, NeverCameError, wait_until
+from tests.waiting import PATIENCE_S, NeverCameError, wait_until
 
 #: Folder on the PYTHONPATH of workers into whose ranks faults are put.
 INJECTION = Path(__file__).parent / "injection"

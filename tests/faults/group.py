@@ -12,7 +12,7 @@ from random import Random
 
 import psutil
 
-from tests.faults.waiting import wait_until
+from tests.waiting import wait_until
 
 #: Seconds that a stop may take: what systemd and Kubernetes are told to grant.
 STOP_S = 20.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from svdq.producer.embedded_redis.server import PID, ensure_server, stop_server
-from tests.faults.waiting import wait_until
+from tests.waiting import wait_until
 
 
 class RedisProcess:

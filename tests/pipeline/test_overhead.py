@@ -64,16 +64,6 @@ def calls() -> Iterator[Meter]:
         sys.setprofile(None)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As a rank computes: sums of floats depend on how they are split among threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("counting", [operations, calls])
 def test_a_step_takes_no_more_than_one_of_diffusers(
     tiny_model: Path, counting: Callable[[], AbstractContextManager[Meter]]

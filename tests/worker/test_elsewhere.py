@@ -2,8 +2,6 @@
 
 import json
 import logging
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,42 +9,21 @@ import pytest
 import redis
 from PIL import Image
 
-from svdq.producer.embedded_redis.binary import find_binaries
 from svdq.producer.storage.storage import PROBE, Storage
 from tests.conftest import S3_SECRET
+from tests.worker.own_redis import OwnRedis
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def redis_url(tmp_path: Path, until) -> Iterator[str]:
+def redis_url(tmp_path: Path) -> Iterator[str]:
     """A Redis server of the network's, as far as one machine can have it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    command = [
-        str(next(find_binaries())),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--dir",
-        str(tmp_path),
-    ]
-    with subprocess.Popen([*command, "--appendonly", "no"], stdout=subprocess.DEVNULL) as server:
-        url = f"redis://127.0.0.1:{port}/0"
-        with redis.Redis.from_url(url) as connection:
-            until(lambda: _answers(connection))
-        yield url
-        server.terminate()
-
-
-def _answers(connection: redis.Redis) -> bool:
-    try:
-        return bool(connection.ping())
-    except redis.ConnectionError:
-        return False
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = OwnRedis(folder)
+    yield server.url()
+    server.stop()
 
 
 def all_of(connection: redis.Redis) -> bytes:

@@ -104,7 +104,7 @@ def url_of(group: Group) -> str:
 @pytest.mark.long
 def test_a_live_group_adds_up(house: House) -> None:
     options = ("--metrics-port", "0", "--log-format", "json")
-    group = house.start(2, *options, model="simulated:step_ms=5", wait=False)
+    group = house.start(2, *options, model="simulated:step_ms=100", wait=False)
     url = url_of(group)
     # While torch is still being imported.
     before = wait_until(lambda: (found := scrape(url)) and ("svdq_group_ranks", GROUP) in found and found)
@@ -137,10 +137,10 @@ def test_a_live_group_adds_up(house: House) -> None:
     assert total(after, "svdq_encode_seconds_count", rank="0") == 4
     assert total(after, "svdq_decode_seconds_count", rank="1") == 4
     assert total(after, "svdq_write_seconds_count", rank="1") == 4
-    # A step of 5 ms takes no less.
-    assert total(after, "svdq_step_seconds_bucket", le="0.0025") == 0
+    # A step of 100 ms takes hardly less: one after a late one is shorter.
+    assert total(after, "svdq_step_seconds_bucket", le="0.05") == 0
     assert total(after, "svdq_step_seconds_bucket", le="+Inf") == 4 * 6
-    assert total(after, "svdq_step_seconds_sum") >= 4 * 6 * 0.0045  # a step after a late one is shorter
+    assert total(after, "svdq_step_seconds_sum") >= 4 * 6 * 0.08
     assert total(after, "svdq_samples_in_flight", group="0") == 0
     assert total(after, "svdq_queue_oldest_job_age_seconds") == 0
     assert total(after, "svdq_group_ranks_up", group="0") == 2

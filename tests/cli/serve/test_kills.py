@@ -148,13 +148,24 @@ def test_the_storage_is_away(serve: Serve, photo_bytes: bytes, tmp_path: Path) -
 
 
 def begin_upload(server: Server, body: bytes) -> http.client.HTTPConnection:
-    """Send the headers of an upload and the first 100 bytes of its body."""
+    """Send the headers of an upload and, when the server reads its body, the first 100 bytes of that."""
     upload = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     upload.putrequest("POST", "/v1/videos")
-    for name, value in {**server.bearer, "Content-Type": TYPE, "Content-Length": str(len(body))}.items():
+    headers = {"Content-Type": TYPE, "Content-Length": str(len(body)), "Expect": "100-continue"}
+    for name, value in (server.bearer | headers).items():
         upload.putheader(name, value)
-    upload.endheaders(body[:100])
+    upload.endheaders()
+    assert upload.sock.recv(100).startswith(b"HTTP/1.1 100 ")
+    upload.send(body[:100])
     return upload
+
+
+def accepts_connections(server: Server) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", server.port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def test_sigterm_with_open_streams_and_uploads(serve: Serve, photo_bytes: bytes) -> None:
@@ -205,9 +216,8 @@ def test_an_upload_that_has_begun_is_finished_at_sigterm(serve: Serve, photo_byt
     server = serve()
     body = multipart(photo_bytes)
     upload = begin_upload(server, body)
-    time.sleep(0.5)
     server.process.terminate()
-    time.sleep(0.3)
+    wait_until(lambda: not accepts_connections(server))
     upload.send(body[100:])
     answer = upload.getresponse()
     assert answer.status == 200

@@ -9,7 +9,7 @@ from svdq.pipeline.models.svd.tiny import write_tiny_model
 from svdq.pipeline.models.wan.tiny import write_tiny_wan
 from tests.faults.arena import Arena
 from tests.faults.frames import RecordedReference
-from tests.faults.waiting import wait_until
+from tests.waiting import wait_until
 
 #: Seconds after the first checkpoint within which everything is killed.
 AFTER_S = 5.0

@@ -5,7 +5,7 @@ import time
 
 from tests.faults.arena import Arena
 from tests.faults.group import Group
-from tests.faults.waiting import wait_until
+from tests.waiting import wait_until
 
 STEPS = 12
 #: Seconds of SIGSTOP: twice a lease.

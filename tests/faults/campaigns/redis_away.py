@@ -4,7 +4,7 @@ import time
 
 from svdq.producer.embedded_redis.server import running_url
 from tests.faults.arena import Arena
-from tests.faults.waiting import wait_until
+from tests.waiting import wait_until
 
 STEPS = 24
 #: Times that Redis is killed.

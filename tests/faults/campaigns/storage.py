@@ -8,7 +8,7 @@ import psutil
 
 from tests.faults.arena import Arena
 from tests.faults.group import Group
-from tests.faults.waiting import wait_until
+from tests.waiting import wait_until
 
 STEPS = 12
 #: Seconds for which nothing can be written.

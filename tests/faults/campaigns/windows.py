@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.faults.arena import Arena
-from tests.faults.waiting import wait_until
+from tests.waiting import wait_until
 
 STEPS = 4
 #: Kills in each window, as the jobs allow: each spends two.

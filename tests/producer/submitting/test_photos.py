@@ -91,11 +91,11 @@ def test_truncated(tmp_path: Path, kind: str) -> None:
 def test_bad_content(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "photo.jpg"
     path.write_bytes(content)
-    begin = time.monotonic()
+    begin = time.thread_time()
     with pytest.raises(InputError, match=says) as caught:
         check_photo(path, MAX_PIXELS)
     assert str(path) in str(caught.value)
-    assert time.monotonic() - begin < 2
+    assert time.thread_time() - begin < 2
 
 
 def test_a_heic_that_is_larger_than_its_header_says_is_refused(tmp_path: Path) -> None:
