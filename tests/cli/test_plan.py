@@ -42,6 +42,15 @@ def test_a_deadline_and_a_price() -> None:
     assert ["pipeline of 4", "4", "5.656 s", "637", "7 h 51 min", "yes", "78.55", "0.0157"] in rows
 
 
+def test_the_example_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs/internals/capacity.md").read_text(encoding="utf-8")
+    found = re.search(r"`svdq (plan [^`]+)`:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    result = CliRunner().invoke(cli, found[1].split(), catch_exceptions=False)
+    at = re.compile(r"at \d\d:\d\d")
+    assert at.sub("", result.stdout) == at.sub("", found[2])
+
+
 @pytest.mark.parametrize("deadline", ["07:00", "2099-01-31", "2099-01-31T07:00Z"])
 def test_a_deadline_as_a_time(deadline: str) -> None:
     assert run(["plan", "--videos", "2", "--deadline", deadline, "--step-ms", "5"]) == 0
