@@ -73,11 +73,17 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Programs in an environment name its Python by the whole path, so a checkout that was moved needs a new one.
+MADE_IN := $(shell cat $(VENV)/made 2>/dev/null)
+ifneq ($(or $(MADE_IN),$(CURDIR)),$(CURDIR))
+.PHONY: $(VENV)/made
+endif
+
 $(VENV)/made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "svdq needs Python 3.11 or newer, and '$(PYTHON)' is not; name one that is: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
-	@touch $@
+	@$(PYTHON) -m venv $(if $(MADE_IN),--clear) $(VENV)
+	@pwd -P > $@
 
 $(VENV)/installed-worker: $(VENV)/made pyproject.toml constraints.txt
 	@echo "Installing svdq and torch into $(VENV); the first time takes a few minutes."
