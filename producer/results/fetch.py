@@ -4,6 +4,7 @@ A video's files get their names only when all of them have arrived, the JSON las
 JSON is unchanged in the folder and the files beside it have the right sizes.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +103,12 @@ def _fetch(storage: Storage, result: Result, folder: Path) -> Fetched:
         for entry in result.files:
             target = _place(arriving, entry.key)
             target.parent.mkdir(parents=True, exist_ok=True)
-            storage.copy_out(entry.key, target)
+            try:
+                storage.copy_out(entry.key, target)
+            except UnavailableError as error:
+                if shutil.disk_usage(arriving).free < entry.size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+                raise
             if target.stat().st_size != entry.size:
                 raise UnavailableError(f"{storage.location(entry.key)!r} did not arrive complete; fetch it again.")
         # The sidecar goes last, so its presence means that the files beside it are complete.

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -93,6 +94,23 @@ def test_fetch(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
     assert svdq("fetch", "--all", "-o", target).stdout.count("exists already") == 1
     assert contents(target) == contents(root / "outputs")
     assert [path.name for path in target.iterdir() if path.name.startswith(".")] == []
+
+
+def test_fetch_to_a_disk_that_is_full(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        job_id = add_video(storage, 1)
+        (root / f"outputs/photo-{job_id}.mp4").write_bytes(bytes(100_000))
+        done = svdq("fetch", job_id, "-o", disk / "videos")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"The folder '{disk / 'videos'}' cannot be written (No space left on device)" in done.stderr
+        assert under(disk) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_fetch_tells_why_there_is_no_video(
