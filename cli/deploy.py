@@ -109,8 +109,9 @@ def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
     Raises:
         InputError: a setting is not allowed, or cannot work under systemd.
     """
+    from svdq.pipeline.models.names import has_weights
     from svdq.producer.embedded_redis.socket_path import MAX_SOCKET_PATH
-    from svdq.producer.settings import ENV_PREFIX, FILE_NAME, SECRETS, Settings, origins, without_secrets
+    from svdq.producer.settings import ENV_PREFIX, FILE_NAME, SECRETS, Settings, absolute, origins, without_secrets
 
     home = SYSTEM_HOME if is_system and origins()["home"] == "default" else None
     settings = Settings.load(home=home)
@@ -135,8 +136,9 @@ def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
     for name, origin in found.items():
         if name in {"home", "redis_url"} or origin in {"default", own_file}:
             continue
-        value = getattr(settings, name)
-        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        text = str(getattr(settings, name))
+        if name == "model" and has_weights(text) and os.path.isdir(folder := absolute(Path(text))):
+            text = str(folder)  # services have another working folder
         if without_secrets(text) == text and name not in SECRETS:
             environment[f"{ENV_PREFIX}{name.upper()}"] = text
         else:

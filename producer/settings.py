@@ -4,6 +4,7 @@ Sources in order of precedence: command-line flags, `SVDQ_*` environment variabl
 defaults.
 """
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Self
@@ -21,6 +22,7 @@ from pydantic_settings import (
 )
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.names import has_weights
 from svdq.producer.job import PARAMETER_KEYS
 from svdq.producer.regular_file import open_regular
 
@@ -173,6 +175,10 @@ def _read_file(path: Path) -> dict[str, Any]:
         local = _local_folder(value) if isinstance(value, str) and value else None
         if local is not None:
             values[name] = str(absolute(local) if str(local).startswith("~") else folder / local)
+    model = values.get("model")
+    # A folder of the working folder keeps its name, which is recorded with videos.
+    if isinstance(model, str) and model and has_weights(model) and not os.path.isdir(model):
+        values["model"] = str(folder / model) if os.path.isdir(folder / model) else model
     return values
 
 

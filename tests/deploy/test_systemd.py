@@ -172,6 +172,19 @@ def test_settings_are_taken_over_but_for_secrets(
     assert "hidden" not in shown + "".join(files.values())
 
 
+def test_services_find_a_model_in_the_working_folder(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("models/svd").mkdir(parents=True)
+    shown = {}
+    for name in ("models/svd", "models/other", "preview"):
+        monkeypatch.setenv("SVDQ_MODEL", name)
+        shown[name] = re.search(r"^SVDQ_MODEL=(.*)$", deploy("--user")[1], re.MULTILINE)
+    assert [found and found[1] for found in shown.values()] == [
+        str(Path("models/svd").absolute()),
+        "models/other",
+        "preview",
+    ]
+
+
 def test_only_what_it_writes_to_is_writable(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVDQ_HOME", "/srv/svdq")
     monkeypatch.setenv("SVDQ_STORAGE", "/home/videos")

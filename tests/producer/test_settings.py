@@ -17,6 +17,20 @@ def test_defaults(home: Path) -> None:
     assert settings.model == "preview"
 
 
+def test_the_folder_of_a_model_is_relative_to_the_file(home: Path) -> None:
+    (home / "models" / "svd").mkdir(parents=True)
+    (home / "preview").mkdir()
+    for name in ("preview", "org/model", "/models/svd", "~/models/svd"):
+        (home / "svdq.toml").write_text(f'model = "{name}"')
+        assert Settings.load().model == name
+    (home / "svdq.toml").write_text('model = "models/svd"')
+    assert Settings.load().model == str(home / "models/svd")
+    assert Settings.load(model="models/svd").model == "models/svd"
+    Path("models/svd").mkdir(parents=True)
+    Path("svdq.toml").write_text('model = "models/svd"')
+    assert Settings.load().model == "models/svd"
+
+
 def test_order_of_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.mkdir()
     (home / "svdq.toml").write_text('model = "home"\nstorage = "videos"\nmax_pixels = 5')
