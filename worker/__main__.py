@@ -8,7 +8,7 @@ gc.disable()
 
 import logging
 import os
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from svdq.producer.settings import Settings
 from svdq.producer.text import printable
 from svdq.worker.config import RankConfig, rank_options
 from svdq.worker.health.crash_marker import CrashMarker, folder_without_launcher
-from svdq.worker.health.logging import start_logging
+from svdq.worker.health.logging import JobLogHandler, start_logging
 from svdq.worker.launcher import run_dir as run_dirs
+from svdq.worker.launcher.preflight import check_home
 from svdq.worker.rank import run_rank
 from svdq.worker.signals import Signals
 from svdq.worker.startup import RankProcess
@@ -32,6 +33,9 @@ gc.enable()
 
 logger = logging.getLogger("svdq.worker")
 
+#: Seconds before a group that was restarted tries to start again.
+RELOAD_S = 10.0
+
 
 @click.command()
 @click.option("--run-dir", type=click.Path(path_type=Path), hidden=True)
@@ -40,41 +44,53 @@ def main(run_dir: Path | None, **options: Any) -> None:
     """Run one rank of a group under torchrun; settings come from SVDQ_ variables and svdq.toml."""
     # `svdq worker` leaves the configuration in the run folder.
     config = RankConfig(**options) if run_dir is None else run_dirs.read_config(run_dir)
-    settings = Settings.load()
-    # Before Signals blocks the signals: an embedded server that is started here must receive them.
-    url = server_url(settings)
     topology = Topology.from_torchrun()
     restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    marker = CrashMarker(run_dir or folder_without_launcher(settings.home), restart_count, topology.rank)
-    signals = Signals(on_stop=marker.mark_clean_exit)
-    if run_dir is not None:
-        run_dirs.write_pid(run_dir, topology.rank)
     log = start_logging(config.log_format, topology.rank, config.group)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
+    exit_code = 0
     try:
-        run_rank(
-            RankProcess(
-                config=config,
-                settings=settings,
-                url=url,
-                topology=topology,
-                signals=signals,
-                marker=marker,
-                log=log,
-                run_dir=run_dir,
-            )
-        )
+        _run(config, topology, restart_count, log, run_dir)
     except SvdqError as error:
-        # Every rank fails in the same way; the launcher prints the sentence once.
-        if run_dir is not None:
+        exit_code = error.exit_code
+        if restart_count > 0:
+            # The cause may be temporary, such as memory that another program uses, or a server that is away.
+            logger.warning("%s The group worked before, so it tries again in %.0f s.", error, RELOAD_S)
+            time.sleep(RELOAD_S)
+        elif run_dir is not None:
+            # Every rank fails in the same way; the launcher prints the sentence once.
             run_dirs.write_error(run_dir, error)
         elif config.log_format == "json":
             logger.critical("%s", error)
         else:
             click.echo(printable(f"Error: {error}"), err=True)  # noqa: TID251 - escaped here
-        sys.exit(error.exit_code)
-    finally:
-        gc.freeze()  # the interpreter looks through everything once more before it ends
+    except Exception:
+        logger.critical("An unexpected error ends this rank.", exc_info=True)
+        exit_code = 1
+    logging.shutdown()
+    # Not through the interpreter's end, which waits for threads: one may wait for the storage.
+    os._exit(exit_code)
+
+
+def _run(config: RankConfig, topology: Topology, restart_count: int, log: JobLogHandler, run_dir: Path | None) -> None:
+    settings = Settings.load()
+    check_home(settings.home)
+    marker = CrashMarker(run_dir or folder_without_launcher(settings.home), restart_count, topology.rank)
+    signals = Signals(on_stop=marker.mark_clean_exit)
+    if run_dir is not None:
+        run_dirs.write_pid(run_dir, topology.rank)
+    run_rank(
+        RankProcess(
+            config=config,
+            settings=settings,
+            url=server_url(settings),
+            topology=topology,
+            signals=signals,
+            marker=marker,
+            log=log,
+            run_dir=run_dir,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,8 +39,6 @@ logger = logging.getLogger(__name__)
 COMPILE_S = 3 * 60 * 60.0
 #: Seconds after the end of a neighbor in which the signal that ended it may still arrive here.
 STOP_HEARD_S = 1.0
-#: Seconds before a group that was restarted tries to start again.
-RELOAD_S = 10.0
 
 _T = TypeVar("_T")
 #: The components of all ranks.
@@ -76,22 +73,13 @@ class LoadedModel:
 def start(process: RankProcess) -> tuple[LoadedModel, Links, list[RankInfo]]:
     """Load the model parts of a rank and connect it to its neighbors; waits until they have loaded theirs.
 
-    A group that was restarted tries again later, where this fails; so the process may end here. On rank 0 the result
-    has what all ranks report.
+    On rank 0 the result has what all ranks report.
 
     Raises:
         InputError: the device, the compute options or the model cannot be used, or the ranks compute differently.
     """
-    try:
-        loaded = _load_model(process)
-        links = _connect(process, loaded)
-    except InputError as error:
-        if process.marker.restart_count == 0:
-            raise
-        # The cause may be temporary, such as memory that another program uses.
-        logger.warning("%s The group worked before, so it tries again in %.0f s.", error, RELOAD_S)
-        time.sleep(RELOAD_S)
-        os._exit(1)
+    loaded = _load_model(process)
+    links = _connect(process, loaded)
     ranks = [RankInfo.model_validate_json(text) for text in links.rank_info]
     check_alike(ranks)
     return loaded, links, ranks

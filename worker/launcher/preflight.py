@@ -26,6 +26,8 @@ from svdq.worker.launcher.gpus import visible_gpus
 LOCKS = "locks"
 #: Folder under SVDQ_HOME with a folder for each running launcher.
 RUN = "run"
+#: Bytes that a home must have room for, about those of a run folder; a full disk still takes empty files.
+PROBE_BYTES = 2**14
 
 
 def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") -> None:
@@ -60,14 +62,15 @@ def check_storage(url: str) -> None:
 
 
 def check_home(home: Path) -> None:
-    """Make the folder of runs, and check that this user may write to it.
+    """Make the folder of runs, and check that this user may write to it and that its disk has room.
 
     Raises:
         UnavailableError: that is impossible.
     """
     try:
         (home / RUN).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=home / RUN).close()
+        with tempfile.TemporaryFile(dir=home / RUN) as file:
+            file.write(bytes(PROBE_BYTES))
     except OSError as error:
         raise UnavailableError(
             f"The folder {str(home)!r} cannot be written ({error.strerror}); set SVDQ_HOME to a folder that you can "

@@ -1,0 +1,89 @@
+"""Errors that end a rank: a sentence or a traceback, and the process ends at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from svdq.producer import keys
+from tests.waiting import PATIENCE_S
+
+#: A module that Python loads at its start. In ranks, the stage loop fails once while the next photo is waited for.
+FAIL_WHILE_THE_STORAGE_IS_AWAY = """
+import os, time
+from pathlib import Path
+
+if "RANK" in os.environ:
+    from svdq.worker.intake.source import Intake
+
+    take, failed = Intake.take, Path(__file__).with_name("failed")
+
+    def take_or_fail(intake):
+        if failed.exists():
+            return take(intake)
+        intake.prefetch_next()
+        while intake.condition is None:
+            time.sleep(0.01)
+        failed.touch()
+        raise RuntimeError("a fault of the stage loop")
+
+    Intake.take = take_or_fail
+"""
+
+
+@pytest.mark.long
+def test_a_rank_ends_though_a_thread_waits_for_the_storage(house, until) -> None:
+    """It waited for that thread, kept its leases, and its neighbors did not notice."""
+    (house.folder / "sitecustomize.py").write_text(FAIL_WHILE_THE_STORAGE_IS_AWAY)
+    job = house.submit()
+    inputs = Path(house.settings.storage) / "inputs"
+    inputs.rename(inputs.with_name("away"))
+    group = house.start(1, model="simulated:step_ms=1", PYTHONPATH=str(house.folder), wait=False)
+    group.ready(times=2)
+    assert group.text.count("RuntimeError: a fault of the stage loop") == 1
+    assert "An unexpected error ends this rank." in group.text
+    inputs.with_name("away").rename(inputs)
+    assert house.wait([job])[0].status == "finished"
+    assert not house.connection.exists(keys.CRASHES)
+
+
+def rank(house, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run one rank, as torchrun does, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "svdq.worker", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S * 2,
+        cwd=house.folder,
+        env=house.environment(**environment),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "exit_code", "sentence"),
+    [
+        ({"SVDQ_MAX_ATTEMPTS": "none"}, 2, "Error: The setting SVDQ_MAX_ATTEMPTS "),
+        ({"SVDQ_HOME": "elsewhere"}, 3, "Error: The folder "),
+        ({"SVDQ_MODEL": "/nowhere"}, 2, "Error: There is no model folder '/nowhere'"),
+    ],
+)
+def test_without_a_launcher_a_wrong_setting_is_one_sentence(
+    house, environment: dict[str, str], exit_code: int, sentence: str
+) -> None:
+    (house.folder / "elsewhere").mkdir()
+    (house.folder / "elsewhere" / "run").touch()  # so it is no folder
+    done = rank(house, **environment)
+    assert done.returncode == exit_code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.long
+def test_a_restarted_rank_tries_again_whatever_is_missing(house) -> None:
+    """Its launcher would end the run for good; torchrun starts it again."""
+    done = rank(house, SVDQ_MAX_ATTEMPTS="none", TORCHELASTIC_RESTART_COUNT="1")
+    assert done.returncode == 2
+    assert "The group worked before, so it tries again in 10 s." in done.stderr
