@@ -56,7 +56,17 @@ def test_a_hub_id_that_is_not_here_and_a_folder_of_its_name(tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [("", 0), ("-1", 0), ("0", 1), ("0,1,2", 3), ("GPU-8f2d, GPU-11ab", 2), ("0,,2", 2), ("0,-1,1", 1), ("1,1", 1)],
+    [
+        ("", 0),
+        ("-1", 0),
+        ("0", 1),
+        ("0,1,2", 3),
+        ("GPU-8f2d, GPU-11ab", 2),
+        ("0,,2", 1),
+        ("0,-1,1", 1),
+        ("1,1", 1),
+        ("NoDevFiles", 0),  # of Slurm, for a job without GPUs
+    ],
 )
 def test_gpus_are_counted_as_the_ranks_will_see_them(visible: str, expected: int, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -158,6 +168,17 @@ def test_a_home_that_cannot_be_written_is_refused(house, tmp_path: Path, options
     command = ("worker", "--ranks", 2, "--device", "cpu", "--storage", tmp_path / "videos", "--redis-url", url)
     done = house.run("svdq", *command, *options, SVDQ_HOME=str(tmp_path))
     assert f"The folder {str(tmp_path)!r} cannot be written (" in refused(done, exit_code=3)
+
+
+def test_a_home_on_a_full_disk_is_refused(house) -> None:
+    """The message was about the output, and came from the first file that did not fit."""
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "-", sys.executable, "-m", "svdq.cli", "worker", "--ranks", "1"],
+        capture_output=True,
+        text=True,
+        env=house.environment(SVDQ_REDIS_URL=server_url(house.settings)),
+    )
+    assert f"The folder {str(house.settings.home)!r} cannot be written (" in refused(done, exit_code=3)
 
 
 def test_cuda_without_a_gpu_is_refused(house) -> None:

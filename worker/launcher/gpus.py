@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from typing import Final
 
 #: Seconds that a command may take: without NVIDIA's persistence mode, waking each GPU takes seconds.
@@ -22,6 +23,8 @@ _COUNT: Final = "import torch; [print(number) for number in range(torch.cuda.dev
 #: Lines of `nvidia-smi -L`: GPU 0: NVIDIA A100 (UUID: GPU-…), and indented MIG 1g.5gb Device 0: (UUID: MIG-…).
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*?(?: \(UUID: (.*)\))?$")
 _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]*)\)$")
+#: How the names of devices begin in CUDA_VISIBLE_DEVICES.
+_DEVICE: Final = re.compile(r"\d|GPU-|MIG-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +79,8 @@ def visible_gpus() -> list[str]:
     if visible is None:
         return list(all_gpus().devices)
     names = [name.strip() for name in visible.split(",")]
-    # CUDA ignores everything from a -1 on.
-    seen = names[: names.index("-1")] if "-1" in names else names
-    return list(dict.fromkeys(name for name in seen if name))
+    # CUDA ignores everything from the first name on that is no device, such as -1 or Slurm's NoDevFiles.
+    return list(dict.fromkeys(takewhile(_DEVICE.match, names)))
 
 
 def share_out(gpus: Sequence[str], num_groups: int, num_ranks: int) -> list[list[str]]:

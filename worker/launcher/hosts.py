@@ -117,7 +117,7 @@ def read_hosts(settings: Settings, num: int, endpoint: str | None, num_groups: i
     host, colon, port = endpoint.rpartition(":")
     if not colon:
         host, port = endpoint, str(DEFAULT_PORT)
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InputError(f"--rdzv-endpoint {endpoint!r} is not HOST:PORT, such as render1:{DEFAULT_PORT}.")
     try:
         own_address = facing(host.strip("[]"), int(port))
