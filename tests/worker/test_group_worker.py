@@ -430,6 +430,30 @@ def test_a_foreign_job_fails_with_a_reason_and_runs_nothing(
     trap.check()
 
 
+def test_a_refusal_that_is_not_written_loses_no_job(
+    connection: redis.Redis, worker: GroupWorker, trap: Trap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RQ goes on when the connection is lost at its first write; the job was queued, and in no queue."""
+    make, _ = FOREIGN["no parameters"]
+    put_raw(connection, **make(trap))
+    execute = redis.client.Pipeline.execute
+
+    def lose(pipeline: redis.client.Pipeline, *arguments: bool) -> list[object]:
+        if "failed" in str(pipeline.command_stack):
+            monkeypatch.undo()
+            pipeline.reset()
+            raise redis.ConnectionError("Connection closed by server.")
+        return execute(pipeline, *arguments)
+
+    monkeypatch.setattr(redis.client.Pipeline, "execute", lose)
+    with pytest.raises(redis.ConnectionError):
+        worker.pop()
+    recovery.Recovery(worker, 2).unknown(set())
+    assert waiting(connection) == ["bad"]
+    assert worker.pop() is None
+    assert status_of(connection, "bad") == "failed"
+
+
 def test_a_pickled_meta_is_not_loaded(connection: redis.Redis, worker: GroupWorker, trap: Trap) -> None:
     put_raw(connection, meta=trap.pickle, result=trap.pickle)
     active = take(worker)[0]
@@ -548,7 +572,7 @@ def test_commands_reach_the_group(connection: redis.Redis, worker: GroupWorker, 
     put(connection, "a", "b")
     take(worker, 2)
     channel = rq.command.PUBSUB_CHANNEL_TEMPLATE % worker.name
-    for junk in (b"junk", b"[]", b"{}", b"\xff"):
+    for junk in (b"junk", b"[]", b"{}", b"\xff", b"[" * 100_000):
         worker.handle_payload({"data": junk})
     assert orders == []
     worker.handle_payload({"data": json.dumps({"command": "stop-job", "job_id": "b"}).encode()})

@@ -182,8 +182,7 @@ class GroupWorker(RqWorker):
         if job is None:
             reason = refusal or "Its parameters are not those of a svdq job."
             logger.error("Job %s was refused: %s", rq_job.id, reason)
-            self._fail(rq_job, queue, None, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
-            transitions.drop_popped(self.connection, queue, rq_job.id)
+            self.fail_popped(rq_job, queue, f"Refused: {reason} Nothing was run; enqueue with `svdq submit`.")
             return None
         if self.was_canceled(rq_job.id):  # while it returned to the queue
             self._stopped_job_id = rq_job.id

@@ -35,6 +35,8 @@ BEAT_S = 4.0
 MAINTENANCE_S = 2.0
 #: The reason of a job that was canceled in flight.
 STOPPED = "Stopped by the user."
+#: RQ only logs this.
+_NOT_WRITTEN = "RQ could not write that a job failed"
 #: States of a job after its execution.
 _ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
@@ -100,7 +102,7 @@ class RqWorker(BaseWorker):
         try:
             payload = parse_payload(message)
             command, job_id = payload["command"], payload.get("job_id")
-        except (ValueError, LookupError, AttributeError, TypeError):
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
             # Anyone can publish here, and an error would end the listening thread.
             logger.warning("A command that is not one of RQ's was ignored.")
             return
@@ -146,6 +148,8 @@ class RqWorker(BaseWorker):
     def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
         """End a popped job as failed that was not begun."""
         self._fail(rq_job, queue, None, reason)
+        if self.connection.hget(rq_job.key, "status") not in (b"failed", b"stopped"):
+            raise redis.ConnectionError(_NOT_WRITTEN)  # it stays popped, and is returned to its queue
         transitions.drop_popped(self.connection, queue, rq_job.id)
 
     def succeed(self, active: ActiveJob, result: dict[str, Any]) -> None:
@@ -205,7 +209,7 @@ class RqWorker(BaseWorker):
         """End a job as failed; RQ's Retry is not used, since the same seed would fail again."""
         self._fail(active.rq_job, active.queue, active.execution, reason)
         if self.holds_lease(active):
-            raise redis.ConnectionError("RQ could not write that a job failed")  # RQ only logs it
+            raise redis.ConnectionError(_NOT_WRITTEN)
 
     def stop(self, active: ActiveJob) -> None:
         """End a job as stopped by the user."""
