@@ -1,9 +1,10 @@
 """Rank 0's intake against a real Redis and a real storage; the test takes the place of the stage loop."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,31 @@ def test_a_suspect_that_still_waits_is_rendered_before_a_drained_group_ends(hous
     intake.ended(Report(job_id=bad, body={}, result={}, failure="It broke."))
     assert intake.take() is None
     assert [view.status for view in house.wait([first, bad])] == ["finished", "failed"]
+
+
+def test_photos_of_jobs_that_others_take_do_not_pile_up(house, open_intake: Open, until) -> None:
+    """A job waited for all of them to be prepared where several groups share a queue and the storage is slow."""
+    marked: list[str] = []
+    may_prepare = threading.Event()
+
+    @contextmanager
+    def mark(job_id: str) -> Iterator[None]:
+        marked.append(job_id)
+        if job_id != first:
+            may_prepare.wait(60)
+        yield
+
+    first, slow, *others, last = (house.submit() for _ in range(6))
+    intake = open_intake(mark_prepare=mark)
+    assert take(intake).job_id == first
+    until(lambda: slow in marked)
+    for _ in (slow, *others):
+        house.connection.lpop("rq:queue:svdq-default")
+        before = num_calls(house, "lindex")
+        until(lambda before=before: num_calls(house, "lindex") >= before + 6)  # two looks at three queues
+    may_prepare.set()
+    assert take(intake).job_id == last
+    assert {*marked} == {first, slow, last}
 
 
 def test_an_urgent_job_overtakes_what_is_not_taken_yet(house, open_intake: Open) -> None:

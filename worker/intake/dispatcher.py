@@ -101,7 +101,7 @@ class Dispatcher:
                 self._taken = active
                 self._num_waiting = self._worker.num_queued()
             else:
-                self._ahead = None  # another group has that job, and may leave a checkpoint
+                self._drop_ahead()  # another group has that job, and may leave a checkpoint
                 if self._options.burst and not self._active_jobs and not self._more_will_come():
                     self.draining.set()
             self._log_pause()
@@ -195,7 +195,7 @@ class Dispatcher:
         job_id = self._worker.peek()
         if self._ahead is not None and self._ahead[0].encode() == job_id:
             return
-        self._ahead = None  # another group has that job, or it waits for a more urgent one
+        self._drop_ahead()  # another group has that job, or it waits for a more urgent one
         rq_job = self._worker.fetch(job_id) if job_id is not None else None
         if rq_job is not None:
             job = read_job(rq_job)
@@ -204,11 +204,18 @@ class Dispatcher:
 
     def _prepared(self, active: ActiveJob) -> Future[Prepared]:
         """Return the preparation of a taken job: the one begun in advance, else a new one."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] != active.rq_job.id:
+        if self._ahead is None or self._ahead[0] != active.rq_job.id:
+            self._drop_ahead()
             return self._submit(active)
-        ahead[1].add_done_callback(lambda _: self._wake.set())
-        return ahead[1]
+        (_, prepared), self._ahead = self._ahead, None
+        prepared.add_done_callback(lambda _: self._wake.set())
+        return prepared
+
+    def _drop_ahead(self) -> None:
+        """Drop what is prepared in advance: where the queue moves fast, jobs that others take must not pile up."""
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+            self._ahead = None
 
     def _submit(self, active: ActiveJob) -> Future[Prepared]:
         prepared = self._loader.submit(self._prefetcher.prepare, active.rq_job.id, active.job)
