@@ -122,3 +122,15 @@ def test_without_a_launcher_the_folder_is_the_parents(tmp_path: Path) -> None:
         (tmp_path / "runs" / name).mkdir(parents=True)
     folder_without_launcher(tmp_path)
     assert {path.name for path in (tmp_path / "runs").iterdir()} == set(others)
+
+
+def test_a_disk_that_takes_no_record_ends_no_rank(tmp_path: Path) -> None:
+    """As a full one whose file system copies on write."""
+    code = (
+        "import resource, sys; from pathlib import Path; from svdq.worker.health.crash_marker import CrashMarker\n"
+        "marker = CrashMarker(Path(sys.argv[1]), 0, 0)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "with marker.during('write', 'a'): marker.begin('step', 'b', 1)\n"
+        "marker.mark_clean_exit()"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0

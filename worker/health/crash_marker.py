@@ -97,17 +97,22 @@ class CrashMarker:
     def mark_clean_exit(self) -> None:
         """Record that no job is the cause of the end of this rank; from any thread."""
         # A separate byte: writing a slot later does not undo it.
-        os.pwrite(self._file, _CLEAN, RECORD_BYTES - 1)
+        self._put(_CLEAN, RECORD_BYTES - 1)
 
     def mark_stalled(self) -> None:
         """Record that this rank ends because its stage loop makes no progress; from any thread."""
-        os.pwrite(self._file, _STALLED, RECORD_BYTES - 1)
+        self._put(_STALLED, RECORD_BYTES - 1)
 
     def _write(self, slot: int, text: str) -> None:
         record = text.encode()
         # All ids of svdq fit; a part of a longer id could be the id of another job.
         content = record.ljust(SLOT_BYTES) if len(record) <= SLOT_BYTES else _EMPTY
-        os.pwrite(self._file, content, slot * SLOT_BYTES)
+        self._put(content, slot * SLOT_BYTES)
+
+    def _put(self, content: bytes, at: int) -> None:
+        # A file system that copies on write refuses this when it is full, and the work goes on.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, content, at)
 
 
 def read_suspects(folder: Path, restart_count: int) -> tuple[CrashSuspect, ...]:
