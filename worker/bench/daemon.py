@@ -41,9 +41,12 @@ def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
         SvdqError: the worker failed.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
-        settings = Settings.load(
-            home=Path(folder), storage=str(Path(folder, "storage")), model=workload.models[0]
-        ).model_copy(update={"redis_url": None})
+        model = workload.models[0]
+        if Path(model).expanduser().is_dir():
+            model = str(Path(model).expanduser().absolute())
+        settings = Settings.load(home=Path(folder), storage=str(Path(folder, "storage")), model=model)
+        # The worker of a bench takes no jobs of the user, and notifies nobody.
+        settings = settings.model_copy(update={"redis_url": None, "notify": ()})
         try:
             return _run(workload, settings, Path(folder), replicas)
         finally:
@@ -103,7 +106,8 @@ def _worker(
     if workload.components and not replicas:
         command += ["--bind", "always"]
     with log_path.open("wb") as log:
-        worker = subprocess.Popen(command, env=environment_of(settings), stdout=log, stderr=log)
+        # Not in the folder of the caller: a redis_url in its svdq.toml counts where the variable is empty.
+        worker = subprocess.Popen(command, cwd=settings.home, env=environment_of(settings), stdout=log, stderr=log)
         try:
             yield worker
             worker.send_signal(signal.SIGINT)
