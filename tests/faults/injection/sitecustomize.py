@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,9 +191,9 @@ def _install(where: str, folder: Path) -> None:
         case "during-write":
             _wrap(video, "write_video", before=None, after=_killer(folder, _write_visits()))
         case "full":
-            _wrap(local, "_publish", before=functools.partial(_refuse, folder), after=None)
+            _wrap(local, "publish", before=functools.partial(_refuse, folder), after=None)
         case "slow":
-            _wrap(local, "_publish", before=functools.partial(_dawdle, folder), after=None)
+            _wrap(local, "publish", before=functools.partial(_dawdle, folder), after=None)
         case _ if where.startswith("poison-"):
             _poison(where.removeprefix("poison-"), folder)
         case _:
@@ -205,4 +206,9 @@ if os.environ.get("FAULTS_AT") == "clock":
         _shift_clock(Path(os.environ["FAULTS_FOLDER"]))
 # Ranks only: torchrun gives them RANK.
 elif "RANK" in os.environ and "FAULTS_AT" in os.environ:
-    _install(os.environ["FAULTS_AT"], Path(os.environ["FAULTS_FOLDER"]))
+    try:
+        _install(os.environ["FAULTS_AT"], Path(os.environ["FAULTS_FOLDER"]))
+    except Exception:  # noqa: BLE001 - whatever it is
+        # Python would print this and go on without the fault.
+        traceback.print_exc()
+        os._exit(1)
