@@ -82,7 +82,7 @@ def read_request(
             model,
             spell,
         )
-        options = _with_family(plain, texts, family)
+        options = _with_family(plain, texts, family, {} if base is None else base.given())
         if base is not None:
             options = replace(base, **options.given(), auto_size=options.auto_size)
         param = "output"
@@ -191,10 +191,12 @@ def _plain_options(texts: Mapping[str, str]) -> dict[str, Any]:
     return fields
 
 
-def _with_family(plain: Mapping[str, Any], texts: Mapping[str, str], family: str) -> SubmitOptions:
-    """Add what depends on the family: prompts, guidance, and frames from seconds."""
+def _with_family(
+    plain: Mapping[str, Any], texts: Mapping[str, str], family: str, base: Mapping[str, Any]
+) -> SubmitOptions:
+    """Add what depends on the family: prompts, guidance, and frames from seconds; `base` as for `read_request`."""
     fields = {**plain, "family": family}
-    defaults = JOBS[family].model_fields
+    defaults = {**{name: field.default for name, field in JOBS[family].model_fields.items()}, **base}
     if family in WITH_PROMPTS:
         fields |= {name: texts[name] for name in PROMPTS if name in texts}
     if "guidance_scale" in texts:
@@ -205,12 +207,12 @@ def _with_family(plain: Mapping[str, Any], texts: Mapping[str, str], family: str
             raise _bad("guidance_scale", "guidance_scale and max_guidance_scale are the same; leave one of them out.")
         else:
             fields["max_guidance_scale"] = scale
-            if scale < defaults["min_guidance_scale"].default:
+            if scale < defaults["min_guidance_scale"]:
                 fields.setdefault("min_guidance_scale", scale)
     if "seconds" in texts and "frames" not in fields:
         seconds, step = _number("seconds", texts["seconds"]), JOBS[family].frame_step
         # Where the family leaves the pace to the model, it is fixed here, so that the length is right.
-        fps = fields.get("fps", defaults["fps"].default) or fields.setdefault("fps", USUAL[family][1])
+        fps = fields.get("fps", defaults["fps"]) or fields.setdefault("fps", USUAL[family][1])
         frames = seconds * min(max(fps, 1), 1e6)  # an fps that is not allowed is refused below
         if not 0 < frames < 1e6:
             rule = "more than 0" if frames <= 0 else "shorter; videos have 1,024 frames at most"

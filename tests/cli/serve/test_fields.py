@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from svdq.cli.serve.errors import ApiError
 from svdq.cli.serve.fields import FIELDS, VideoRequest, decode_data_url, read_request
+from svdq.producer.submitting.options import SubmitOptions
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NAMES = (*FIELDS, "input_reference", "extra_params", "extra_params[fps]", "formats[]", "input_reference[image_url]")
@@ -79,3 +80,13 @@ def test_spellings_of_a_list(fields: list[tuple[str, Any]]) -> None:
 def test_a_field_that_is_given_twice(fields: list[tuple[str, Any]]) -> None:
     with pytest.raises(ApiError, match="fps is given twice"):
         read_request(fields, NOW)
+
+
+def test_a_remix_keeps_the_pace_and_the_guidance_of_its_video() -> None:
+    base = SubmitOptions(family="svd", frames=14, fps=24, min_guidance_scale=2.0, max_guidance_scale=3.0)
+    [options] = read_request([("seconds", "2"), ("guidance_scale", 1.5)], NOW, base=base).spec.options
+    assert (options.frames, options.fps) == (48, 24)
+    assert (options.min_guidance_scale, options.max_guidance_scale) == (1.5, 1.5)
+    base = SubmitOptions(family="wan", fps=24)
+    [options] = read_request([("seconds", "2")], NOW, base=base).spec.options
+    assert (options.frames, options.fps) == (49, 24)
