@@ -125,6 +125,7 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
         InputError: the text is not a value of the parameter's type.
     """
     text = text.strip()
+    shown = _shorten(text)
     if name == "size":
         auto, colon, of_area = text.lower().partition(":")
         if auto == "auto" and not colon:
@@ -132,7 +133,7 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
         match = _SIZE.fullmatch(of_area if auto == "auto" else text)
         if match is None:
             raise InputError(
-                f"{called} {text} is not a size; write width and height in pixels, such as 1024x576, or auto."
+                f"{called} {shown} is not a size; write width and height in pixels, such as 1024x576, or auto."
             )
         size = {"width": int(match[1]), "height": int(match[2])}
         return size | ({"auto_size": True} if auto == "auto" else {})
@@ -143,13 +144,13 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
     types = (annotation, *get_args(annotation))
     if bool in types:
         if text.lower() not in _BOOLEANS:
-            raise InputError(f"{called} {text!r} is not allowed: it must be true or false.")
+            raise InputError(f"{called} {shown!r} is not allowed: it must be true or false.")
         return {name: _BOOLEANS[text.lower()]}
     try:
         return {name: int(text) if int in types else float(text) if float in types else text}
     except ValueError as error:
         kind = "whole number, such as 25" if int in types else "number, such as 0.5"
-        raise InputError(f"{called} {text!r} is not allowed: it must be a {kind}.") from error
+        raise InputError(f"{called} {shown!r} is not allowed: it must be a {kind}.") from error
 
 
 def sweep(options: SubmitOptions, sweeps: Iterable[str]) -> tuple[SubmitOptions, ...]:

@@ -49,6 +49,13 @@ def test_invalid_values(name: str, text: str) -> None:
         read_field(name, text, "column")
 
 
+@pytest.mark.parametrize("name", ["frames", "size", "boomerang"])
+def test_a_long_value_is_cut_in_the_error(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_field(name, "9" * 5000, "column")
+    assert len(str(caught.value)) < 250
+
+
 def test_a_sweep_has_all_combinations() -> None:
     swept = sweep(SubmitOptions(steps=4), ["motion-bucket-id=60,127", "size=64x64,128x64,64x64"])
     seen = [(options.steps, options.motion_bucket_id, options.width, options.height) for options in swept]
