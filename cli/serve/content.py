@@ -138,14 +138,13 @@ class Content:
 
     def _make_poster(self, view: JobView) -> bytes:
         try:
-            for kind, key in [*files_of(view).items()][:1]:
-                if kind != "png":
-                    path, is_temporary = self._local_file(view, kind, key)
-                    try:
-                        return poster_of_video(path)
-                    finally:
-                        if is_temporary:
-                            path.unlink(missing_ok=True)
+            for kind, key in [each for each in files_of(view).items() if each[0] != "png"][:1]:
+                path, is_temporary = self._local_file(view, kind, key)
+                try:
+                    return poster_of_video(path, kind)
+                finally:
+                    if is_temporary:
+                        path.unlink(missing_ok=True)
         except (ApiError, InputError, UnavailableError):
             pass  # a video without a poster shows its photo
         parameters = view.parameters

@@ -20,14 +20,14 @@ MAX_PIXELS = 100_000_000
 TIMEOUT_S = 30
 
 
-def poster_of_video(path: Path) -> bytes:
-    """Return the first frame of an mp4, gif or webp, or a png, as a JPEG.
+def poster_of_video(path: Path, kind: str) -> bytes:
+    """Return the first frame of an mp4, gif or webp as a JPEG; the file may have any name.
 
     Raises:
         UnavailableError: an mp4 needs ffmpeg, which is not installed.
         InputError: the file cannot be decoded.
     """
-    if path.suffix == ".mp4":
+    if kind == "mp4":
         return _encode(_first_frame(path))
     try:
         return poster_of_picture(path.read_bytes())
