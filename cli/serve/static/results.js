@@ -149,7 +149,7 @@ function newCard(result) {
     parts.error.hidden = false;
     setText(parts.error, result.error);
   }
-  parts.open.addEventListener("click", () => open(result, { neighbor: (step) => neighbor(result.id, step), mark: (verdict) => mark([cards.get(result.id)], verdict) }));
+  parts.open.addEventListener("click", () => open(result, { neighbor: (step) => neighbor(result.id, step), mark: (verdict) => mark([cards.get(result.id) ?? card], verdict) }));
   parts.keep.addEventListener("click", (event) => run(event.target, problem, () => mark([card], "keep")));
   parts.reject.addEventListener("click", (event) => run(event.target, problem, () => mark([card], "reject")));
   parts.keep.hidden = parts.reject.hidden = result.status !== "finished";

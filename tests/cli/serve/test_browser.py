@@ -314,6 +314,19 @@ def test_review_compare_download_and_repeat(desk: Watched, house: House) -> None
     expect(cards).to_have_count(4)
 
 
+def test_an_open_video_is_kept_although_newer_ones_have_taken_its_place(desk: Watched, house: House) -> None:
+    page = desk.page
+    have_results(page, house, 1)
+    page.locator(".card .frame").first.click()
+    page.route("**/page/results?*", lambda route: route.fulfill(json={"results": [], "next": None}))
+    page.evaluate("async () => (await import('/static/results.js')).reload()")
+    expect(page.locator(".card")).to_have_count(0)
+    page.click("#viewer-keep")
+    expect(page.locator("#viewer-keep")).to_have_attribute("aria-pressed", "true")
+    page.click("#viewer-keep")
+    expect(page.locator("#viewer-keep")).to_have_attribute("aria-pressed", "false")
+
+
 def test_everything_from_the_keyboard(desk: Watched, house: House) -> None:
     page = desk.page
     have_results(page, house, 2)
