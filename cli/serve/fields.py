@@ -14,7 +14,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel, choose_family
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.options import FIELD_OF, SubmitOptions, as_key, read_field
+from svdq.producer.submitting.options import SubmitOptions, as_key, as_text, read_field
 from svdq.producer.timeparse import parse_future
 
 #: The API's names for parameters that svdq calls otherwise.
@@ -157,15 +157,10 @@ def _extra(value: Any) -> Mapping[str, Any]:
 
 def _text(name: str, value: Any) -> str:
     """Convert a value to the text that a form would have."""
-    if value is None:
-        return ""
-    if isinstance(value, list) and name in ("format", "formats"):
-        value = " ".join(map(str, value))
-    if isinstance(value, bool) and FIELD_OF.get(name) and FIELD_OF[name].annotation is bool:
-        return str(value).lower()
-    if isinstance(value, bool | list | dict):
-        raise _bad(name, f"{name} {json.dumps(value)[:80]} is not allowed: it must be a single value.")
-    text = str(value)
+    try:
+        text = as_text(name, value)
+    except InputError as error:
+        raise _bad(name, str(error)) from error
     if not all(char < "\ud800" or char > "\udfff" for char in text):  # JSON can escape half a character
         raise _bad(name, f"{name} has a character that is no Unicode character; remove it.")
     if name in PROMPTS:

@@ -15,7 +15,7 @@ from typing import Any
 from svdq.pipeline.errors import InputError
 from svdq.producer.submitting.family import ConfiguredModel
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.options import FIELD_OF, FIELDS, SubmitOptions, as_key, read_field
+from svdq.producer.submitting.options import FIELDS, SubmitOptions, as_key, as_text, read_field
 from svdq.producer.submitting.submit import Request
 from svdq.producer.timeparse import parse_future
 
@@ -88,7 +88,7 @@ def _parse(
         raise row
     if row.keys() - set(COLUMNS):
         raise _no_such_column(row)
-    texts = {name: _text(name, value) for name, value in row.items()}
+    texts = {name: as_text(name, value).strip() for name, value in row.items()}
     given = {name: text for name, text in texts.items() if text}
     if "photo" not in given:
         raise InputError("The row names no photo; give its path in the column photo.")
@@ -117,19 +117,6 @@ def _parse(
 def _no_such_column(names: Iterable[str]) -> InputError:
     unknown = next(name for name in names if name not in COLUMNS)
     return InputError(f"There is no column {unknown!r}; the columns are {', '.join(COLUMNS)}.")
-
-
-def _text(name: str, value: Any) -> str:
-    """Convert the value of a column to the text that a csv file would have."""
-    if value is None:
-        return ""
-    if isinstance(value, list) and name in ("format", "formats"):
-        return " ".join(map(str, value))
-    if isinstance(value, bool) and FIELD_OF.get(name) and FIELD_OF[name].annotation is bool:
-        return str(value).lower()
-    if isinstance(value, bool | list | dict):
-        raise InputError(f"{name} {json.dumps(value)} is not allowed: it must be a single value.")
-    return str(value).strip()
 
 
 def _csv_rows(text: str) -> Iterator[Row]:

@@ -4,6 +4,7 @@ The parameters, with their types, limits and defaults, are the fields of the `Jo
 """
 
 import itertools
+import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -107,6 +108,23 @@ def as_key(field: str) -> str:
 def as_flag(field: str) -> str:
     """Spell a parameter as on the command line."""
     return f"--{as_key(field).replace('_', '-')}"
+
+
+def as_text(name: str, value: Any) -> str:
+    """Convert a value of JSON to the text that a form or a csv file would have for the parameter `name`.
+
+    Raises:
+        InputError: it is not a single value.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, list) and name in ("format", "formats"):
+        return " ".join(map(str, value))
+    if isinstance(value, bool) and FIELD_OF.get(name) and FIELD_OF[name].annotation is bool:
+        return str(value).lower()
+    if isinstance(value, bool | list | dict):
+        raise InputError(f"{name} {_shorten(json.dumps(value))} is not allowed: it must be a single value.")
+    return str(value)
 
 
 def read_field(name: str, text: str, called: str) -> dict[str, Any]:
