@@ -10,12 +10,14 @@ from svdq.pipeline.media.pipe import run_ffmpeg
 #: Frames after the end that minterpolate needs for the last frames of a video.
 NUM_AHEAD = 4
 
-#: minterpolate follows the motion of blocks; there are no cuts to detect. Full range keeps the colors of given frames
-#: within 2 of 255.
+#: minterpolate follows the motion of blocks; there are no cuts to detect. It refuses sides below 32 pixels, which are
+#: padded. Full range keeps the colors of given frames within 2 of 255.
 _FILTERS = (
     "scale=out_color_matrix=bt709:out_range=pc:flags=lanczos+accurate_rnd+full_chroma_int",
     "format=yuv444p",
+    r"pad=max(iw\,32):max(ih\,32)",
     "minterpolate=fps={fps}:mi_mode=mci:scd=none",
+    "crop={width}:{height}:0:0",
     "scale=in_color_matrix=bt709:in_range=pc:flags=lanczos+accurate_rnd+full_chroma_int",
     "format=rgb24",
 )
@@ -43,7 +45,8 @@ def change_motion(
     ahead = [order[index % len(order)] if boomerang else last for index in range(NUM_AHEAD)]
     num_frames = (2 * len(order) * interpolate + fps) // (2 * fps)  # of the same duration, rounded
     path = folder / "frames.rgb"
-    filters = ",".join(_FILTERS).format(fps=interpolate)
+    _, height, width, _ = frames.shape
+    filters = ",".join(_FILTERS).format(fps=interpolate, width=width, height=height)
     try:
         run_ffmpeg(
             frames[order + ahead], fps, ["-vf", filters, "-frames:v", str(num_frames), "-f", "rawvideo", f"file:{path}"]

@@ -65,6 +65,15 @@ def test_interpolation_keeps_duration_and_given_frames(
         assert distance(shown[number], given[original]) <= ROUNDING
 
 
+@pytest.mark.parametrize(("width", "height"), [(16, 16), (16, 64), (64, 16), (24, 40)])
+def test_small_pictures_are_interpolated(tmp_path: Path, width: int, height: int) -> None:
+    """ffmpeg's minterpolate refuses sides below 32 pixels, and Wan's may have 16."""
+    frames = video(3, width=width, height=height)
+    shown = change_motion(frames, 8, tmp_path, boomerang=False, interpolate=16)
+    assert shown.shape == (6, height, width, 3)
+    assert distance(shown[::2], frames) <= ROUNDING
+
+
 def test_frames_between_are_between(tmp_path: Path) -> None:
     """The pattern moves on by half as much; neither frame is repeated, and they are not blended."""
     fine = video(17)
