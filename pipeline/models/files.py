@@ -23,6 +23,18 @@ SAVED = "give a folder that diffusers' save_pretrained has written"
 Shapes = dict[str, list[int]]
 
 
+def pull_command(folder: Path, name: str) -> str:
+    """Return the command that fetches a model of the hub; "" if its name is that of the folder."""
+    # Not for a folder whose name has the form of a hub id.
+    return "" if folder == Path(name).expanduser() else f"svdq model pull {name}"
+
+
+def fetch_again(folder: Path, name: str, otherwise: str) -> str:
+    """Return how to complete a model in the hub's cache, as a clause; for any other folder `otherwise`."""
+    pull = pull_command(folder, name)
+    return f"fetch it again with `{pull}`" if pull else otherwise
+
+
 def read_json(folder: Path, file: str, name: str) -> dict[str, Any]:
     """Read one JSON file of a model folder, such as `unet/config.json`.
 
@@ -35,7 +47,7 @@ def read_json(folder: Path, file: str, name: str) -> dict[str, Any]:
             raise OSError(f"{path} is not a regular file")  # reading a pipe would block
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"The model {name} has no readable {file}; {SAVED}.") from error
+        raise InputError(f"The model {name} has no readable {file}; {fetch_again(folder, name, SAVED)}.") from error
     if not isinstance(content, dict):
         raise InputError(f"The {file} of the model {name} is not a JSON object.")
     return content

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.files import SAVED, Shapes, is_half, names_in, read_json, read_shapes, weight_files
+from svdq.pipeline.models.files import (
+    SAVED,
+    Shapes,
+    fetch_again,
+    is_half,
+    names_in,
+    pull_command,
+    read_json,
+    read_shapes,
+    weight_files,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +109,7 @@ def find_problems(
         if class_in(index, component) is None or (components is not None and component not in components):
             continue
         try:
-            yield from _Weights(folder, component, name, layout).problems(half)
+            yield from _Weights(folder, component, name).problems(half)
         except InputError as error:
             yield Problem(text=str(error).rstrip("."))
 
@@ -117,8 +127,10 @@ def _check_index(folder: Path, name: str, layout: Layout) -> None:
         kind = class_in(index, component)
         if kind is None and component in layout.optional:
             continue
+        whole = f"it must be a whole {layout.pipeline}"
         if kind is None or not (folder / component).is_dir():
-            raise InputError(f"The model {name} has no {component}; it must be a whole {layout.pipeline}.")
+            advice = whole if kind is None else fetch_again(folder, name, whole)
+            raise InputError(f"The model {name} has no {component}; {advice}.")
         if kind not in accepted:
             raise InputError(f"The {component} of the model {name} is a {kind}; svdq works with {accepted[0]} only.")
 
@@ -175,15 +187,12 @@ def check_processor(folder: Path, component: str, name: str) -> None:
 class _Weights:
     """The weights of one component."""
 
-    def __init__(self, folder: Path, component: str, name: str, layout: Layout) -> None:
+    def __init__(self, folder: Path, component: str, name: str) -> None:
         self._folder = folder
         self._component = component
         self._name = name
-        self._layout = layout
         self._of = f"The {component} of the model {name}"
-        # Not for a folder whose name has the form of a hub id.
-        self._pull = "" if folder == Path(name).expanduser() else f"svdq model pull {name}"
-        self._again = f"fetch it again with `{self._pull}`" if self._pull else "get it again"
+        self._again = fetch_again(folder, name, "get it again")
 
     def problems(self, half: tuple[bool, ...] | None) -> Iterator[Problem]:
         names = names_in(self._folder / self._component)
@@ -196,7 +205,8 @@ class _Weights:
             else:
                 yield Problem(text=f"{self._of} has no weights (.safetensors)", advice=self._again)
         elif half is not None and not there & set(half):
-            how = f" with `{self._pull} --variant full`" if self._pull else ""
+            pull = pull_command(self._folder, self._name)
+            how = f" with `{pull} --variant full`" if pull else ""
             yield Problem(
                 text=f"{self._of} has half precision weights only, which do for GPUs",
                 advice=f"to render on a CPU, fetch the full ones, too{how}",

@@ -277,6 +277,32 @@ def test_a_folder_whose_name_looks_like_a_hub_id_is_not_to_be_pulled(
     assert finding.advice == "get it again"
 
 
+@pytest.mark.parametrize(
+    ("lose", "words"),
+    [
+        (lambda folder: shutil.rmtree(folder / "unet"), "has no unet"),
+        (lambda folder: (folder / "unet/config.json").unlink(), "has no readable unet/config.json"),
+        (lambda folder: (folder / "scheduler/scheduler_config.json").unlink(), "has no readable scheduler/"),
+        (lambda folder: (folder / UNET).unlink(), "has no weights"),
+    ],
+)
+def test_a_model_of_the_hub_that_is_not_complete_is_to_be_pulled(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], object], words: str
+) -> None:
+    """diffusers, when interrupted, leaves the index and some of the rest in the hub's cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    place = tmp_path / "hub/models--someone--some-model"
+    folder = shutil.copytree(model, place / "snapshots" / ("5" * 40))
+    (place / "refs").mkdir()
+    (place / "refs/main").write_text("5" * 40)
+    lose(folder)
+    sentence = rf"{words}.*; fetch it again with `svdq model pull someone/some-model`"
+    [finding] = check_model("someone/some-model")
+    assert re.search(sentence, f"{finding.text}; {finding.advice}")
+    with pytest.raises(InputError, match=sentence):
+        preflight.check_model("someone/some-model")
+
+
 def test_a_model_under_the_home_that_is_whole_is_taken(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny_model.parent))
     preflight.check_model(f"~/{tiny_model.name}")
