@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.components import be_quiet
-from svdq.pipeline.models.files import loaded_files, read_json, weight_files
+from svdq.pipeline.models.files import loaded_files, read_json, weight_files, writing
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.memory import size_text
 from svdq.pipeline.models.registry import layout_of
@@ -79,7 +79,7 @@ def convert(
     copied = _others(source, layout.components, weights)
     total = sum(weight.num_bytes for each in weights.values() for weight in each)
     needed = total + sum(file.stat().st_size for file in copied)
-    try:
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
         if free < needed:
@@ -87,7 +87,7 @@ def convert(
                 f"The copy takes {size_text(needed)}, and {target.parent} has {size_text(free)} free; "
                 "name a folder on a larger disk."
             )
-        with tempfile.TemporaryDirectory(prefix=f".{target.name[:100]}.", dir=target.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=".svdq-convert-", dir=target.parent) as folder:
             partial = Path(folder) / target.name
             partial.mkdir()
             for file in copied:
@@ -98,8 +98,6 @@ def convert(
                 stem = "diffusion_pytorch_model" if classes[component][0] == "diffusers" else "model"
                 _write(partial / component, stem, each, shard_bytes, on_file)
             partial.rename(target)
-    except OSError as error:
-        raise InputError(f"{target} cannot be written ({error.strerror}); name another folder.") from error
     return total
 
 

@@ -1,13 +1,17 @@
-"""Reads the files of a model folder without torch: JSON, the names of weights files, and the shapes of weights."""
+"""Reads the files of a model folder without torch: JSON, the names of weights files, and the shapes of weights.
+
+Where a model is written, it explains why that fails.
+"""
 
 import json
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from svdq.pipeline.errors import InputError
+from svdq.pipeline.errors import InputError, reason_of
 from svdq.pipeline.installed import how_to_install
 
 #: Supported types of weights, as named by safetensors.
@@ -124,3 +128,21 @@ def read_shapes(file: Path) -> Shapes | str:
     if not dtypes <= _DTYPES:
         return f"holds weights as {', '.join(sorted(dtypes - _DTYPES))}"
     return {name: list(tensor.get_shape()) for name, tensor in tensors.items()}
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise an error of a block that writes a model into a folder, such as a full disk, as an `InputError`.
+
+    Raises:
+        InputError: why it cannot be written.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or reason_of(error)
+        raise InputError(
+            f"The model cannot be written to {folder} ({reason}); make room there, or give another folder."
+        ) from error

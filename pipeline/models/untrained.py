@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.models.files import writing
 
 #: The file that marks them.
 UNTRAINED = "UNTRAINED.md"
@@ -25,14 +26,12 @@ def claim(folder: Path, title: str) -> None:
     Raises:
         InputError: the folder has other content, or cannot be written.
     """
-    try:
+    with writing(folder):
         if folder.exists() and any(folder.iterdir()) and not is_untrained(folder):
             raise InputError(f"The folder {folder} is not empty; give a new or empty one for the tiny model.")
         folder.mkdir(parents=True, exist_ok=True)
         # The marker is written first, so that a partial folder can be overwritten.
         (folder / UNTRAINED).write_text(_TEXT.format(title=title), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"The tiny model cannot be written to {folder} ({error.strerror}).") from error
 
 
 def name_classes(folder: Path, **classes: object) -> None:

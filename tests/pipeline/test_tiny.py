@@ -9,6 +9,7 @@ from svdq.cli.main import cli
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.svd.tiny import SCHEDULER_CONFIG, write_tiny_model
 from svdq.pipeline.models.untrained import UNTRAINED, is_untrained
+from tests.full_disk import files_of_at_most
 
 
 def digests(folder):
@@ -59,6 +60,13 @@ def test_only_its_own_folder_is_written_again(tmp_path):
         write_tiny_model(tmp_path / "holiday.jpg" / "below")
     with pytest.raises(InputError, match="cannot be written"):
         write_tiny_model(tmp_path / "holiday.jpg")
+
+
+def test_a_full_disk_is_one_sentence(tmp_path):
+    with files_of_at_most(1_000_000), pytest.raises(InputError, match=r"^The model cannot be written to .*File too"):
+        write_tiny_model(tmp_path / "tiny")
+    write_tiny_model(tmp_path / "tiny")  # over what is there
+    assert is_untrained(tmp_path / "tiny")
 
 
 def test_command(tmp_path):

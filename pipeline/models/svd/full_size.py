@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from svdq.pipeline.models.components import be_quiet
+from svdq.pipeline.models.files import writing
 from svdq.pipeline.models.svd.layout import UNET_DEFAULTS
 from svdq.pipeline.models.svd.tiny import write_model
 
@@ -73,12 +74,14 @@ def write_full_size_model(
         embedding_dim=IMAGE_ENCODER_CONFIG["projection_dim"],
         make_unet=lambda: with_random_weights(lambda: UNetSpatioTemporalConditionModel(**config), dtype),
     )
-    if "vae" in components:
-        with_random_weights(lambda: AutoencoderKLTemporalDecoder(**VAE_CONFIG), dtype).save_pretrained(folder / "vae")
-    if "image_encoder" in components:
-        clip = CLIPVisionConfig(**IMAGE_ENCODER_CONFIG)
-        encoder = with_random_weights(lambda: CLIPVisionModelWithProjection(clip), dtype)
-        encoder.save_pretrained(folder / "image_encoder")
+    clip = CLIPVisionConfig(**IMAGE_ENCODER_CONFIG)
+    for component, make in {
+        "vae": lambda: AutoencoderKLTemporalDecoder(**VAE_CONFIG),
+        "image_encoder": lambda: CLIPVisionModelWithProjection(clip),
+    }.items():
+        if component in components:
+            with writing(folder):
+                with_random_weights(make, dtype).save_pretrained(folder / component)
 
 
 def with_random_weights(make: Callable[[], Any], dtype: torch.dtype) -> Any:

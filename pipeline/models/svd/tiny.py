@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from svdq.pipeline.models.components import be_quiet
+from svdq.pipeline.models.files import writing
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.untrained import claim, name_classes
 
@@ -96,8 +97,9 @@ def write_model(folder: Path, *, embedding_dim: int, make_unet: Callable[[], Any
         scheduler=EulerDiscreteScheduler(**SCHEDULER_CONFIG),
         feature_extractor=CLIPImageProcessor(size={"shortest_edge": 224}, crop_size={"height": 224, "width": 224}),
     )
-    pipeline.save_pretrained(folder)
-    name_classes(folder, feature_extractor=["transformers", "CLIPImageProcessor"])
+    with writing(folder):
+        pipeline.save_pretrained(folder)
+        name_classes(folder, feature_extractor=["transformers", "CLIPImageProcessor"])
 
 
 def _tiny_unet() -> Any:

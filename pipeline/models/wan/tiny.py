@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from svdq.pipeline.models.components import be_quiet
+from svdq.pipeline.models.files import writing
 from svdq.pipeline.models.untrained import claim, name_classes
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.parameters import WanParameters
@@ -70,13 +71,14 @@ def write_tiny_wan(folder: Path, variant: Variant = "i2v-a14b", *, scheduler: st
         boundary_ratio=0.9 if experts else None,
         expand_timesteps=expanded,
     )
-    pipeline.save_pretrained(folder)
-    name_classes(
-        folder,
-        _class_name="WanPipeline" if expanded else "WanImageToVideoPipeline",
-        tokenizer=["transformers", "T5TokenizerFast"],
-        image_processor=["transformers", "CLIPImageProcessor"],
-    )
+    with writing(folder):
+        pipeline.save_pretrained(folder)
+        name_classes(
+            folder,
+            _class_name="WanPipeline" if expanded else "WanImageToVideoPipeline",
+            tokenizer=["transformers", "T5TokenizerFast"],
+            image_processor=["transformers", "CLIPImageProcessor"],
+        )
 
 
 def _transformer(variant: Variant) -> Any:

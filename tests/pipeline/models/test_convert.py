@@ -13,6 +13,7 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.convert import convert
 from svdq.pipeline.models.loader import open_model
+from tests.full_disk import files_of_at_most
 
 CPU = torch.device("cpu")
 
@@ -57,6 +58,17 @@ def test_nothing_is_left_of_a_copy_that_fails(tiny_model: Path, tmp_path: Path) 
 
     with pytest.raises(KeyboardInterrupt):
         convert(tiny_model, target, "tiny", torch.float16, on_file=fail)
+    assert list((tmp_path / "copies").iterdir()) == []
+
+
+def test_nothing_is_left_of_a_copy_on_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
+    """As with a quota, which the free space does not show."""
+    target = tmp_path / "copies" / "half"
+    with (
+        files_of_at_most(1_000_000),
+        pytest.raises(InputError, match=r"written to .*/half \(.*File too"),
+    ):
+        convert(tiny_model, target, str(tiny_model), torch.float16)
     assert list((tmp_path / "copies").iterdir()) == []
 
 

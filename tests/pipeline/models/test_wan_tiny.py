@@ -11,6 +11,7 @@ from svdq.cli.main import cli
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.untrained import UNTRAINED, is_untrained
 from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
+from tests.full_disk import files_of_at_most
 
 
 def digests(folder):
@@ -73,6 +74,11 @@ def test_only_its_own_folder_is_written_again(tmp_path):
     with pytest.raises(InputError, match="not empty"):
         write_tiny_wan(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
+
+
+def test_a_full_disk_is_one_sentence(tmp_path):
+    with files_of_at_most(10_000), pytest.raises(InputError, match=r"^The model cannot be written to .*too large"):
+        write_tiny_wan(tmp_path / "tiny")
 
 
 def test_command(tmp_path):
