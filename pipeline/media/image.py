@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from io import BytesIO
 
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from svdq.pipeline.errors import SampleError, reason_of
 from svdq.pipeline.media.color import to_srgb
@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 #: Largest number of pixels of a photo, checked before decoding: 3 bytes each, so half a gigabyte of memory.
 MAX_PIXELS = 178_000_000
+
+#: Largest compressed color profile or text of a PNG in bytes; Pillow's own limit is 1 MiB, and printers have larger
+#: profiles.
+MAX_PNG_CHUNK_BYTES = 1 << 26
 
 #: Accepted formats by Pillow's name, and the extension they are stored with. Documents are left out, and formats whose
 #: decoder starts another program, such as EPS.
@@ -51,9 +55,9 @@ EXTENSIONS = {
 _COMMON = ("JPEG", "PNG")
 
 _lock = threading.Lock()
-#: Number of open blocks of `pillow_without_limits`, and Pillow's limit before the first.
+#: Number of open blocks of `pillow_without_limits`, and Pillow's limits before the first.
 _open_blocks = 0
-_pillow_limit: int | None = None
+_pillow_limits: tuple[int | None, int] = (None, 0)
 
 
 def open_photo(data: bytes) -> Image.Image:
@@ -84,11 +88,12 @@ def _load_plugins() -> None:
 
 @contextlib.contextmanager
 def pillow_without_limits() -> Iterator[None]:
-    """Disable Pillow's own limit on pixels and its warnings; callers check `max_pixels`."""
-    global _open_blocks, _pillow_limit
+    """Disable Pillow's own limit on pixels and its warnings, and raise that of PNGs; callers check `max_pixels`."""
+    global _open_blocks, _pillow_limits
     with _lock:
         if not _open_blocks:
-            _pillow_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+            _pillow_limits = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK
+            Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = None, MAX_PNG_CHUNK_BYTES
         _open_blocks += 1
     try:
         with warnings.catch_warnings():
@@ -98,7 +103,7 @@ def pillow_without_limits() -> Iterator[None]:
         with _lock:
             _open_blocks -= 1
             if not _open_blocks:
-                Image.MAX_IMAGE_PIXELS = _pillow_limit
+                Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK = _pillow_limits
 
 
 def load_photo(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:

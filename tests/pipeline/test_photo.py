@@ -8,7 +8,7 @@ import pillow_heif
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps, PngImagePlugin
 
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.media.image import load_photo, pillow_without_limits, prepare_photo
@@ -230,6 +230,18 @@ def test_too_many_pixels():
         load_photo(png_header(60000, 60000))
 
 
+@pytest.mark.parametrize("kind", ["profile", "text"])
+def test_a_png_with_a_large_profile_or_text(kind: str) -> None:
+    """Printers have profiles above Pillow's limit of 1 MiB, and programs that make pictures write their workflow."""
+    data, info = BytesIO(), PngImagePlugin.PngInfo()
+    if kind == "text":
+        info.add_text("workflow", "x" * 2**21, zip=True)
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes() + bytes(2**21 * (kind == "profile"))
+    photo = gradient(64, 64)
+    photo.save(data, "PNG", pnginfo=info, icc_profile=profile)
+    assert np.array_equal(prepare_photo(data.getvalue(), 64, 64), photo)
+
+
 def test_only_formats_of_photos_are_opened() -> None:
     """Pillow would start Ghostscript for EPS."""
     eps = BytesIO()
@@ -252,3 +264,4 @@ def test_the_limit_on_pixels_is_ours_alone(photo_bytes, monkeypatch):
     with pillow_without_limits(), pillow_without_limits():
         pass
     assert Image.MAX_IMAGE_PIXELS == 100
+    assert PngImagePlugin.MAX_TEXT_CHUNK == 2**20
