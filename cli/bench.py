@@ -1,6 +1,7 @@
 """`svdq bench`: options and output of the measurements of pipeline and worker."""
 
 import math
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,9 @@ def bench(
       svdq bench --steps 40 --segments 15+25      ranks that hold one of two experts each
       svdq bench model --size 1024x576            step, encode and decode of the real model
     """
+    # Treated like Ctrl-C, so that ranks, workers and their Redis server end and temporary folders of gigabytes are
+    # removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if context.invoked_subcommand is not None:
         _refuse_options(context, context.invoked_subcommand)
         return

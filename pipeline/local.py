@@ -49,6 +49,7 @@ def spawn_ranks(
                 _enter,
                 (num_ranks, Path(folder), device, replicas, main, args),
                 nprocs=num_ranks,
+                daemon=True,  # an interrupt of this process alone ends them
                 start_method="forkserver",
             )
         except (ProcessExitedException, ProcessRaisedException):

@@ -1,15 +1,22 @@
 """`svdq bench` as a user runs it: a table, a JSON, a plot, a trace; wrong input in one sentence."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from svdq.cli import main
 from svdq.pipeline.errors import InputError
 from svdq.worker.bench.bench import BenchReport, write_results
+from tests.waiting import PATIENCE_S, wait_until
 
 QUICK = ["--steps", "6", "--step-ms", "2", "--frames", "2", "--size", "64x64", "--samples", "40"]
 
@@ -138,6 +145,31 @@ def test_a_truncated_model_is_wrong_input_as_for_a_worker(
     [weights] = (tmp_path / "tiny" / "unet").glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:5000])
     assert str(weights) in said(capsys, "--model", tmp_path / "tiny")
+
+
+#: Whether ranks run, by what is in the temporary folder.
+RUNNING: dict[str, Callable[[Path], bool]] = {
+    "loop": lambda folder: any(folder.glob("svdq-*/rank1")),
+    "daemon": lambda folder: any("Ready with" in log.read_text() for log in folder.glob("*/worker.log")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through", RUNNING)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_bench_alone_ends_all_of_it(tmp_path: Path, through: str, number: signal.Signals) -> None:
+    options = ["--through", through, "--ranks", "2", "--step-ms", "500", "--frames", "2", "--size", "64x64"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    bench = subprocess.Popen([sys.executable, "-m", "svdq.cli", "bench", *options], env=environment)
+    with bench:
+        wait_until(lambda: RUNNING[through](tmp_path))
+        processes = psutil.Process(bench.pid).children(recursive=True)
+        bench.send_signal(number)
+        assert bench.wait(PATIENCE_S) == main.EXIT_INTERRUPTED
+    assert len(processes) >= 2
+    assert psutil.wait_procs(processes, timeout=PATIENCE_S)[1] == []
+    assert [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -21,6 +21,7 @@ from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.trace import Span
 from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.job import parse_job
+from svdq.producer.process_identity import die_with_parent
 from svdq.producer.queue import queue_of, session
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -107,7 +108,14 @@ def _worker(
         command += ["--bind", "always"]
     with log_path.open("wb") as log:
         # Not in the folder of the caller: a redis_url in its svdq.toml counts where the variable is empty.
-        worker = subprocess.Popen(command, cwd=settings.home, env=environment_of(settings), stdout=log, stderr=log)
+        worker = subprocess.Popen(
+            command,
+            cwd=settings.home,
+            env=environment_of(settings),
+            stdout=log,
+            stderr=log,
+            preexec_fn=die_with_parent(),
+        )
         try:
             yield worker
             worker.send_signal(signal.SIGINT)
