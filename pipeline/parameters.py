@@ -75,9 +75,10 @@ class VideoParameters(BaseModel):
             width, height, frames = (int(item) for item in text.split("x"))
             return cls.model_validate({"width": width, "height": height, "frames": frames, "seed": 0})
         except ValueError as error:  # pydantic's ValidationError is one
+            of_frames = f" and frames 1 more than a multiple of {cls.frame_step}" if cls.frame_step > 1 else ""
             raise InputError(
                 f"{text!r} is not a shape; write it as WIDTHxHEIGHTxFRAMES with sides in multiples of "
-                f"{cls.side_multiple}, such as 1024x576x25."
+                f"{cls.side_multiple}{of_frames}, such as 1024x576x25."
             ) from error
 
     @property

@@ -37,7 +37,7 @@ class Workload:
 
     #: Model of each rank; they differ if a rank is slower.
     models: tuple[str, ...]
-    #: Parameters of every video; only the seed differs, counting up.
+    #: Parameters of every video, without the defaults of the model; only the seed differs, counting up.
     parameters: VideoParameters
     #: The components of each rank, if ranks are bound to some.
     components: tuple[Components, ...] = ()
@@ -71,6 +71,7 @@ def _rank_main(topology: Topology, links: Links, workload: Workload, folder: str
         role = replace(role, components=components[topology.rank])
     number = topology.local_rank
     model = open_model(workload.models[number], role, device, dtype_for(workload.models[number], device))
+    workload = replace(workload, parameters=model.complete(workload.parameters))
     bursts = [list(range(size)) for size in workload.bursts]
     if barrier is not None:
         bursts = [burst[number :: len(workload.models)] for burst in bursts]

@@ -147,6 +147,17 @@ def test_a_truncated_model_is_wrong_input_as_for_a_worker(
     assert str(weights) in said(capsys, "--model", tmp_path / "tiny")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
+def test_a_model_of_wan_is_measured_with_its_own_parameters(svdq, tiny_wan: Path, tmp_path: Path, through: str) -> None:
+    path = tmp_path / "out.json"
+    options = ["--ranks", "2", "--steps", "2", "--size", "64x48", "--samples", "8", "--warmup-samples", "2"]
+    result = svdq("bench", "--model", tiny_wan, *options, "--through", through, "--json", path)
+    assert result.returncode == 0, result.stderr
+    [run] = json.loads(path.read_text())["runs"]
+    assert (run["samples"], sum(run["steps_per_rank"])) == (8, 2)
+
+
 #: Whether ranks run, by what is in the temporary folder.
 RUNNING: dict[str, Callable[[Path], bool]] = {
     "loop": lambda folder: any(folder.glob("svdq-*/rank1")),
@@ -170,6 +181,10 @@ def test_a_signal_to_the_bench_alone_ends_all_of_it(tmp_path: Path, through: str
     assert psutil.wait_procs(processes, timeout=PATIENCE_S)[1] == []
     assert [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])] == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_that_a_model_of_wan_does_not_make(capsys: pytest.CaptureFixture[str], tiny_wan: Path) -> None:
+    assert "frames 1 more than a multiple of 4" in said(capsys, "--model", tiny_wan, "--frames", 14)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -18,11 +18,15 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.names import has_weights, split_steps
-from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.models.registry import parameters_of
+from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.trace import span_events, trace_text
 from svdq.producer.storage.temporary import write_file
 from svdq.worker.bench.daemon import run_daemon
 from svdq.worker.launcher.preflight import check_model
+
+#: Frames of a video unless the options say otherwise, where the model's family allows it.
+DEFAULT_FRAMES = 14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,8 @@ class BenchOptions:
     samples: int
     #: None: two rounds of the ranks.
     warmup_samples: int | None
-    frames: int
+    #: None: 14, or the largest smaller number that the model's family allows.
+    frames: int | None
     size: str
     device: str
     #: loop or daemon.
@@ -161,15 +166,9 @@ def _check_model(options: BenchOptions) -> None:
 
 
 def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
-    width, _, height = options.size.partition("x")
-    try:
-        parameters = SvdParameters(
-            frames=options.frames, steps=options.steps, width=int(width), height=int(height), seed=0
-        )
-    except ValueError as error:  # pydantic's ValidationError is one
-        raise InputError(
-            f"--size {options.size} is not a size; write it as WIDTHxHEIGHT in multiples of 64, such as 576x320."
-        ) from error
+    kind = parameters_of(model)
+    frames = options.frames or DEFAULT_FRAMES - (DEFAULT_FRAMES - 1) % kind.frame_step
+    parameters = kind.of_shape(f"{options.size}x{frames}").model_copy(update={"steps": options.steps})
     speeds = options.rank_speed or (1.0,) * ranks
     timings = f"step_ms={options.step_ms},encode_ms={options.encode_ms},decode_ms={options.decode_ms}"
     if options.segments is not None:
@@ -184,7 +183,7 @@ def _workload(options: BenchOptions, model: str, ranks: int) -> Workload:
     )
 
 
-def _components(model: str, parameters: SvdParameters, ranks: int) -> tuple[Components, ...]:
+def _components(model: str, parameters: VideoParameters, ranks: int) -> tuple[Components, ...]:
     """Bind ranks to one expert each, as a worker does whose ranks have no room for both."""
     simulated = open_model(model, Role(), torch.device("cpu"), torch.float32)
     return tuple(bind(simulated.segments(parameters), [False] * ranks, simulated.info.prior))
