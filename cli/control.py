@@ -7,7 +7,7 @@ import click
 
 from svdq.cli.formatting import echo
 from svdq.cli.main import EXIT_FAILED, Command, connect, redis_options, storage_option
-from svdq.cli.option_types import since_option
+from svdq.cli.option_types import name_option, since_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.keys import PRIORITIES
 
@@ -25,7 +25,7 @@ def selection_options(*flags: str) -> Callable[[Command], Command]:
 
     def add(command: Command) -> Command:
         command = since_option("Jobs submitted")(command)
-        command = click.option("--name", metavar="PATTERN", help="Jobs with this name, such as 'cup*'.")(command)
+        command = name_option("Jobs")(command)
         for flag in reversed(flags):
             command = click.option(f"--{flag}", f"take_{flag}", is_flag=True, help=help_texts[flag])(command)
         return click.argument("job_ids", metavar="[ID]...", nargs=-1)(command)

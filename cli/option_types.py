@@ -1,7 +1,8 @@
-"""Option types that click lacks: finite numbers, past times, steps of experts, paths, and files to be written."""
+"""Options of several commands, and types that click lacks: finite numbers, past times, steps of experts, paths."""
 
 import math
 import os
+import unicodedata
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -45,6 +46,16 @@ def since_option(what: str, default: str | None = None) -> Callable[[Command], C
     return click.option(
         "--since", metavar="TIME", type=PastTime(), default=default, show_default=bool(default), help=help_text
     )
+
+
+def _composed(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Compose accents with their letters, as in the names of jobs; file names of macOS have them apart."""
+    return None if value is None else unicodedata.normalize("NFC", value)
+
+
+def name_option(what: str) -> Callable[[Command], Command]:
+    """Return the decorator that adds `--name`, a pattern."""
+    return click.option("--name", metavar="PATTERN", callback=_composed, help=f"{what} with this name, such as 'cup*'.")
 
 
 def parse_experts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:

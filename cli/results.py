@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from svdq.cli.formatting import echo, echo_json, table, words
 from svdq.cli.main import json_option, redis_options, storage_option
-from svdq.cli.option_types import GivenPath, OutputFile, since_option
+from svdq.cli.option_types import GivenPath, OutputFile, name_option, since_option
 from svdq.pipeline.errors import InputError
 from svdq.producer.text import count
 
@@ -88,7 +88,7 @@ def gallery(
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @click.option("--output", "-o", "folder", required=True, type=GivenPath(), help="Folder to copy to.")
 @click.option("--all", "fetch_all_videos", is_flag=True, help="All finished videos.")
-@click.option("--name", metavar="PATTERN", help="Videos of jobs with this name, such as 'cup*'.")
+@name_option("Videos of jobs")
 @since_option("Videos finished")
 @json_option("video")
 @storage_option

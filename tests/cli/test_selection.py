@@ -2,6 +2,7 @@
 
 import json
 import time
+import unicodedata
 
 import pytest
 import redis
@@ -45,6 +46,14 @@ def test_by_status_name_and_age(svdq: Cli, connection: redis.Redis) -> None:
     cups[1].set_status(JobStatus.QUEUED)
     assert svdq("cancel", "--name", "cup?").stdout == f"{cups[1].id}  canceled\n"
     assert statuses(connection, [job.id for job in (*cups, dog)]) == ["failed", "canceled", "failed"]
+
+
+def test_a_name_as_a_mac_spells_it(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:
+    apart = unicodedata.normalize("NFD", "café*")
+    job = named(connection, "1" * 20, "café 1")
+    assert svdq("cancel", "--name", apart).stdout == f"{job.id}  canceled\n"
+    video_id = add_video(Storage(settings.storage), 2, name="café 2")
+    assert svdq("fetch", "--name", apart, "--output", "videos").stdout.startswith(video_id)
 
 
 def test_a_stopped_job_is_not_failed(svdq: Cli, connection: redis.Redis) -> None:
