@@ -141,10 +141,13 @@ class UntrustedJob(rq.job.Job):
         found = next(read_results(self.connection, [self]))
         return found if isinstance(found, Result) else None
 
-    def dependencies_are_met(self, *arguments: Any, **options: Any) -> bool:
+    def dependencies_are_met(self, parent_job: rq.job.Job | None = None, *arguments: Any, **options: Any) -> bool:
         """Whether a job may be queued that waits for others; never, where it names as others what are no jobs."""
+        # An end of a parent queues no job that a user has queued before, or that has ended since.
+        if parent_job is not None and self.get_status(refresh=False) is not JobStatus.DEFERRED:
+            return False
         try:
-            return super().dependencies_are_met(*arguments, **options)
+            return super().dependencies_are_met(parent_job, *arguments, **options)
         except (ValueError, redis.ResponseError):
             return False
 

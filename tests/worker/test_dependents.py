@@ -100,6 +100,35 @@ def test_a_child_waits_for_all_its_parents(connection: redis.Redis, worker: Grou
     assert rest(worker) == ["child"]
 
 
+def test_a_child_that_a_user_queued_and_that_has_ended_is_not_queued_by_its_parent(
+    connection: redis.Redis, worker: GroupWorker
+) -> None:
+    put_family(connection)
+    control.cancel(connection, "child")
+    control.retry(connection, "child")
+    parent, child = worker.pop(), worker.pop()
+    worker.succeed(child, {"outputs": []})
+    worker.succeed(parent, {"outputs": []})
+    assert statuses(connection) == {"parent": "finished", "child": "finished", "heir": "queued"}
+    assert rest(worker) == ["heir"]
+
+
+def test_a_child_that_has_ended_is_not_queued_by_a_parent_that_was_retried(
+    connection: redis.Redis, worker: GroupWorker
+) -> None:
+    put(connection, "parent")
+    put(connection, "other")
+    put(connection, "child", Dependency(["parent", "other"], allow_failure=True))
+    worker.fail(worker.pop(), "It broke.")
+    for _ in ("other", "child"):
+        worker.succeed(worker.pop(), {"outputs": []})
+    assert worker.pop() is None
+    control.retry(connection, "parent")
+    worker.succeed(worker.pop(), {"outputs": []})
+    assert fetch(connection, "child").get_status().value == "finished"
+    assert worker.pop() is None
+
+
 # Crashes.
 
 
