@@ -84,7 +84,7 @@ def read_request(
         )
         options = _with_family(plain, texts, family, {} if base is None else base.given())
         if base is not None:
-            options = replace(base, **options.given(), auto_size=options.auto_size)
+            options = replace(base, **options.given())
         param = "output"
         folder = read_folder(texts.get("output", ""))
         param = "at"
