@@ -1,4 +1,4 @@
-"""pyproject.toml's requirements, and the versions in constraints.txt that are installed for tests and images."""
+"""pyproject.toml's packages and requirements, and the versions in constraints.txt for tests and images."""
 
 import re
 import tomllib
@@ -31,3 +31,22 @@ def test_the_tested_versions_satisfy_the_requirements(requirements: dict[str, Re
     for name, requirement in requirements.items():
         version = tested.get(name.lower().replace("_", "-")) or tested.get(name.lower())
         assert version is None or requirement.specifier.contains(version), f"{requirement} is not {version}"
+
+
+def test_an_installation_has_every_module_and_every_file() -> None:
+    """An editable one, as of the tests, has them in any case."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = [ROOT / folder for folder in setuptools["package-dir"].values()]
+    files = [path for folder in folders for path in folder.rglob("*.*") if "__pycache__" not in path.parts]
+    files = [path for path in files if path.is_file()]
+    packages = {ROOT.joinpath(*name.split(".")[1:]): name for name in setuptools["packages"]}
+    modules = {path for path in files if path.suffix == ".py"}
+    assert {path.parent for path in modules} == packages.keys()
+    patterns = setuptools["package-data"]
+    data = {
+        path
+        for folder, name in packages.items()
+        for pattern in (*patterns["*"], *patterns.get(name, ()))
+        for path in folder.glob(pattern)
+    }
+    assert {*files} - modules <= data
