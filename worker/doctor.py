@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from svdq.pipeline.errors import UnavailableError
-from svdq.pipeline.media.ffmpeg import ADVICE, ffmpeg_version
+from svdq.pipeline.media.ffmpeg import ffmpeg_version
 from svdq.producer.doctor import Finding
 from svdq.worker.launcher.gpus import Answer, ask
 
@@ -49,10 +49,9 @@ def _torch() -> Iterator[Finding]:
 
 
 def _ffmpeg() -> Finding:
-    if importlib.util.find_spec("imageio_ffmpeg") is None:
-        return Finding(subject="ffmpeg", level="warn", text="imageio-ffmpeg is not installed", advice=ADVICE)
     try:
         return Finding(subject="ffmpeg", level="ok", text=ffmpeg_version())
     except UnavailableError as error:
         sentence, _, advice = str(error).partition("; ")
-        return Finding(subject="ffmpeg", level="fail", text=sentence, advice=advice.rstrip("."))
+        can_render = importlib.util.find_spec("torch") is not None
+        return Finding("ffmpeg", "fail" if can_render else "warn", sentence, advice.rstrip("."))

@@ -1,5 +1,7 @@
 """Finds the ffmpeg program and checks that it runs."""
 
+import os
+import shutil
 import subprocess
 
 from svdq.pipeline.errors import UnavailableError
@@ -19,6 +21,9 @@ def find_ffmpeg() -> str:
 
         return str(imageio_ffmpeg.get_ffmpeg_exe())
     except (ImportError, RuntimeError) as error:
+        # The base installation has no imageio-ffmpeg.
+        if program := os.environ.get("IMAGEIO_FFMPEG_EXE") or shutil.which("ffmpeg"):
+            return program
         raise UnavailableError(f"There is no ffmpeg on this machine; {ADVICE}.") from error
 
 

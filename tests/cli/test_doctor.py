@@ -16,6 +16,7 @@ import redis
 from svdq.pipeline.errors import InputError
 from svdq.producer.doctor import check_model
 from svdq.worker.launcher import preflight
+from tests.waiting import PATIENCE_S
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -108,7 +109,14 @@ def test_nothing_can_be_reached(svdq: Cli, tmp_path: Path) -> None:
     assert "hidden" not in done.stdout
 
 
-def test_a_machine_without_the_worker_extra(home: Path) -> None:
+@pytest.mark.parametrize(("ffmpeg", "level"), [(None, "warn"), ("PATH", "ok"), ("IMAGEIO_FFMPEG_EXE", "ok")])
+def test_a_machine_without_the_worker_extra(home: Path, tmp_path: Path, ffmpeg: str | None, level: str) -> None:
+    program = tmp_path / "programs" / "ffmpeg"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho ffmpeg version 7.1")
+    program.chmod(0o700)
+    paths = {"PATH": str(program.parent), "IMAGEIO_FFMPEG_EXE": str(program)}
+    environment = {**os.environ, "PATH": str(tmp_path), **({ffmpeg: paths[ffmpeg]} if ffmpeg else {})}
     # As in an environment that has the base install only: neither the modules nor their metadata are there.
     code = (
         "import importlib.metadata, sys\n"
@@ -123,10 +131,11 @@ def test_a_machine_without_the_worker_extra(home: Path) -> None:
         "from svdq.cli.main import main\n"
         "main()"
     )
-    done = subprocess.run([sys.executable, "-c", code, "doctor", "--json"], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", code, "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
     found = findings(done)
     assert done.returncode == 0
-    assert found["worker extra"]["level"] == found["ffmpeg"]["level"] == "warn"
+    assert (found["worker extra"]["level"], found["ffmpeg"]["level"]) == ("warn", level)
     assert "pip install '.[worker]'" in found["worker extra"]["advice"]
 
 
