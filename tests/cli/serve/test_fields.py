@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from svdq.cli.serve.errors import ApiError
@@ -31,6 +31,14 @@ WORDS = (
     "9999-12-31",
 )
 SIZES = ("1024x576", "0x0", "99999x99999", "auto", "auto:1x1", "mp4 mp4", "png,gif", "wan", "high", "data:;base64,AAAA")
+#: The parameters of a video that is made again; None for a new one.
+BASES = (
+    None,
+    SubmitOptions(
+        family="svd", frames=14, width=1024, height=576, fps=7, min_guidance_scale=1.0, max_guidance_scale=3.0
+    ),
+    SubmitOptions(family="wan", frames=81, prompt="A cup.", guidance_scale=5.0),
+)
 values = st.one_of(
     st.sampled_from((*WORDS, *SIZES, 10**400, float("inf"), "\ud800", "\0")),
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -40,9 +48,10 @@ values = st.one_of(
 
 
 @settings(max_examples=500)
-@given(st.lists(st.tuples(st.sampled_from(NAMES) | st.text(max_size=10), values), max_size=4))
-def test_any_fields_are_a_request_or_a_clear_error(fields: list[tuple[str, Any]]) -> None:
-    found = read(fields)
+@given(st.lists(st.tuples(st.sampled_from(NAMES) | st.text(max_size=10), values), max_size=4), st.sampled_from(BASES))
+@example([("size", "auto")], BASES[1])
+def test_any_fields_are_a_request_or_a_clear_error(fields: list[tuple[str, Any]], base: SubmitOptions | None) -> None:
+    found = read(fields, base)
     if isinstance(found, ApiError):
         error = json.loads(found.response().body)["error"]
         assert (found.status, error["message"][-1], bool(error["code"])) == (400, ".", True)
@@ -50,9 +59,9 @@ def test_any_fields_are_a_request_or_a_clear_error(fields: list[tuple[str, Any]]
         found.spec.check()
 
 
-def read(fields: list[tuple[str, Any]]) -> VideoRequest | ApiError:
+def read(fields: list[tuple[str, Any]], base: SubmitOptions | None = None) -> VideoRequest | ApiError:
     try:
-        request = read_request(fields, NOW)
+        request = read_request(fields, NOW, base=base)
         if request.photo_url:
             decode_data_url(request.photo_url)
     except ApiError as error:
