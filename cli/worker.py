@@ -19,17 +19,20 @@ if TYPE_CHECKING:
     from svdq.producer.settings import Settings
     from svdq.worker.launcher.launcher import LaunchOptions
 
+#: A number with a digit too many would fill the memory with processes.
+COUNT = click.IntRange(1, 1000)
+
 
 @click.command()
 @click.option(
     "--ranks",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Ranks of the group [default: one per GPU; without GPUs one per core, at most 7].",
 )
-@click.option("--groups", type=click.IntRange(min=1), default=1, show_default=True, help="Groups that share the queue.")
+@click.option("--groups", type=COUNT, default=1, show_default=True, help="Groups that share the queue.")
 @click.option(
     "--nnodes",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=1,
     show_default=True,
     help="Hosts of one group; run the same command on each, with the --ranks of that host.",

@@ -186,7 +186,7 @@ def test_cuda_without_a_gpu_is_refused(house) -> None:
     assert "no NVIDIA GPU is visible" in message
 
 
-@pytest.mark.parametrize("ranks", ["0", "-3", "many"])
+@pytest.mark.parametrize("ranks", ["0", "-3", "many", "70000"])
 def test_a_senseless_number_of_ranks_is_refused(house, ranks: str) -> None:
     assert "--ranks" in refused(house.run("svdq", "worker", "--ranks", ranks))
 
