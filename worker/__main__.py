@@ -6,6 +6,7 @@ import gc
 # again takes a third of the processor time of a start.
 gc.disable()
 
+import faulthandler
 import logging
 import os
 import time
@@ -48,6 +49,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
     restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     log = start_logging(config.log_format, topology.rank, config.group)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
+    faulthandler.enable()  # so that a crash in native code says where it was
     exit_code = 0
     try:
         _run(config, topology, restart_count, log, run_dir)

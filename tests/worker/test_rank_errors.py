@@ -1,5 +1,6 @@
 """Errors that end a rank: a sentence or a traceback, and the process ends at once."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_a_rank_ends_though_a_thread_waits_for_the_storage(house, until) -> None
     inputs.with_name("away").rename(inputs)
     assert house.wait([job])[0].status == "finished"
     assert not house.connection.exists(keys.CRASHES)
+
+
+@pytest.mark.long
+def test_a_crash_in_native_code_leaves_its_stack_in_the_log(house) -> None:
+    group = house.start(1)
+    group.ranks()[0].send_signal(signal.SIGSEGV)
+    group.ready(times=2)
+    assert "Fatal Python error: Segmentation fault" in group.text
+    assert "in run_rank" in group.text
 
 
 def rank(house, **environment: str) -> "subprocess.CompletedProcess[str]":
