@@ -183,6 +183,19 @@ def test_nan_is_a_failure_with_a_reason(ranks):
         ranks[2].decode({"latents": latents}, parameters(), 3)
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps"), [({"timestep_spacing": "trailing"}, 61), ({"interpolation_type": "log_linear"}, 3)]
+)
+def test_a_scheduler_that_makes_one_step_more_is_a_failure_with_a_reason(tiny_model, tmp_path, photo, settings, steps):
+    """diffusers does that step as well, so without it the video would keep some noise."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    config = folder / "scheduler" / "scheduler_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_karras_sigmas": False} | settings))
+    model = open_model(str(folder), Role.of_rank(0), CPU, torch.float32)
+    with pytest.raises(SampleError, match=f"makes {steps + 1} steps of {steps}; submit"):
+        model.encode(photo, parameters(steps=steps))
+
+
 @pytest.mark.parametrize("guidance", ["on", "off"])
 def test_bfloat16_keeps_its_type_between_ranks(tiny_model, photo, guidance):
     model = SvdModel(str(tiny_model), Role.of_rank(0), CPU, torch.bfloat16)

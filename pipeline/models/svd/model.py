@@ -12,6 +12,7 @@ import PIL.Image
 import torch
 from torch import Tensor
 
+from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.base import State
 from svdq.pipeline.models.diffusers_model import DiffusersModel, TensorType
 from svdq.pipeline.models.memory import shape_for
@@ -79,6 +80,12 @@ class SvdModel(DiffusersModel):
                 pipeline.vae.to(dtype=torch.float16)
         # (6), (7) Only this method uses the pipeline's own scheduler: the noise is scaled by its largest sigma.
         pipeline.scheduler.set_timesteps(parameters.steps, device=self._device)
+        if (num_steps := len(pipeline.scheduler.timesteps)) != parameters.steps:
+            # With some settings, such as trailing timesteps without Karras's sigmas; diffusers then does all of them.
+            raise SampleError(
+                f"The scheduler of the model {self.info.name} makes {num_steps} steps of {parameters.steps}; submit "
+                "the photo again with another number of steps."
+            )
         latents = pipeline.prepare_latents(
             1,
             parameters.num_frames,
