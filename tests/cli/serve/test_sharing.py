@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import http.client
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -90,15 +89,20 @@ def test_polls_of_the_same_video_are_read_once_a_second(
 
 def test_open_pages_share_their_reads(server: Server, connection: redis.Redis) -> None:
     def num_commands(num_pages: int) -> int:
-        """Return the commands to Redis in 4 s with open pages."""
+        """Return the commands to Redis until one of the open pages was updated four times."""
         with contextlib.ExitStack() as stack:
             for _ in range(num_pages):
                 page = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
                 stack.callback(page.close)
                 page.request("GET", "/page/events", headers=server.bearer)
-                assert page.getresponse().read(1)
+                events = page.getresponse()
+                assert events.read(1)
             before = int(connection.info("stats")["total_commands_processed"])
-            time.sleep(4)
+            num_updates = 0
+            while num_updates < 4:
+                line = events.readline()
+                assert line, "the server has closed the connection"
+                num_updates += line.startswith(b"data:")
             return int(connection.info("stats")["total_commands_processed"]) - before
 
     few, many = num_commands(1), num_commands(30)
