@@ -318,3 +318,13 @@ def test_a_killed_launcher_leaves_no_processes(house, until, no_processes_left) 
     assert alive == []
     assert house.queued() == jobs
     no_processes_left(family)
+
+
+@pytest.mark.long
+def test_a_killed_torchrun_ends_the_worker_with_the_reason(house, no_processes_left) -> None:
+    group = house.start(2, model=SIMULATED)
+    family = psutil.Process(group.process.pid).children(recursive=True)
+    psutil.Process(group.process.pid).children()[0].kill()
+    assert group.end() == 128 + signal.SIGKILL
+    assert "torchrun was ended by signal 9; the next worker takes its jobs back." in group.text
+    no_processes_left(family)

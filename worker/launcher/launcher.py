@@ -199,7 +199,13 @@ class _Supervisor:
                 signal.signal(number, handler)
             for group in self._groups:
                 group.kill()
-        return 0 if self._signal is not None else next((code for code in codes if code), 0)
+        if self._signal is not None:
+            return 0
+        code = next((code for code in codes if code), 0)
+        if code >= 0:
+            return code
+        logger.error("torchrun was ended by signal %d; the next worker takes its jobs back.", -code)
+        return 128 - code  # as shells report it
 
     # Signal handlers set flags and nothing else.
 
