@@ -30,6 +30,8 @@ from svdq.producer.storage.local import reserve_bytes
 #: Timeouts in seconds for loading the data, and for writing it and exiting.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+#: Seconds in which a process ends that a killed server has forked to rewrite its data: it checks once a second.
+ORPHAN_TIMEOUT_S = 2.5
 POLL_S = 0.005
 
 LOG = "redis.log"
@@ -199,8 +201,8 @@ def _end_unreachable(folder: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):
         pid = int((folder / PID).read_text())
     if not _has_open(pid, folder / "alive.lock"):
-        if not _alive(folder):
-            return True  # it has just ended
+        if _ends_within(folder, ORPHAN_TIMEOUT_S):
+            return True
         raise UnavailableError(
             f"The embedded Redis server of {str(folder.parent)!r} runs on another machine or in another container, and "
             "only there can it be used or stopped; run `svdq redis stop` there, set SVDQ_HOME to a folder of this "
@@ -237,11 +239,17 @@ def _alive(folder: Path) -> bool:
 
 
 def _wait_until_dead(folder: Path) -> None:
-    deadline = time.monotonic() + STOP_TIMEOUT_S
+    if not _ends_within(folder, STOP_TIMEOUT_S):
+        raise UnavailableError(f"The embedded Redis server does not end; see its log {str(folder / LOG)!r}.")
+
+
+def _ends_within(folder: Path, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
     while _alive(folder):
         if time.monotonic() > deadline:
-            raise UnavailableError(f"The embedded Redis server does not end; see its log {str(folder / LOG)!r}.")
+            return False
         time.sleep(POLL_S)
+    return True
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from svdq.pipeline.errors import UnavailableError
 from svdq.producer.embedded_redis.server import ensure_server, running_url, stop_server
 from svdq.producer.storage.storage import Storage
 from tests.faults.small_disk import SmallDisk
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("own_server")
 
@@ -60,6 +61,17 @@ def test_data_survives(home: Path, how: str) -> None:
     log = (home / "redis" / "redis.log").read_text().lower()
     assert log.count("ready to accept connections") == 2
     assert log.count("bye bye") == (0 if how == "kill" else 1), "the first has ended before the second began"
+
+
+def test_a_server_that_was_killed_while_it_rewrote_its_data_is_started_again(home: Path) -> None:
+    url = ensure_server(home)
+    set_and_get(url, "kept")
+    with redis.Redis.from_url(url) as client:
+        client.config_set("rdb-key-save-delay", 1_000_000)  # microseconds: what rewrites outlives the server
+        client.bgrewriteaof()
+        wait_until(lambda: client.info("persistence")["aof_rewrite_in_progress"] == 1)
+    os.kill(pid_of(home), signal.SIGKILL)
+    assert set_and_get(ensure_server(home)) == b"kept"
 
 
 def test_stopping_when_no_server_runs(home: Path) -> None:
