@@ -106,6 +106,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert fragment in map(anchor, headings), link
 
 
+def test_tables_have_no_escaped_pipes_in_code() -> None:
+    """GitHub shows a pipe there, and the site the backslash, too."""
+    assert [page.name for page in PAGES if re.search(r"`[^`\n]*\\\|", page.read_text(encoding="utf-8"))] == []
+
+
 def test_the_tests_that_pages_name_exist() -> None:
     named = {
         name
