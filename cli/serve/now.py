@@ -178,7 +178,7 @@ def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None)
 
 
 def _disk(storage: Storage) -> tuple[dict[str, int] | None, str]:
-    """Return the free and all bytes of the disk of a local storage, and a sentence if it cannot be used."""
+    """Return the free and all bytes of the disk, None for a remote storage; and a sentence if it cannot be asked."""
     if storage.folder is None:
         return None, ""
     for folder in (storage.folder, *storage.folder.parents):
@@ -187,7 +187,7 @@ def _disk(storage: Storage) -> tuple[dict[str, int] | None, str]:
         except FileNotFoundError:  # the first write creates it
             continue
         except OSError as error:  # such as a folder of a file server that is away
-            return None, f"The storage of photos and videos cannot be used ({error.strerror})."
+            return {}, f"The storage of photos and videos cannot be used ({error.strerror})."
         return {"free": usage.free, "total": usage.total}, ""
     raise AssertionError("there is a root folder")
 

@@ -67,8 +67,9 @@ function showFigures(state) {
   const others = [scheduled && `${scheduled.toLocaleString()} for later`, deferred && `${deferred.toLocaleString()} after others`];
   set("waiting", count(queued, "video"), others.filter(Boolean).join(", "));
   set("hour", count(state.finished_last_hour, "video"), state.failed_last_hour ? `${state.failed_last_hour.toLocaleString()} failed` : "");
-  if (state.disk) set("disk", `${bytes(state.disk.free)} free`, `of ${bytes(state.disk.total)}`);
-  else set("disk", "not known");
+  if (state.disk === null) set("disk", "not here", "the storage is remote");
+  else if (!state.disk.total) set("disk", "not known");
+  else set("disk", `${bytes(state.disk.free)} free`, `of ${bytes(state.disk.total)}`);
 }
 
 const short = (seconds) => (seconds < 10 ? `${seconds.toFixed(1)} s` : duration(seconds));

@@ -390,7 +390,7 @@ def test_the_stream_shows_what_waits(server: Server, connection: redis.Redis) ->
 def test_the_stream_goes_on_when_the_storage_cannot_be_used(serve: Serve, connection: redis.Redis) -> None:
     server = serve(SVDQ_STORAGE=f"/tmp/{'too long' * 99}")
     state = next(states(server))
-    assert state["disk"] is None
+    assert state["disk"] == {}
     assert state["warnings"] == ["The storage of photos and videos cannot be used (File name too long)."]
 
 
