@@ -85,7 +85,8 @@ class Processor:
                 return
             photo = check_data(data, self._root / file.path, self.max_pixels)
         except OSError as error:
-            self._hold(file, f"{self._shown(file)} cannot be read ({error.strerror or error}). Trying again.")
+            reason = error.strerror or error
+            self._hold(file, f"{self._shown(file)} cannot be read ({reason}). It waits until this is corrected.")
             return
         except InputError as error:
             self._reject(file, str(error))
@@ -94,7 +95,7 @@ class Processor:
         try:
             job_id = self._submit(file, replace(photo, data=data, source=source), spec, connection)
         except InputError as error:  # another program has written something under the job's key
-            self._hold(file, f"{error} Trying again.")
+            self._hold(file, f"{error} The photo waits until this is corrected.")
             return
         file.is_submitted = True
         if self.post_submit.keep:
