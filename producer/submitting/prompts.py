@@ -1,5 +1,7 @@
 """Reads the prompt of a photo from the text file beside it: `photo.txt` for `photo.jpg`."""
 
+import errno
+import os
 from pathlib import Path
 
 from svdq.pipeline.errors import InputError
@@ -30,6 +32,8 @@ def read_prompt(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return None  # the photo's name has no suffix, and no room for one
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"The prompt {str(path)!r} cannot be read ({reason}); check its rights.") from error
 
@@ -65,7 +69,7 @@ class PromptFiles:
         if spec.has_prompts or path is None:
             return spec
         if spec.with_prompt("") is spec:
-            self.num_ignored += path.is_file()
+            self.num_ignored += os.path.isfile(path)  # unlike `Path.is_file`, it refuses no name
             return spec
         prompt = read_prompt(path)
         if prompt is None:

@@ -90,6 +90,14 @@ def test_the_file_beside_a_photo_is_its_prompt(connection: redis.Redis, settings
     assert none.id == plain.id
 
 
+@pytest.mark.parametrize("options", [WAN, SubmitOptions(family="svd")])
+def test_a_photo_whose_name_has_no_room_for_a_suffix(
+    connection: redis.Redis, settings: Settings, photo: Path, options: SubmitOptions
+) -> None:
+    (submission,) = submit(settings, [photo.rename(photo.with_name("x" * 255))], options)
+    assert prompt_of(connection, submission) == ("" if options is WAN else None)
+
+
 def test_photos_with_the_same_prompt(connection: redis.Redis, settings: Settings, photo: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jpg"
     Image.new("RGB", (8, 8)).save(other)
