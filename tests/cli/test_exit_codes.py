@@ -125,6 +125,8 @@ def test_2_wrong_usage(svdq: Cli) -> None:
         ["inspect", "photo.jpg"],
         ["status", "f" * 20],
         ["worker", "--model", "/no/such/model"],
+        ["worker", "--ranks", "99999"],
+        ["worker", "--burst", "--until", ""],
         ["list", "--redis-url", "http://127.0.0.1/"],
         ["list", "--redis-url", ""],
         ["report", "--since", "yesterday-ish"],

@@ -87,7 +87,9 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         InputError: the settings, the options or the model cannot be used.
     """
     # Parsed once: a group that is restarted in the morning must not continue until the next one.
-    until_s = parse_future(options.until, "--until", datetime.now().astimezone()).timestamp() if options.until else None
+    until_s = None
+    if options.until is not None:
+        until_s = parse_future(options.until, "--until", datetime.now().astimezone()).timestamp()
     device = options.rank.device
     gpus = [] if device == "cpu" else visible_gpus()
     if device == "cuda" and not gpus:
