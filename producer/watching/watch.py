@@ -58,6 +58,8 @@ def watch(
     storage = Storage(settings.storage)
     root = _root(folder, storage.folder)
     post_submit = PostSubmit.parse(options.on_success, root)
+    if "" in options.selection.globs:
+        raise InputError("--glob is empty; give a pattern such as '*.jpg', or leave it out.")
     config = FolderConfig(root, spec)
     with State(settings.home, root) as state:
         unavailable = None

@@ -264,6 +264,7 @@ def test_files_with_other_suffixes_are_reported_once(once: Once, drop: Drop, inb
         (["{inbox}", "--on-success", "move:."], "--on-success move:."),
         (["{inbox}", "--stable-for", "soon"], "--stable-for 'soon'"),
         (["{inbox}", "--stable-for", "0"], "--stable-for 0"),
+        (["{inbox}", "--glob", "*.jpg", "--glob", ""], "--glob is empty"),
         (["{inbox}", "--size", "100x100"], "--size 100x100"),
         (["{inbox}", "--frames", "0"], "--frames 0"),
         (["{inbox}/set"], "framez"),
