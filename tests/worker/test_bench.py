@@ -148,6 +148,15 @@ def test_a_truncated_model_is_wrong_input_as_for_a_worker(
 
 
 @pytest.mark.slow
+def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
+    for module in ("grp", "random", "torch"):
+        (tmp_path / f"{module}.py").write_text("raise RuntimeError('imported from the current folder')")
+    command = [Path(sys.executable).with_name("svdq"), "bench", "--ranks", "2", *QUICK]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
 def test_a_model_of_wan_is_measured_with_its_own_parameters(svdq, tiny_wan: Path, tmp_path: Path, through: str) -> None:
     path = tmp_path / "out.json"
