@@ -5,6 +5,7 @@ They connect through Unix sockets in a private folder; the failure of one proces
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def spawn_ranks(
     group of one, without links, and `local_rank` is its number.
 
     Raises:
-        SvdqError: a rank raised one, or a subclass; the same type is raised here.
+        SvdqError: a rank raised one, or a subclass, which is raised here, or was ended by a signal.
         torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text has its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
@@ -46,18 +47,28 @@ def spawn_ranks(
         os.environ["PYTHONSAFEPATH"] = "1"
         # A fork server imports torch once for all ranks. It never initializes CUDA, so its children can.
         multiprocessing.set_forkserver_preload([__name__, main.__module__])
+        context = torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
+            _enter,
+            (num_ranks, Path(folder), device, replicas, main, args),
+            nprocs=num_ranks,
+            join=False,
+            daemon=True,  # an interrupt of this process alone ends them
+            start_method="forkserver",
+        )
         try:
-            torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
-                _enter,
-                (num_ranks, Path(folder), device, replicas, main, args),
-                nprocs=num_ranks,
-                daemon=True,  # an interrupt of this process alone ends them
-                start_method="forkserver",
-            )
-        except (ProcessExitedException, ProcessRaisedException):
+            while not context.join():
+                pass
+        except (ProcessExitedException, ProcessRaisedException) as error:
             for path in Path(folder).glob("*.error"):
                 kind: type[SvdqError] = getattr(errors, path.suffixes[0].removeprefix("."), SvdqError)
                 raise kind(path.read_text(encoding="utf-8")) from None
+            for rank, process in enumerate(context.processes):
+                # The others are ended with SIGTERM.
+                if process.exitcode < 0 and process.exitcode != -signal.SIGTERM:
+                    raise SvdqError(
+                        f"Rank {rank} was ended by {signal.Signals(-process.exitcode).name}; after SIGKILL check "
+                        "whether the machine ran out of memory, and use fewer ranks or smaller videos."
+                    ) from error
             raise
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -145,6 +146,15 @@ def test_a_truncated_model_is_wrong_input_as_for_a_worker(
     [weights] = (tmp_path / "tiny" / "unet").glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:5000])
     assert str(weights) in said(capsys, "--model", tmp_path / "tiny")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_one_sentence(svdq) -> None:
+    """As by the kernel, when memory runs out."""
+    result = svdq("bench", "--model", "simulated:step_ms=2,kill_seed=1", "--ranks", "2", *QUICK)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert re.search(r"^Error: Rank \d was ended by SIGKILL; ", result.stderr, re.MULTILINE)
 
 
 @pytest.mark.slow
