@@ -11,6 +11,7 @@ import click
 from svdq.cli.formatting import clock, echo, echo_json, table
 from svdq.cli.main import connect, json_option, redis_options
 from svdq.cli.option_types import MILLISECONDS, Number, parse_experts
+from svdq.producer.text import count
 from svdq.producer.timeparse import duration
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def plan(
 
 def _describe(video: "VideoCosts") -> str:
     step_s = video.step_s(len(video.costs.step_s))
-    words = f"{video.steps} steps of {seconds(step_s)}"
+    words = f"{count(video.steps, 'step')} of {seconds(step_s)}"
     for name, value in (("encode", video.costs.encode_s), ("decode", video.costs.decode_s)):
         if value:
             words += f", {name} {seconds(value)}"

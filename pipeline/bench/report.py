@@ -157,7 +157,7 @@ def check_failures(logs: Sequence[RankLog]) -> None:
     """
     failures = [failure for log in logs for failure in log.failures]
     if failures:
-        raise SvdqError(f"{len(failures)} videos of the run failed; the first one: {failures[0]}")
+        raise SvdqError(f"{len(failures)} of the videos failed; the first one: {failures[0]}")
 
 
 def work_rate(logs: Sequence[RankLog], costs: Costs, start_s: float) -> float:

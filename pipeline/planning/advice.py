@@ -59,7 +59,8 @@ def _where(profile: Profile) -> str:
         "for other reasons": 1 - profile.mean_busy - profile.no_jobs - profile.writing,
     }
     text = f"The ranks were busy {profile.mean_busy:.0%} of the time"
-    text += f" ({min(profile.busy):.0%} to {max(profile.busy):.0%})"
+    if len(profile.busy) > 1:
+        text += f" ({min(profile.busy):.0%} to {max(profile.busy):.0%})"
     reasons = [f"{share:.0%} {why}" for why, share in idle.items() if share >= 0.01]
     return f"{text}, and idle {', '.join(reasons)}." if reasons else f"{text}."
 

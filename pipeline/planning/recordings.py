@@ -80,7 +80,7 @@ def read_profile(path: Path) -> Profile:
         step_s=(run.step_ms / 1000,) * run.ranks, encode_s=run.encode_ms / 1000, decode_s=run.decode_ms / 1000
     )
     return Profile(
-        source=f"{path}, {run.ranks} ranks",
+        source=f"{path}, a group of {run.ranks}",
         video=VideoCosts(steps=run.steps, costs=costs, segments=run.segments),
         busy=tuple(min(1.0, share) for share in run.busy_share),
     )

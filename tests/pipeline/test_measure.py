@@ -120,5 +120,5 @@ def test_bursts_are_compared_with_the_shortest_possible_time() -> None:
 
 def test_a_failed_video_is_an_error() -> None:
     failed = RankLog(**{**vars(log()), "failures": ["it is bad"]})
-    with pytest.raises(SvdqError, match="1 videos of the run failed; the first one: it is bad"):
+    with pytest.raises(SvdqError, match="1 of the videos failed; the first one: it is bad"):
         make_bursts([log()], [failed], through="loop", steps=1, videos=[1], costs=Costs(step_s=(1.0,)))
