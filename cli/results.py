@@ -189,10 +189,10 @@ def prune(older_than: str, dry_run: bool, yes: bool, storage: str | None, redis_
 
 def _sum(removals: Sequence["Removal"]) -> str:
     numbers = {kind: sum(removal.kind == kind for removal in removals) for kind in ("video", "photo", "checkpoint")}
-    words = [count(number, kind) for kind, number in numbers.items() if number]
+    parts = [count(number, kind) for kind, number in numbers.items() if number]
     num_files = sum(removal.num_files for removal in removals)
     size = decimal(sum(removal.size for removal in removals))
-    return f"{', '.join(words) or 'nothing'} ({count(num_files, 'file')}, {size})"
+    return f"{', '.join(parts) or 'nothing'} ({count(num_files, 'file')}, {size})"
 
 
 @click.command()

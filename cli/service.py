@@ -1,4 +1,4 @@
-"""What commands that run as services share: stopping at a signal, and telling systemd when they are ready."""
+"""What commands that run as services share: they stop at a signal, and notify systemd when they are ready."""
 
 import contextlib
 import os

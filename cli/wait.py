@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -101,7 +102,7 @@ def wait_for(
     ended: dict[str, JobView] = {}
     with session(settings) as connection:
         try:
-            for views, groups in _poll(connection, job_ids, give_up_at, bars.log if bars else _log):
+            for views, groups in _poll(connection, job_ids, give_up_at, bars.log if bars else partial(echo, err=True)):
                 if bars:
                     bars.show(views, estimate(connection, views, groups))
                 for view in [view for view in views if view.ended]:
@@ -175,10 +176,6 @@ def _poll(
                 return
         rest_s = max(POLL_S, POLL_SHARE * (time.monotonic() - begin))
         time.sleep(max(0.0, min(rest_s, give_up_at - time.monotonic())))
-
-
-def _log(sentence: str) -> None:
-    echo(sentence, err=True)
 
 
 class _Bars:

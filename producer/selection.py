@@ -11,14 +11,12 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.queue import no_such_job
 from svdq.producer.status.registries import newest_ids
 from svdq.producer.status.status import JobView, view_many
-from svdq.producer.untrusted_job import key_of
+from svdq.producer.untrusted_job import AT_ONCE, key_of
 
 #: Smallest length of a prefix.
 MIN_PREFIX = 4
 #: Largest number of matching ids in an error.
 MAX_NAMED = 5
-#: Number of jobs read in one round trip.
-AT_ONCE = 500
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,8 +142,8 @@ class UntrustedJob(rq.job.Job):
         return found if isinstance(found, Result) else None
 
     def dependencies_are_met(self, parent_job: rq.job.Job | None = None, *arguments: Any, **options: Any) -> bool:
-        """Whether a job may be queued that waits for others; never, where it names as others what are no jobs."""
-        # An end of a parent queues no job that a user has queued before, or that has ended since.
+        """Return whether a job that waits for others may be queued; never if something that it names is not a job."""
+        # The end of a parent queues only what still waits: a user may have queued it before, and it may have ended.
         if parent_job is not None and self.get_status(refresh=False) is not JobStatus.DEFERRED:
             return False
         try:
