@@ -51,11 +51,19 @@ def absolute(path: Path) -> Path:
 
 
 def _local_folder(storage: str) -> Path | None:
-    """Return the folder of a path or of a URL such as file:///data; None for a remote storage."""
+    """Return the folder of a path or of a URL such as file:///data; None for a remote storage.
+
+    Raises:
+        InputError: a URL of a folder names none.
+    """
     scheme, colon, rest = storage.partition("://")
     if not colon:
         return Path(storage)
-    return Path(rest) if scheme in ("file", "local") and rest else None
+    if scheme not in ("file", "local"):
+        return None
+    if not rest:
+        raise InputError(f"The storage {storage!r} names no folder; give one, such as file:///data/svdq.")
+    return Path(rest)
 
 
 def _default_home() -> Path:

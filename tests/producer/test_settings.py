@@ -44,6 +44,16 @@ def test_order_of_sources(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.load().max_pixels == 5
 
 
+@pytest.mark.parametrize("url", ["file://", "local://"])
+def test_a_url_of_no_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    with pytest.raises(InputError, match="names no folder"):
+        Settings.load(storage=url)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "svdq.toml").write_text(f'storage = "{url}"')
+    with pytest.raises(InputError, match="names no folder"):
+        Settings.load()
+
+
 @pytest.mark.parametrize("url", ["videos", "file://videos", "local://videos"])
 def test_a_relative_folder_is_the_same_for_every_process(home: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("SVDQ_STORAGE", url)
