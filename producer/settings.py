@@ -180,7 +180,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     folder = path.absolute().parent
     for name in ("home", "storage"):
         value = values.get(name)
-        local = _local_folder(value) if isinstance(value, str) and value else None
+        if value == "":  # else it would be the folder of the file
+            raise cannot_be_read(path, f"its {name} is empty")
+        local = _local_folder(value) if isinstance(value, str) else None
         if local is not None:
             values[name] = str(absolute(local) if str(local).startswith("~") else folder / local)
     model = values.get("model")

@@ -93,7 +93,7 @@ def test_bad_value(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value
         Settings.load()
 
 
-@pytest.mark.parametrize("text", ["modle = 'x'", "not toml"])
+@pytest.mark.parametrize("text", ["modle = 'x'", "not toml", "home = ''", "storage = ''"])
 def test_bad_file(home: Path, text: str) -> None:
     Path("svdq.toml").write_text(text)
     with pytest.raises(InputError):
