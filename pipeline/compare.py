@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import ValidationError
 
 from svdq.pipeline.binding import Components, bind
 from svdq.pipeline.device import choose_device
@@ -188,7 +189,7 @@ def _compare(options: argparse.Namespace) -> int:
                 )
             components = bind(segments, [False] * options.ranks, family.prior(facts))
         ours = render(model, image, videos, num_ranks=options.ranks, device=device, components=components)
-    except (SvdqError, OSError, ValueError) as error:
+    except (SvdqError, OSError) as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     largest = 0
@@ -212,7 +213,7 @@ def _videos(options: argparse.Namespace, model: str, family: Family) -> list[Vid
     """Return the requested parameters of the videos.
 
     Raises:
-        InputError, ValueError: the model is of another family, or a value is out of range.
+        InputError: the model is of another family, or a value is out of range.
     """
     title = family.parameters.title
     if options.family not in (None, family.name):
@@ -221,10 +222,15 @@ def _videos(options: argparse.Namespace, model: str, family: Family) -> list[Vid
     if unknown := given.keys() - family.parameters.model_fields:
         raise InputError(f"{title} has no {', '.join(sorted(unknown))}; leave that out.")
     given["width"], _, given["height"] = options.size.partition("x")
-    return [
-        family.parameters.model_validate_strings(given | {"seed": str(options.seed + number)})
-        for number in range(options.videos)
-    ]
+    try:
+        return [
+            family.parameters.model_validate_strings(given | {"seed": str(options.seed + number)})
+            for number in range(options.videos)
+        ]
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+        raise InputError(f"A parameter is not allowed ({reason}); give another value.") from error
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -76,9 +76,13 @@ def test_the_command_compares_each_family(tmp_path, capsys):
         (["--motion-bucket-id", "3"], "Wan has no motion_bucket_id"),
         (["--guidance-scale-2", "3"], "has one transformer, so it has no guidance_scale_2"),
         (["--size", "80x80"], "The width of 80 pixels is no multiple of 32"),
+        (["--size", "100x64"], "(width: Input should be a multiple of 16)"),
+        (["--size", "64"], "(height: Input should be a valid integer"),
     ):
         assert compare.main([*arguments, "--model", str(folder), *more]) == 2
-        assert words in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
 
 
 @pytest.mark.slow
