@@ -42,7 +42,7 @@ def open_model(
         from svdq.pipeline.models.preview import PreviewModel
 
         return PreviewModel(role, device, dtype)
-    if name == "simulated" or name.startswith("simulated:"):
+    if not has_weights(name):
         from svdq.pipeline.models.simulated import SimulatedModel
 
         return SimulatedModel.from_name(name, role, device)
