@@ -26,7 +26,7 @@ from svdq.producer.queue import MAX_SOURCE_LENGTH
 from svdq.producer.status.status import JobView, view_many
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SEED_BITS
-from svdq.producer.submitting.sources import SUFFIXES
+from svdq.producer.submitting.sources import SUFFIXES, SYSTEM_FOLDERS
 
 FOLDER = Path(__file__).parent
 templates = Jinja2Templates(FOLDER / "templates")
@@ -78,7 +78,8 @@ async def index(request: Request) -> Response:
         running = set()
     names = await state.backend.in_thread(lambda: families(sorted(running), state.backend.settings.model))
     offered = [{"name": name, "title": PARAMETERS[name].title, "fields": fields(name)} for name in names]
-    return templates.TemplateResponse(request, "index.html", {"families": offered, "suffixes": sorted(SUFFIXES)})
+    names_of_files = {"suffixes": sorted(SUFFIXES), "system_folders": sorted(SYSTEM_FOLDERS)}
+    return templates.TemplateResponse(request, "index.html", {"families": offered, **names_of_files})
 
 
 async def login(request: Request) -> Response:

@@ -3,9 +3,14 @@ import { byId } from "./dom.js";
 
 const suffixes = new Set(byId("photos").dataset.suffixes.split(" "));
 
-/** Whether a file of a folder counts as a photo; hidden files do not, as for `svdq submit FOLDER`. */
+const systemFolders = new Set(byId("photos").dataset.systemFolders.split("/"));
+
+/** Whether a file or folder is left out, as by `svdq submit FOLDER`: it is hidden, or a system's folder. */
+const isLeftOut = (name) => name.startsWith(".") || systemFolders.has(name.toLowerCase());
+
+/** Whether a file of a folder counts as a photo. */
 function isPhoto(name) {
-  return !name.startsWith(".") && suffixes.has(name.slice(name.lastIndexOf(".")).toLowerCase());
+  return !isLeftOut(name) && suffixes.has(name.slice(name.lastIndexOf(".")).toLowerCase());
 }
 
 /**
@@ -30,7 +35,7 @@ export function ofFolder(files) {
   const found = { photos: [], numOthers: 0 };
   for (const file of files) {
     const parts = file.webkitRelativePath.split("/");
-    if (isPhoto(file.name) && !parts.some((part) => part.startsWith("."))) {
+    if (isPhoto(file.name) && !parts.some(isLeftOut)) {
       found.photos.push({ file, folder: parts.slice(1, -1).join("/"), source: file.webkitRelativePath });
     } else found.numOthers += 1;
   }
@@ -59,7 +64,7 @@ async function addFolder(folder, below, found) {
     }
     if (!entries.length) return;
     for (const entry of entries) {
-      if (entry.isDirectory && !entry.name.startsWith(".")) {
+      if (entry.isDirectory && !isLeftOut(entry.name)) {
         await addFolder(entry, below ? `${below}/${entry.name}` : entry.name, found);
       } else if (entry.isFile && isPhoto(entry.name)) {
         await addFile(entry, below, entry.fullPath.slice(1), found);

@@ -33,11 +33,13 @@ DROP_BROKEN = """async () => {
   const { ofDrop } = await import('/static/files.js');
   const folderOf = (name, readEntries) => ({ isDirectory: true, name, createReader: () => ({ readEntries }) });
   const fileOf = (name, file) => ({ isFile: true, name, fullPath: `/top/${name}`, file });
+  const photoOf = (name) => fileOf(name, (resolve) => resolve(new File([], name)));
   const refuse = (_resolve, reject) => reject(new DOMException('', 'NotReadableError'));
   const entries = [
     fileOf('link.jpg', refuse),
     folderOf('closed', refuse),
-    fileOf('a.jpg', (resolve) => resolve(new File([], 'a.jpg'))),
+    folderOf('@eaDir', (resolve) => resolve([photoOf('thumbnail.jpg')])),
+    photoOf('a.jpg'),
   ];
   const top = folderOf('top', (resolve) => resolve(entries.splice(0)));
   const found = await ofDrop({ items: [{ kind: 'file', webkitGetAsEntry: () => top }] });
@@ -163,11 +165,12 @@ def test_a_folder_keeps_its_subfolders_and_leaves_other_files_out(desk: Watched,
     quick(page)
     house.photo("holiday/Top.jpg", "indigo")
     house.photo("holiday/day 1/Below.jpg", "tomato")
+    house.photo("holiday/@eaDir/Thumbnail.jpg", "tomato")
     (house.folder / "photos/holiday/list.txt").write_text("no photo")
     page.check("[data-family=svd] [data-checks=formats] [value=gif]")
     page.uncheck("[data-family=svd] [data-checks=formats] [value=mp4]")
     page.set_input_files("#folder-of-photos", house.folder / "photos/holiday")
-    expect(page.locator("#upload-summary")).to_have_text("2 photos chosen, 1 other file left out.")
+    expect(page.locator("#upload-summary")).to_have_text("2 photos chosen, 2 other files left out.")
     page.click("#make")
     expect(page.locator("#upload-summary")).to_contain_text("2 uploaded")
     expect(page.locator(".card h3", has_text="Below")).to_be_visible()
@@ -183,7 +186,7 @@ def test_a_folder_keeps_its_subfolders_and_leaves_other_files_out(desk: Watched,
 
 def test_files_that_cannot_be_read_leave_the_others_of_a_dropped_folder(desk: Watched) -> None:
     found = desk.page.evaluate(DROP_BROKEN)
-    assert found == {"names": ["a.jpg"], "numOthers": 2}
+    assert found == {"names": ["a.jpg"], "numOthers": 3}
 
 
 def test_a_prompt_for_models_that_take_one(desk: Watched, house: House) -> None:
