@@ -28,9 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: torchrun. Like a rank, it starts in a third less time without garbage collection of what it imports.
 TORCHRUN = "import gc; gc.disable(); from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
-#: How often torchrun restarts a group before it gives up; a group that waits for a model or a disk restarts about four
-#: times a minute.
-MAX_RESTARTS = 10_000
+#: How often torchrun restarts a group before it gives up: about twelve hours of waiting for a model or a disk.
+MAX_RESTARTS = 3000
 #: Seconds from the start of one torchrun to the start of the next, for a group over several hosts.
 RESTART_S = 5.0
 #: Seconds that killed processes get to disappear.
