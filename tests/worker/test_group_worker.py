@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 import re
+import signal
 import socket
 import sys
 import zlib
@@ -24,6 +25,8 @@ import rq.suspension
 import rq.utils
 import rq.webhook
 import rq.worker_registration
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
@@ -38,6 +41,7 @@ from svdq.worker.queue import group_worker, recovery, rq_worker, transitions
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S, ActiveJob
 from tests.queued import enqueue
+from tests.worker.own_redis import OwnRedis
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
 
@@ -581,6 +585,27 @@ def test_commands_reach_the_group(connection: redis.Redis, worker: GroupWorker, 
     assert connection.pubsub_numsub(channel)[0][1] == 1
 
 
+def test_commands_reach_the_group_after_redis_was_silent(
+    tmp_path: Path, until, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As behind a pulled cable for some minutes: RQ's own thread ends at a timeout."""
+    server, orders = OwnRedis(tmp_path), []
+    link = redis.Redis.from_url(server.url(), socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
+    worker = GroupWorker(link, on_stop=orders.append, on_shutdown=lambda: orders.append("shutdown"))
+    worker.start()
+    server.stop(signal.SIGKILL)
+    with socket.create_server(("127.0.0.1", server.port)):  # it answers nothing
+        until(lambda: "Timeout" in caplog.text)
+    server.start()
+    with server.client(server.url()) as connection:
+        until(lambda: connection.pubsub_numsub(worker.pubsub_channel_name)[0][1] == 1)
+        rq.command.send_shutdown_command(connection, worker.name)
+    until(lambda: orders == ["shutdown"])
+    worker.unsubscribe()
+    link.close()
+    server.stop()
+
+
 def test_the_worker_leaves_no_trace(connection: redis.Redis) -> None:
     worker = GroupWorker(connection, on_stop=print, on_shutdown=print)
     worker.start()
@@ -627,6 +652,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "BaseWorker.cleanup_execution": (BaseWorker, "self, job, pipeline"),
     "BaseWorker.increment_failed_job_count": (BaseWorker, "self, pipeline"),
     "BaseWorker.handle_payload": (BaseWorker, "self, message"),
+    "BaseWorker._pubsub_exception_handler": (BaseWorker, "self, exc, pubsub, pubsub_thread"),
     "BaseWorker.get_heartbeat_ttl": (BaseWorker, "self, job"),
     "BaseWorker.set_current_job_id": (BaseWorker, "self, job_id, pipeline"),
     "BaseWorker.procline": (BaseWorker, "self, message"),

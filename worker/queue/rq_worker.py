@@ -111,6 +111,11 @@ class RqWorker(BaseWorker):
         elif command == "shutdown":
             self._on_shutdown()
 
+    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
+        """Listen again after a timeout, as RQ does only after a lost connection."""
+        error = redis.ConnectionError(str(exc)) if isinstance(exc, redis.TimeoutError) else exc
+        super()._pubsub_exception_handler(error, pubsub, pubsub_thread)
+
     # The life of the worker.
 
     def start(self) -> None:
