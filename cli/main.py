@@ -181,10 +181,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the console script."""
-    # The shell's `>&-` closes a stream. The next file to be opened, such as a socket, would take its number.
+    # The shell's `>&-` closes a stream. The next file to be opened, such as a socket, would take its number, also in
+    # the ranks of a worker.
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the end
+            os.set_inheritable(getattr(sys, name).fileno(), True)
     # A terminal that is not UTF-8 lacks characters that names and prompts may have.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -9,6 +9,7 @@ gc.disable()
 import faulthandler
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def main(run_dir: Path | None, **options: Any) -> None:
     restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     log = start_logging(config.log_format, topology.rank, config.group)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
-    faulthandler.enable()  # so that a crash in native code says where it was
+    if sys.stderr is not None:  # the shell's `2>&-` closes it
+        faulthandler.enable()  # so that a crash in native code says where it was
     exit_code = 0
     try:
         _run(config, topology, restart_count, log, run_dir)

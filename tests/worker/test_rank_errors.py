@@ -58,6 +58,21 @@ def test_a_crash_in_native_code_leaves_its_stack_in_the_log(house) -> None:
     assert "in run_rank" in group.text
 
 
+@pytest.mark.long
+def test_a_worker_runs_with_a_closed_stderr(house) -> None:
+    """The shell's `2>&-` closes it."""
+    command = [sys.executable, "-m", "svdq.cli", "worker", "--ranks", "1", "--device", "cpu", "--burst"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "-", *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S * 2,
+        env=house.environment(SVDQ_MODEL="simulated:step_ms=1"),
+    )
+    assert done.returncode == 0
+    assert "It ended because the queue was empty." in done.stdout
+
+
 def rank(house, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run one rank, as torchrun does, to its end."""
     return subprocess.run(
