@@ -585,6 +585,7 @@ def test_commands_reach_the_group(connection: redis.Redis, worker: GroupWorker, 
     assert connection.pubsub_numsub(channel)[0][1] == 1
 
 
+@pytest.mark.long
 def test_commands_reach_the_group_after_redis_was_silent(
     tmp_path: Path, until, caplog: pytest.LogCaptureFixture
 ) -> None:
