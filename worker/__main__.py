@@ -37,6 +37,8 @@ logger = logging.getLogger("svdq.worker")
 
 #: Seconds before a group that was restarted tries to start again.
 RELOAD_S = 10.0
+#: Seconds in which the launcher kills a group that has recorded an error.
+KILLED_WITHIN_S = 5.0
 
 
 @click.command()
@@ -64,6 +66,7 @@ def main(run_dir: Path | None, **options: Any) -> None:
         elif run_dir is not None:
             # Every rank fails in the same way; the launcher prints the sentence once.
             run_dirs.write_error(run_dir, error)
+            time.sleep(KILLED_WITHIN_S)  # torchrun would print a line about a rank that ends by itself
         elif config.log_format == "json":
             logger.critical("%s", error)
         else:
