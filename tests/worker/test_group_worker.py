@@ -189,6 +189,29 @@ def test_success_is_rqs_success(connection: redis.Redis, worker: GroupWorker) ->
     assert view_workers(connection)[0].finished == 1
 
 
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_success_of_a_job_that_was_taken_away_is_not_written(
+    connection: redis.Redis, worker: GroupWorker, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A group may sleep past its lease between any two commands; the next one to have the job writes its end."""
+    put(connection, "a")
+    active = take(worker)[0]
+
+    def take_away(*_: object) -> None:
+        transitions.return_to_queue(connection, active.queue, active.execution)
+
+    if when == "before":
+        take_away()
+    else:  # RQ calls this when it has collected some of its writes
+        monkeypatch.setattr(worker, "increment_total_working_time", take_away)
+    with pytest.raises(redis.ConnectionError, match="taken over"):
+        worker.succeed(active, {"outputs": ["a.mp4"]})
+    assert status_of(connection, "a") == "queued"
+    assert waiting(connection) == ["a"]
+    assert fetch(connection, "a").latest_result() is None
+    assert worker.confirm_end(active) is None
+
+
 def test_failure_is_final_with_our_sentence(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
     first, second = take(worker, 2)
@@ -652,6 +675,7 @@ CONTRACT: dict[str, tuple[object, str | None]] = {
     "BaseWorker.handle_job_failure": (BaseWorker, "self, job, queue, started_job_registry, exc_string"),
     "BaseWorker.cleanup_execution": (BaseWorker, "self, job, pipeline"),
     "BaseWorker.increment_failed_job_count": (BaseWorker, "self, pipeline"),
+    "BaseWorker.increment_successful_job_count": (BaseWorker, "self, pipeline"),
     "BaseWorker.handle_payload": (BaseWorker, "self, message"),
     "BaseWorker._pubsub_exception_handler": (BaseWorker, "self, exc, pubsub, pubsub_thread"),
     "BaseWorker.get_heartbeat_ttl": (BaseWorker, "self, job"),

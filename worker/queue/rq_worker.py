@@ -79,9 +79,8 @@ class RqWorker(BaseWorker):
         self._on_shutdown = on_shutdown
         #: Whether the last `pop` found intake paused: by RQ's suspend, or because too many jobs failed here.
         self.paused = False
-        #: The job whose success is being written, and whether RQ has tried before.
+        #: The job whose success is being written.
         self._succeeding: ActiveJob | None = None
-        self._tried = False
         #: Whether the failure that is being written is a stop by the user.
         self._is_stop = False
 
@@ -164,7 +163,7 @@ class RqWorker(BaseWorker):
         rq_job._result = result
         rq_job._status = JobStatus.FINISHED
         self.execution = active.execution
-        self._succeeding, self._tried = active, False
+        self._succeeding = active
         try:
             self.handle_job_success(rq_job, active.queue, active.queue.started_job_registry)
         finally:
@@ -172,16 +171,19 @@ class RqWorker(BaseWorker):
         self._clear_marks(rq_job.id)
 
     def increment_successful_job_count(self, pipeline: Any = None) -> None:
-        """Do RQ's first write of a success, unless the success is already written.
+        """Do RQ's first write of a success, which is executed only while this worker holds the job.
 
-        RQ tries again after a conflict, and also after a lost connection, although Redis may have written everything.
-        Before that it resets its execution.
+        A group may sleep past its lease between two commands, and then another one has the job. RQ tries again after a
+        conflict, and also after a lost connection, although Redis may have written everything. Before that it resets
+        its execution.
         """
         active = self._succeeding
         if active is not None:
-            if self._tried and not self.holds_lease(active):
-                raise redis.ConnectionError("the connection was lost while a success was written")
-            self.execution, self._tried = active.execution, True
+            # At once: the pipeline sends its MULTI with the other commands. Taking the job back deletes this key.
+            pipeline.immediate_execute_command("WATCH", active.execution.key)
+            if not self.holds_lease(active):
+                raise redis.ConnectionError("the job was taken over, or the connection was lost while it was ended")
+            self.execution = active.execution
         super().increment_successful_job_count(pipeline)
 
     def increment_failed_job_count(self, pipeline: Any = None) -> None:
