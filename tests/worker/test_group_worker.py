@@ -204,7 +204,7 @@ def test_a_success_of_a_job_that_was_taken_away_is_not_written(
         take_away()
     else:  # RQ calls this when it has collected some of its writes
         monkeypatch.setattr(worker, "increment_total_working_time", take_away)
-    with pytest.raises(redis.ConnectionError, match="taken over"):
+    with pytest.raises(redis.ConnectionError, match="no longer held"):
         worker.succeed(active, {"outputs": ["a.mp4"]})
     assert status_of(connection, "a") == "queued"
     assert waiting(connection) == ["a"]

@@ -182,7 +182,9 @@ class RqWorker(BaseWorker):
             # At once: the pipeline sends its MULTI with the other commands. Taking the job back deletes this key.
             pipeline.immediate_execute_command("WATCH", active.execution.key)
             if not self.holds_lease(active):
-                raise redis.ConnectionError("the job was taken over, or the connection was lost while it was ended")
+                raise redis.ConnectionError(
+                    "the job is no longer held, or the connection was lost while its end was written"
+                )
             self.execution = active.execution
         super().increment_successful_job_count(pipeline)
 
