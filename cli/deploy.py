@@ -109,9 +109,16 @@ def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
     Raises:
         InputError: a setting is not allowed, or cannot work under systemd.
     """
-    from svdq.pipeline.models.names import has_weights
     from svdq.producer.embedded_redis.socket_path import MAX_SOCKET_PATH
-    from svdq.producer.settings import ENV_PREFIX, FILE_NAME, SECRETS, Settings, absolute, origins, without_secrets
+    from svdq.producer.settings import (
+        ENV_PREFIX,
+        FILE_NAME,
+        SECRETS,
+        Settings,
+        absolute_model,
+        origins,
+        without_secrets,
+    )
 
     home = SYSTEM_HOME if is_system and origins()["home"] == "default" else None
     settings = Settings.load(home=home)
@@ -137,8 +144,8 @@ def _environment(is_system: bool) -> tuple[dict[str, str], list[str]]:
         if name in {"home", "redis_url"} or origin in {"default", own_file}:
             continue
         text = str(getattr(settings, name))
-        if name == "model" and has_weights(text) and os.path.isdir(folder := absolute(Path(text))):
-            text = str(folder)  # services have another working folder
+        if name == "model":
+            text = absolute_model(text)
         if without_secrets(text) == text and name not in SECRETS:
             environment[f"{ENV_PREFIX}{name.upper()}"] = text
         else:

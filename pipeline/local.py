@@ -43,7 +43,7 @@ def spawn_ranks(
         torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text has its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
-        # As it starts, Python would import modules from the current folder, which may have a grp.py of its own.
+        # Otherwise the fork server imports modules from the current folder, such as a grp.py there.
         os.environ["PYTHONSAFEPATH"] = "1"
         # A fork server imports torch once for all ranks. It never initializes CUDA, so its children can.
         multiprocessing.set_forkserver_preload([__name__, main.__module__])

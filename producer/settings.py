@@ -50,6 +50,17 @@ def absolute(path: Path) -> Path:
         ) from error
 
 
+def absolute_model(name: str) -> str:
+    """Make the name of a model absolute if it is a folder, for a process with another working folder.
+
+    Raises:
+        InputError: as `absolute`.
+    """
+    if has_weights(name) and os.path.isdir(folder := absolute(Path(name))):
+        return str(folder)
+    return name
+
+
 def _local_folder(storage: str) -> Path | None:
     """Return the folder of a path or of a URL such as file:///data; None for a remote storage.
 

@@ -48,7 +48,7 @@ def test_bench_writes_a_table_json_plot_and_trace(svdq, tmp_path) -> None:
 @pytest.mark.parametrize("through", ["loop", pytest.param("daemon", marks=pytest.mark.long)])
 def test_bound_ranks_do_only_the_steps_of_their_expert(svdq, tmp_path, through, monkeypatch) -> None:
     path = tmp_path / "out.json"
-    # A bench through the daemon has a server of its own: it took the jobs of this one.
+    # `svdq bench --through daemon` starts its own Redis server and must not use this one.
     (tmp_path / "svdq.toml").write_text('redis_url = "redis://127.0.0.1:1/0"\n')
     monkeypatch.chdir(tmp_path)
     options = ["--segments", "2+4", "--decode-ms", "2", "--through", through, "--json", path]

@@ -23,7 +23,7 @@ from svdq.producer.embedded_redis.server import stop_server
 from svdq.producer.job import parse_job
 from svdq.producer.process_identity import die_with_parent
 from svdq.producer.queue import queue_of, session
-from svdq.producer.settings import Settings
+from svdq.producer.settings import Settings, absolute_model
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import Entry, enqueue_many
 from svdq.producer.untrusted_job import UntrustedJob
@@ -42,9 +42,7 @@ def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
         SvdqError: the worker failed.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
-        model = workload.models[0]
-        if Path(model).expanduser().is_dir():
-            model = str(Path(model).expanduser().absolute())
+        model = absolute_model(workload.models[0])
         settings = Settings.load(home=Path(folder), storage=str(Path(folder, "storage")), model=model)
         # The worker of a bench takes no jobs of the user, and notifies nobody.
         settings = settings.model_copy(update={"redis_url": None, "notify": ()})
