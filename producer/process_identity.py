@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 
 PREFIX = "svdq"
+#: The variable in which torchrun gives its process id to its ranks.
+PARENT_PID = "TORCHRUN_PID"
 #: Where the kernel shows its processes.
 PROC = Path("/proc")
 
@@ -112,22 +114,27 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """Return a function for a child to run first: the kernel then sends it SIGTERM when this process is killed.
+def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent: int | None = None) -> Callable[[], None] | None:
+    """Return a function for a child to run first: the kernel then sends it a signal when its parent is killed.
 
-    None where the kernel cannot do that.
+    Args:
+        number: the signal.
+        parent: process id of the parent; None: this process, which is about to start the child.
+
+    Returns:
+        The function, which ends the child at once if its parent has ended; None where the kernel cannot do that.
     """
     if sys.platform != "linux":
         return None
     import ctypes
 
     prctl = ctypes.CDLL(None).prctl
-    parent = os.getpid()
+    expected = os.getpid() if parent is None else parent
 
     def ask_kernel() -> None:
         pr_set_pdeathsig = 1
-        prctl(pr_set_pdeathsig, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent was killed before the kernel was asked
+        prctl(pr_set_pdeathsig, number)
+        if os.getppid() != expected:  # the parent was killed before the kernel was asked
             os._exit(1)
 
     return ask_kernel

@@ -6,9 +6,18 @@ import gc
 # again takes a third of the processor time of a start.
 gc.disable()
 
+import os
+
+from svdq.producer.process_identity import PARENT_PID, die_with_parent
+
+if __name__ == "__main__" and PARENT_PID in os.environ:
+    # A kill of `svdq worker` ends torchrun, too. Imports take seconds, so the kernel is asked before them.
+    follow_parent = die_with_parent(parent=int(os.environ[PARENT_PID]))
+    if follow_parent is not None:
+        follow_parent()
+
 import faulthandler
 import logging
-import os
 import sys
 import time
 from pathlib import Path

@@ -1,10 +1,12 @@
 """`svdq worker` as its users start, watch and end it: real processes, real Redis, real files; on the processor."""
 
+import contextlib
 import itertools
 import json
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import av
@@ -318,6 +320,28 @@ def test_a_killed_launcher_leaves_no_processes(house, until, no_processes_left) 
     assert alive == []
     assert house.queued() == jobs
     no_processes_left(family)
+
+
+def test_a_launcher_killed_while_ranks_are_started_leaves_no_processes(house, until) -> None:
+    """torchrun, which starts one rank after another, forgets those it has started when SIGTERM comes in between."""
+    group = house.start(7, model=SIMULATED, wait=False)
+    while len(family := psutil.Process(group.process.pid).children(recursive=True)) < 3:
+        time.sleep(0.001)
+    family[0].suspend()
+    group.process.kill()
+    group.process.wait()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family[0].resume()
+
+    def processes() -> list[psutil.Process]:
+        home = str(house.settings.home)
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if "svdq.worker" in (command := process.info["cmdline"] or ()) and home in " ".join(command)
+        ]
+
+    until(lambda: not processes())
 
 
 @pytest.mark.long

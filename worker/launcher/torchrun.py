@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from svdq.producer.keys import DAY_S
-from svdq.producer.process_identity import die_with_parent
+from svdq.producer.process_identity import PARENT_PID, die_with_parent
 from svdq.producer.settings import Settings
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.hosts import Hosts
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: torchrun. Like a rank, it starts in a third less time without garbage collection of what it imports.
-TORCHRUN = "import gc; gc.disable(); from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
+TORCHRUN = (
+    f"import gc, os; os.environ['{PARENT_PID}'] = str(os.getpid()); "
+    "gc.disable(); from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
+)
 #: How often torchrun restarts a group before it gives up: about twelve hours of waiting for a model or a disk.
 MAX_RESTARTS = 3000
 #: Seconds from the start of one torchrun to the start of the next, for a group over several hosts.
@@ -76,7 +79,12 @@ class GroupProcess:
     def _start(self) -> None:
         self._started_at = time.monotonic()
         self._process = subprocess.Popen(
-            self._command, env=self._environment, start_new_session=True, preexec_fn=die_with_parent()
+            self._command,
+            env=self._environment,
+            start_new_session=True,
+            # torchrun forgets the ranks that it is starting when a SIGTERM comes. SIGKILL is certain to end it, and the
+            # end of torchrun stops its ranks.
+            preexec_fn=die_with_parent(signal.SIGKILL),
         )
 
     def poll(self) -> int | None:
