@@ -62,6 +62,9 @@ def open_intake(house) -> Iterator[Open]:
     yield start
     for intake, link in opened:
         intake.close(return_to_queue=True)
+        for thread in threading.enumerate():
+            if thread.name == "sweep":  # redis-py fails in it if its connection is closed meanwhile
+                thread.join()
         link.connection_pool.disconnect()
 
 
