@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,7 @@ def spawn_ranks(
         torch.multiprocessing.ProcessRaisedException: a rank raised anything else; the text has its traceback.
     """
     with tempfile.TemporaryDirectory(prefix="svdq-") as folder:
-        # Otherwise the fork server imports modules from the current folder, such as a grp.py there.
-        os.environ["PYTHONSAFEPATH"] = "1"
-        # A fork server imports torch once for all ranks. It never initializes CUDA, so its children can.
-        multiprocessing.set_forkserver_preload([__name__, main.__module__])
+        _start_fork_server([__name__, main.__module__])
         context = torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
             _enter,
             (num_ranks, Path(folder), device, replicas, main, args),
@@ -70,6 +68,21 @@ def spawn_ranks(
                         "whether the machine ran out of memory, and use fewer ranks or smaller videos."
                     ) from error
             raise
+
+
+def _start_fork_server(modules: list[str]) -> None:
+    """Start a fork server, which imports torch once for all ranks. It never initializes CUDA, so its children can."""
+    multiprocessing.set_forkserver_preload(modules)
+    before = os.environ.get("PYTHONSAFEPATH")
+    # Otherwise the server imports modules from the current folder, such as a grp.py there.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _enter(

@@ -1,5 +1,7 @@
 """Real processes in a chain: the same bits for any number of ranks, whatever else is in flight, equal to diffusers'."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -50,7 +52,9 @@ def test_preview_frames_do_not_depend_on_the_ranks(image) -> None:
 
 def test_the_simulated_model_checks_that_every_step_is_done_once_in_order() -> None:
     parameters = SvdParameters(seed=0, steps=9, frames=2, width=64, height=64)
+    environment = dict(os.environ)
     logs = run_loop(Workload(models=("simulated:step_ms=10",) * 4, parameters=parameters, bursts=(30,)))
+    assert dict(os.environ) == environment, "processes that the caller starts later may find no modules"
     assert len(logs[-1].finished_s) == 30
     assert logs[0].failures == []
     assert sum(span.kind == "steps" for log in logs for span in log.spans) >= 30
