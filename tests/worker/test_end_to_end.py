@@ -332,16 +332,8 @@ def test_a_launcher_killed_while_ranks_are_started_leaves_no_processes(house, un
     group.process.wait()
     with contextlib.suppress(psutil.NoSuchProcess):
         family[0].resume()
-
-    def processes() -> list[psutil.Process]:
-        home = str(house.settings.home)
-        return [
-            process
-            for process in psutil.process_iter(["cmdline"])
-            if "svdq.worker" in (command := process.info["cmdline"] or ()) and home in " ".join(command)
-        ]
-
-    until(lambda: not processes())
+    run_dirs = str(house.settings.home / "run")
+    until(lambda: not any(run_dirs in str(each.info["cmdline"]) for each in psutil.process_iter(["cmdline"])))
 
 
 @pytest.mark.long
