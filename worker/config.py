@@ -58,6 +58,8 @@ class RankConfig(BaseModel):
     until_s: float | None = None
     #: Largest number of ranks that share a GPU, those of all groups included; None: count those of this torchrun.
     ranks_per_gpu: int | None = Field(default=None, ge=1)
+    #: A fingerprint of the model's files; None: it has none, or nobody has taken it.
+    weights: str | None = None
     #: Whether to leave trace events in the run folder at the end.
     record_trace: bool = False
 

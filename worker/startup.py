@@ -113,6 +113,8 @@ def _load_model(process: RankProcess) -> LoadedModel:
         role = replace(role, decode=False)
         del model
         model = open_model(settings.model, role, device, dtype, compute)
+    if config.weights is not None:
+        model.info = replace(model.info, compute=model.info.compute | {"weights": config.weights})
     info = RankInfo(
         capacity=granted,
         weights=model.info.weight_bytes,
@@ -207,5 +209,5 @@ def check_alike(ranks: Sequence[RankInfo]) -> None:
             first, other = (json.dumps(each.compute) for each in (ranks[0], info))
             raise InputError(
                 f"The ranks compute differently (rank 0: {first}, rank {rank}: {other}); "
-                "start the group with the same options and the same --device on every host."
+                "start the group with the same options, the same --device and the same model on every host."
             )

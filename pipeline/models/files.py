@@ -3,6 +3,7 @@
 Where a model is written, it explains why that fails.
 """
 
+import hashlib
 import json
 import re
 import stat
@@ -20,6 +21,8 @@ _DTYPES = {"F16", "BF16", "F32"}
 _WEIGHTS_FILE = re.compile(
     r"(diffusion_pytorch_)?model(\.fp16)?(-\d{5}-of-\d{5})?(\.fp16)?\.safetensors(\.index(\.fp16)?\.json)?"
 )
+#: Samples of a file for its fingerprint, and the bytes of each.
+NUM_SAMPLES, SAMPLE_BYTES = 64, 4096
 #: Advice about a folder without readable configs.
 SAVED = "give a folder that diffusers' save_pretrained has written"
 
@@ -87,6 +90,22 @@ def loaded_files(folder: Path, component: str, precisions: Sequence[bool]) -> li
     files = [file for file in files if file.suffix != ".json"]
     found = ([file for file in files if is_half(file.name) == precision] for precision in precisions)
     return next(filter(None, found), [])
+
+
+def fingerprint(folder: Path, files: Iterable[Path]) -> str:
+    """Return a hash of the names, sizes and samples of files, which is the same on all machines.
+
+    Reading gigabytes would take minutes, and other weights of a model differ nearly everywhere.
+    """
+    digest = hashlib.sha256()
+    for file in filter(Path.is_file, files):  # opening a pipe would block
+        size = file.stat().st_size
+        digest.update(f"{file.relative_to(folder)} {size} ".encode())
+        with file.open("rb", buffering=0) as opened:
+            for position in range(0, size, max(SAMPLE_BYTES, size // NUM_SAMPLES)):
+                opened.seek(position)
+                digest.update(opened.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def stored_shapes(files: Iterable[Path]) -> Shapes:

@@ -129,7 +129,9 @@ def test_a_video_says_how_it_was_computed(house) -> None:
     assert (view.status, view.notice) == ("finished", notice)
     compute = {"dtype": "bfloat16", "approximate": ["int8"]}
     for file in (Path(view.outputs[0]), Path(view.outputs[0]).with_suffix(".json")):
-        assert read_provenance(file)["model"] == {"name": str(model), "notice": notice, "compute": compute}
+        found = read_provenance(file)["model"]
+        assert len(found["compute"].pop("weights")) == 16
+        assert found == {"name": str(model), "notice": notice, "compute": compute}
     shown = house.run("svdq", "inspect", view.outputs[0]).stdout
     assert "bfloat16" in shown
     assert notice in shown

@@ -15,7 +15,7 @@ from svdq.producer.settings import Settings
 from svdq.worker.launcher import run_dir
 from svdq.worker.launcher.gpus import ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.launcher import default_ranks
-from svdq.worker.launcher.preflight import check_model
+from svdq.worker.launcher.preflight import check_model, model_fingerprint
 from svdq.worker.launcher.torchrun import environment_of
 
 
@@ -37,6 +37,32 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["preview", "simulated", "simulated:step_ms=1"])
 def test_models_without_files(name: str) -> None:
     check_model(name)
+
+
+@pytest.mark.parametrize(
+    "file", ["vae/diffusion_pytorch_model.safetensors", "scheduler/scheduler_config.json", "model_index.json"]
+)
+def test_other_files_under_the_same_name_are_another_model(tiny_wan: Path, tmp_path: Path, file: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_wan, folder, copy_function=shutil.copyfile)
+    original = model_fingerprint(str(tiny_wan), on_gpus=False, dtype="auto")
+    assert model_fingerprint(str(folder), on_gpus=False, dtype="auto") == original
+    content = (folder / file).read_bytes()
+    (folder / file).write_bytes(content + b"\n" if file.endswith(".json") else content[:-1] + bytes([content[-1] ^ 1]))
+    assert model_fingerprint(str(folder), on_gpus=False, dtype="auto") != original
+
+
+def test_weights_that_are_not_loaded_do_not_count(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    shutil.copytree(tiny_model, folder)
+    half = folder / "unet" / "diffusion_pytorch_model.fp16.safetensors"
+    shutil.copy(folder / "unet" / "diffusion_pytorch_model.safetensors", half)
+    assert model_fingerprint(str(folder), on_gpus=False, dtype="auto") == model_fingerprint(
+        str(tiny_model), on_gpus=False, dtype="auto"
+    )
+    in_half = model_fingerprint(str(folder), on_gpus=True, dtype="auto")
+    assert in_half == model_fingerprint(str(folder), on_gpus=False, dtype="fp16")
+    assert in_half != model_fingerprint(str(folder), on_gpus=True, dtype="fp32")
 
 
 def test_costs_that_cannot_be_simulated() -> None:

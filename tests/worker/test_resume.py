@@ -1,11 +1,13 @@
 """Half-done videos through real groups: stopped or killed in the middle, they go on where they were, bit by bit."""
 
+import shutil
 import signal
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +50,27 @@ def test_a_group_that_was_stopped_goes_on_where_it_was(
     assert resumption["from_step"] == max(kept)
     assert resumption["steps_done_again"] == 0
     assert sum(stage["steps"] for stage in sidecar["stages"]) == steps
+    nothing_is_left(house)
+
+
+@pytest.mark.long
+def test_a_video_is_not_continued_with_other_weights_of_the_same_name(house, until, tiny_model: Path) -> None:
+    model = house.folder / "model"
+    shutil.copytree(tiny_model, model)
+    job_id, same = submit_twice(house, frames=2, steps=20, width=128, height=64)
+    group = house.start(2, model=str(model))
+    until(lambda: house.view(job_id).step >= 3, lambda: group.text)
+    group.send_signal(signal.SIGTERM)
+    assert group.end() == 0
+    assert house.queued() == [job_id, same]
+
+    weights = model / "unet" / "diffusion_pytorch_model.safetensors"
+    other = {name: 1.1 * tensor for name, tensor in load_file(weights).items()}
+    save_file(other, weights, metadata={"format": "pt"})
+    group = house.start(2, "--burst", model=str(model), wait=False)
+    assert group.end() == 0
+    assert "cannot be used: it was computed with dtype float32, weights " in group.text
+    np.testing.assert_array_equal(house.frames(job_id), house.frames(same))
     nothing_is_left(house)
 
 

@@ -209,7 +209,7 @@ def plan_of(home: Path, info: ModelInfo, ranks: Sequence[RankInfo], limit: int |
     devices = sorted({rank.device for rank in ranks})
     identity = {
         "model": info.name,
-        "compute": info.compute,
+        "compute": {name: value for name, value in info.compute.items() if name != "weights"},
         "devices": devices,
         "ranks_per_gpu": max(rank.ranks_per_gpu for rank in ranks),
         "memory_limit": limit,

@@ -28,7 +28,7 @@ from svdq.worker.config import RankConfig
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.hosts import read_hosts
-from svdq.worker.launcher.preflight import RUN
+from svdq.worker.launcher.preflight import RUN, model_fingerprint
 from svdq.worker.launcher.starting import starting_record
 from svdq.worker.launcher.torchrun import GroupProcess
 
@@ -109,6 +109,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             "until_s": until_s,
             "record_trace": options.trace is not None,
             "ranks_per_gpu": ranks_per_gpu(len(gpus), ranks * options.groups),
+            "weights": model_fingerprint(settings.model, on_gpus=bool(gpus), dtype=options.rank.dtype),
         }
     )
     groups: list[GroupProcess] = []

@@ -14,11 +14,12 @@ from datetime import datetime
 from pathlib import Path
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.pipeline.models.files import fingerprint, loaded_files
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.names import has_weights, timings_of
 from svdq.pipeline.models.options import DTYPES, WEIGHTS
-from svdq.pipeline.models.registry import layout_of
+from svdq.pipeline.models.registry import family_of, layout_of
 from svdq.producer.storage.storage import Storage
 from svdq.worker.launcher.gpus import visible_gpus
 
@@ -46,6 +47,24 @@ def check_model(name: str, *, on_gpus: bool | None = None, dtype: str = "auto") 
         check_folder(folder, name, layout_of(folder, name), half=half)
     elif name != "preview":
         timings_of(name)
+
+
+def model_fingerprint(name: str, *, on_gpus: bool, dtype: str) -> str | None:
+    """Return a hash by which weights and configs under the same name can be distinguished; None without weights.
+
+    The launcher computes it, since a rank opens no weights of an expert that it does not load. `dtype` is that of
+    `ComputeOptions`.
+    """
+    if not has_weights(name):
+        return None
+    folder = find_folder(name)
+    layout = layout_of(folder, name)
+    default = DTYPES[family_of(folder, name).half] if on_gpus else "float32"
+    weights: list[Path] = []
+    for component in layout.weighted:
+        torch_dtype = "float32" if component in layout.float32 else DTYPES.get(dtype, default)
+        weights += loaded_files(folder, component, WEIGHTS[torch_dtype])
+    return fingerprint(folder, [folder / "model_index.json", *sorted(folder.glob("*/*config.json")), *weights])
 
 
 def check_storage(url: str) -> None:
