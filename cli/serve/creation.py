@@ -40,7 +40,8 @@ async def create(
             photo.seek(0)
             request = Request(path=_plain_name(file_name), spec=spec, data=photo.read(), source=source)
             try:
-                submissions = list(submit_all(backend.settings, [request], connection=connection))
+                submitted = submit_all(backend.settings, [request], connection=connection, storage=backend.storage)
+                submissions = list(submitted)
             except InputError as error:
                 message = without_paths(str(error), backend.settings)
                 raise ApiError(400, message, param="input_reference") from error

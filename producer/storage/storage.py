@@ -4,6 +4,7 @@ Writes are atomic, so a file under its key is complete.
 """
 
 import contextlib
+import errno
 import hashlib
 import re
 import shutil
@@ -61,8 +62,8 @@ class Storage:
         self._url = without_secrets(url).rstrip("/")
         self._secrets: list[str] = []
         self._files: LocalFiles | RemoteFiles
-        #: Whether the marker exists or an attempt to write it was made.
-        self._has_marked = False
+        #: Whether the marker was there before the first write, or was written then; None until then.
+        self._had_marker: bool | None = None
         scheme, colon, rest = url.partition("://")
         if not colon or scheme in ("file", "local"):
             self._files = LocalFiles(Path(rest if colon else url).expanduser().absolute())
@@ -237,12 +238,22 @@ class Storage:
             shutil.rmtree(path, ignore_errors=True)
 
     def _mark(self) -> None:
-        """Write the marker before the first file; continue without it if only subfolders are writable."""
-        if not self._has_marked:
-            with contextlib.suppress(PermissionError):
+        """Write the marker before the first file; continue without it if only subfolders are writable.
+
+        Raises:
+            FileNotFoundError: it was in a local folder and is gone. A folder that is made anew where a disk was mounted
+                is hidden when the disk is back.
+        """
+        if self._had_marker is None:
+            try:
                 if not self._files.exists(MARKER):
                     self._files.write(MARKER, _MARKER_TEXT)
-            self._has_marked = True
+                self._had_marker = True
+            except PermissionError:
+                self._had_marker = False
+        elif self._had_marker and self.folder and not self._files.exists(MARKER):
+            reason = "moved, removed or not mounted: there is no file"
+            raise FileNotFoundError(errno.ENOENT, reason, str(self.folder / MARKER))
 
     def _check(self, key: str) -> None:
         if not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")) or "://" in key:

@@ -124,6 +124,7 @@ def submit_all(
     skip_bad: bool = False,
     observer: Observer | None = None,
     connection: redis.Redis | None = None,
+    storage: Storage | None = None,
 ) -> Iterator[Submission]:
     """Submit photos: check all, store all, then enqueue their jobs, yielding each job as it is enqueued.
 
@@ -131,7 +132,8 @@ def submit_all(
 
     After an interruption, submitting the same photos again continues: existing photos and jobs are recognized. Memory
     holds a few hundred bytes per photo, never the contents of many photos. Errors among the requests stand for bad rows
-    of a list. The caller handles the errors of a `connection` that it gives.
+    of a list. The caller handles the errors of a `connection` that it gives. A `storage` that it gives is that of the
+    settings.
 
     Raises:
         BadPhotosError: several photos are bad.
@@ -146,7 +148,7 @@ def submit_all(
     elif settings.redis_url:
         connect(settings).close()  # fails before thousands of photos are checked; changes nothing
     checked = _check(settings, requests, skip_bad, observer)
-    storage = Storage(settings.storage)
+    storage = storage or Storage(settings.storage)
     with contextlib.nullcontext(connection) if connection is not None else session(settings) as connection:
         for parents in {spec.depends_on for _, spec in checked}:
             unfinished(connection, parents)

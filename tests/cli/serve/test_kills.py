@@ -147,6 +147,18 @@ def test_the_storage_is_away(serve: Serve, photo_bytes: bytes, tmp_path: Path) -
     assert server.get("/v1/videos").json["data"] == []
 
 
+def test_a_photo_is_not_stored_in_place_of_a_disk_that_was_unmounted(
+    server: Server, photo_bytes: bytes, settings: Settings
+) -> None:
+    assert server.create(photo_bytes).status == 200
+    folder = Path(settings.storage)
+    folder.rename(folder.with_name("away"))
+    assert server.create(photo_bytes, seed="7").status == 503
+    assert not folder.exists()
+    folder.with_name("away").rename(folder)
+    assert server.create(photo_bytes, seed="7").status == 200
+
+
 def begin_upload(server: Server, body: bytes) -> http.client.HTTPConnection:
     """Send the headers of an upload and, when the server reads its body, the first 100 bytes of that."""
     upload = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)

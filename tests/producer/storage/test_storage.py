@@ -65,6 +65,19 @@ def test_local_storage_leaves_nothing_behind(tmp_path: Path) -> None:
     assert storage.location("outputs/x.mp4") == str(tmp_path / "s/outputs/x.mp4")
 
 
+def test_a_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "s"))
+    storage.write_text("outputs/a.json", "{}")
+    (tmp_path / "s").rename(tmp_path / "away")  # as when its disk is unmounted
+    for write in (storage.check_writable, lambda: storage.staging().__enter__()):
+        with pytest.raises(UnavailableError, match=r"removed or not mounted: there is no file at '.*/s/\.svdq-"):
+            write()
+    assert not (tmp_path / "s").exists()
+    (tmp_path / "away").rename(tmp_path / "s")
+    storage.write_text("outputs/b.json", "{}")
+    assert [path.name for path in files_under(tmp_path / "s")] == [MARKER, "a.json", "b.json"]
+
+
 def test_a_crash_before_the_rename_leaves_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage(str(tmp_path / "s"))
     storage.write_text("a.json", "old")
