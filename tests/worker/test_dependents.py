@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import redis
-from rq.job import Dependency
+from rq.job import Dependency, JobStatus
 
 from svdq.producer import control
 from svdq.producer.job import SvdJob
@@ -158,6 +158,28 @@ def test_a_kill_between_failure_and_dependents_is_made_good(connection: redis.Re
 
     assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
     assert rest(worker) == ["heir"]
+
+
+def test_a_failure_that_redis_has_written_and_not_confirmed_queues_what_allows_it(
+    connection: redis.Redis, worker: GroupWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_family(connection)
+    parent = worker.pop()
+    execute = redis.client.Pipeline.execute
+
+    def lose(pipeline: redis.client.Pipeline, *arguments: bool) -> list[object]:
+        is_end = "failed" in str(pipeline.command_stack)
+        answers = execute(pipeline, *arguments)
+        if is_end:
+            raise redis.WatchError("A ConnectionError occurred while watching one or more keys")
+        return answers
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redis.client.Pipeline, "execute", lose)
+        with pytest.raises(redis.WatchError):
+            worker.fail(parent, "It broke.")
+    assert worker.confirm_end(parent) is JobStatus.FAILED
+    assert statuses(connection) == {"parent": "failed", "child": "deferred", "heir": "queued"}
 
 
 # Dependents that anyone may have written.

@@ -189,26 +189,39 @@ def test_success_is_rqs_success(connection: redis.Redis, worker: GroupWorker) ->
     assert view_workers(connection)[0].finished == 1
 
 
+ENDS = {
+    "success": lambda worker, active: worker.succeed(active, {"outputs": ["a.mp4"]}),
+    "failure": lambda worker, active: worker.fail(active, "It broke."),
+    "stop": lambda worker, active: worker.stop(active),
+}
+
+
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_a_success_of_a_job_that_was_taken_away_is_not_written(
-    connection: redis.Redis, worker: GroupWorker, monkeypatch: pytest.MonkeyPatch, when: str
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_of_a_job_that_was_taken_away_is_not_written(
+    connection: redis.Redis, worker: GroupWorker, monkeypatch: pytest.MonkeyPatch, when: str, end: str
 ) -> None:
     """A group may sleep past its lease between any two commands; the next one to have the job writes its end."""
     put(connection, "a")
     active = take(worker)[0]
 
-    def take_away(*_: object) -> None:
+    def take_away(*_: object, **__: object) -> None:
         transitions.return_to_queue(connection, active.queue, active.execution)
 
+    kind, reason = redis.ConnectionError, "no longer held"
     if when == "before":
         take_away()
-    else:  # RQ calls this when it has collected some of its writes
+    elif end == "success":  # RQ calls this when it has collected some of its writes
         monkeypatch.setattr(worker, "increment_total_working_time", take_away)
-    with pytest.raises(redis.ConnectionError, match="no longer held"):
-        worker.succeed(active, {"outputs": ["a.mp4"]})
+    else:  # after the check of the lease
+        monkeypatch.setattr(worker, "set_current_job_id", take_away)
+        kind, reason = redis.WatchError, "Watched variable changed"
+    with pytest.raises(kind, match=reason):
+        ENDS[end](worker, active)
     assert status_of(connection, "a") == "queued"
     assert waiting(connection) == ["a"]
     assert fetch(connection, "a").latest_result() is None
+    assert connection.zcard("rq:failed:svdq-default") == 0
     assert worker.confirm_end(active) is None
 
 

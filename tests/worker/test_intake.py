@@ -496,9 +496,8 @@ class Forgetter:
     def sweep(self, *_: object) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("kind", "failure"), [(EndLosingRedis, None), (EndLosingRedis, "It broke."), (WatchedEndLosingRedis, None)]
-)
+@pytest.mark.parametrize("failure", [None, "It broke."])
+@pytest.mark.parametrize("kind", [EndLosingRedis, WatchedEndLosingRedis])
 def test_an_end_that_redis_has_written_and_could_not_say_so_counts(
     house,
     open_intake: Open,

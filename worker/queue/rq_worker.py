@@ -79,8 +79,8 @@ class RqWorker(BaseWorker):
         self._on_shutdown = on_shutdown
         #: Whether the last `pop` found intake paused: by RQ's suspend, or because too many jobs failed here.
         self.paused = False
-        #: The job whose success is being written.
-        self._succeeding: ActiveJob | None = None
+        #: The job whose end is being written; None if it was not begun.
+        self._ending: ActiveJob | None = None
         #: Whether the failure that is being written is a stop by the user.
         self._is_stop = False
 
@@ -151,7 +151,7 @@ class RqWorker(BaseWorker):
 
     def fail_popped(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str) -> None:
         """End a popped job as failed that was not begun."""
-        self._fail(rq_job, queue, None, reason)
+        self._fail(rq_job, queue, reason)
         if self.connection.hget(rq_job.key, "status") not in (b"failed", b"stopped"):
             raise redis.ConnectionError(_NOT_WRITTEN)  # it stays popped, and is returned to its queue
         transitions.drop_popped(self.connection, queue, rq_job.id)
@@ -163,11 +163,11 @@ class RqWorker(BaseWorker):
         rq_job._result = result
         rq_job._status = JobStatus.FINISHED
         self.execution = active.execution
-        self._succeeding = active
+        self._ending = active
         try:
             self.handle_job_success(rq_job, active.queue, active.queue.started_job_registry)
         finally:
-            self.execution = self._succeeding = None
+            self.execution = self._ending = None
         self._clear_marks(rq_job.id)
 
     def increment_successful_job_count(self, pipeline: Any = None) -> None:
@@ -177,16 +177,33 @@ class RqWorker(BaseWorker):
         conflict, and also after a lost connection, although Redis may have written everything. Before that it resets
         its execution.
         """
-        active = self._succeeding
+        active = self._ending
         if active is not None:
             # At once: the pipeline sends its MULTI with the other commands. Taking the job back deletes this key.
             pipeline.immediate_execute_command("WATCH", active.execution.key)
-            if not self.holds_lease(active):
-                raise redis.ConnectionError(
-                    "the job is no longer held, or the connection was lost while its end was written"
-                )
+            self._check_lease(active)
             self.execution = active.execution
         super().increment_successful_job_count(pipeline)
+
+    def cleanup_execution(self, job: rq.job.Job, pipeline: Any) -> None:
+        """Do RQ's last write before it executes those of a failure, only while this worker holds the job, as above.
+
+        Those of a success are in a transaction already.
+        """
+        if self._ending is not None and not pipeline.explicit_transaction:
+            # redis-py takes WATCH and MULTI only before all commands.
+            commands, pipeline.command_stack = pipeline.command_stack, []
+            pipeline.watch(self._ending.execution.key)
+            pipeline.multi()
+            pipeline.command_stack = commands
+            self._check_lease(self._ending)
+        super().cleanup_execution(job, pipeline)
+
+    def _check_lease(self, active: ActiveJob) -> None:
+        if not self.holds_lease(active):
+            raise redis.ConnectionError(
+                "the job is no longer held, or the connection was lost while its end was written"
+            )
 
     def increment_failed_job_count(self, pipeline: Any = None) -> None:
         """Count a failed job; RQ also counts one that the user stopped."""
@@ -206,6 +223,8 @@ class RqWorker(BaseWorker):
         status = rq_job.get_status(refresh=False)
         if status not in _ENDED:
             return None
+        if status is JobStatus.FAILED:  # RQ queues them after it has written a failure
+            active.queue.enqueue_dependents(rq_job)
         self._clear_marks(rq_job.id)
         return status
 
@@ -216,7 +235,7 @@ class RqWorker(BaseWorker):
 
     def fail(self, active: ActiveJob, reason: str) -> None:
         """End a job as failed; RQ's Retry is not used, since the same seed would fail again."""
-        self._fail(active.rq_job, active.queue, active.execution, reason)
+        self._fail(active.rq_job, active.queue, reason, active)
         if self.holds_lease(active):
             raise redis.ConnectionError(_NOT_WRITTEN)
 
@@ -231,15 +250,16 @@ class RqWorker(BaseWorker):
         self._stopped_job_id = active.rq_job.id
         self.fail(active, STOPPED)
 
-    def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, execution: Execution | None, reason: str) -> None:
+    def _fail(self, rq_job: rq.job.Job, queue: rq.Queue, reason: str, active: ActiveJob | None = None) -> None:
         rq_job.ended_at = now()
         rq_job.retries_left = None
-        self.execution = execution
+        self.execution = active.execution if active else None
+        self._ending = active
         self._is_stop = self._stopped_job_id == rq_job.id
         try:
             self.handle_job_failure(rq_job, queue, queue.started_job_registry, exc_string=reason)
         finally:
-            self.execution = None
+            self.execution = self._ending = None
             self._is_stop = False
         self._clear_marks(rq_job.id)
 
