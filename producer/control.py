@@ -20,7 +20,18 @@ from rq.worker import Worker
 
 from svdq.pipeline.errors import InputError
 from svdq.producer import keys
-from svdq.producer.queue import ENDED, SvdqQueue, check_priority, fetch, is_ours, no_such_job, queues, read_job
+from svdq.producer.queue import (
+    ENDED,
+    SvdqQueue,
+    check_priority,
+    fetch,
+    is_ours,
+    no_such_job,
+    queues,
+    read_job,
+    replace_result,
+    sidecar_digest,
+)
 from svdq.producer.storage.storage import Storage
 
 #: Actions on jobs.
@@ -150,9 +161,11 @@ def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = Non
     action: Action = "retry" if storage is None else "retry --force"
     rq_job = _find(connection, action, job_id)
     job = read_job(rq_job)
+    replaced = ""
     if storage is not None and job is not None:
-        # A worker that finds the sidecar beside the files would treat the job as done.
-        storage.remove(f"{job.output_stem(job_id)}.json")
+        # A worker that finds any other sidecar beside the files treats the job as done.
+        for _, data in storage.read_many([f"{job.output_stem(job_id)}.json"]):
+            replaced = sidecar_digest(data)
 
     def change(pipeline: Pipeline, job: rq.job.Job) -> None:
         queue = SvdqQueue(job.origin, connection=connection)
@@ -163,6 +176,8 @@ def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = Non
         job.started_at = job.ended_at = job.worker_name = None
         job.retries_left = keys.MAX_RETRIES
         job.meta = {}
+        if replaced:
+            replace_result(job, replaced)
         queue._enqueue_job(job, pipeline=pipeline)
         pipeline.hdel(job.key, "started_at", "ended_at", "worker_name")
         pipeline.persist(job.key)  # ended jobs expire

@@ -1,6 +1,7 @@
 """The connection to Redis and the RQ queues; finds the jobs in them."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ _RESTART = Retry(ConstantBackoff(0.2), 10, supported_errors=(redis.ConnectionErr
 SOURCE_NOTE = "source"
 #: Characters.
 MAX_SOURCE_LENGTH = 1000
+#: The note with the digest of the sidecar of a finished video that is to be rendered again.
+REPLACED_NOTE = "replaced"
 
 
 class SvdqQueue(rq.Queue):
@@ -215,9 +218,24 @@ def source_of(rq_job: rq.job.Job) -> str:
     return source if is_path else ""
 
 
+def replaced_of(rq_job: rq.job.Job) -> str:
+    """Return the digest of the sidecar whose video this job is to replace; "" for none."""
+    return _notes_of(rq_job).get(REPLACED_NOTE, "")
+
+
+def sidecar_digest(sidecar: bytes) -> str:
+    """Return what names a sidecar in `replaced_of`."""
+    return hashlib.sha256(sidecar).hexdigest()
+
+
+def replace_result(rq_job: rq.job.Job, digest: str) -> None:
+    """Have a job rendered again although the sidecar with this digest exists; the caller saves the job."""
+    rq_job.kwargs = rq_job.kwargs | {"notes": _notes_of(rq_job) | {REPLACED_NOTE: digest}}
+
+
 def notes_of(rq_job: rq.job.Job) -> dict[str, str]:
-    """Return what was recorded beside a job at its submission, without the source of its photo."""
-    return {name: value for name, value in _notes_of(rq_job).items() if name != SOURCE_NOTE}
+    """Return what was recorded beside a job at its submission, without what svdq itself has added."""
+    return {name: value for name, value in _notes_of(rq_job).items() if name not in (SOURCE_NOTE, REPLACED_NOTE)}
 
 
 def _notes_of(rq_job: rq.job.Job) -> dict[str, str]:

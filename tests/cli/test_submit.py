@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -276,14 +276,14 @@ def test_two_submissions_may_replace_the_same_video(
 ) -> None:
     (first,) = submit(settings, [photo], SubmitOptions())
     finish(connection, first.id, "preview")
-    real = Storage.remove
+    real = Storage.read_many
 
-    def remove_later(storage: Storage, key: str) -> None:
-        monkeypatch.setattr(Storage, "remove", real)
+    def read_later(storage: Storage, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        monkeypatch.setattr(Storage, "read_many", real)
         retry(connection, first.id, storage=storage)  # the other submission
-        storage.remove(key)
+        return storage.read_many(names)
 
-    monkeypatch.setattr(Storage, "remove", remove_later)
+    monkeypatch.setattr(Storage, "read_many", read_later)
     wanted = Settings.load(model="stabilityai/xt", redis_url=settings.redis_url, storage=settings.storage)
     (again,) = submit(wanted, [photo], SubmitOptions())
     assert (again.id, again.is_new) == (first.id, False)

@@ -238,6 +238,28 @@ def test_pause_and_retry_of_a_finished_job_of_a_running_group(house, until) -> N
 
 
 @pytest.mark.long
+def test_a_finished_video_stays_until_another_one_replaces_it(house, until) -> None:
+    group = house.start(1, model=SIMULATED)
+    job_id = house.submit(steps=120)  # rendered for longer than `svdq cancel` takes to start
+    [file] = house.wait([job_id])[0].outputs
+    sidecar, before = Path(file).with_suffix(".json"), Path(file).stat().st_mtime_ns
+    first = sidecar.read_bytes()
+
+    assert house.run("svdq", "retry", job_id, "--force").returncode == 0
+    until(lambda: house.view(job_id).step > 3, lambda: group.text)
+    assert house.run("svdq", "cancel", job_id).returncode == 0
+    assert house.wait([job_id])[0].status == "stopped"
+    assert (sidecar.read_bytes(), Path(file).stat().st_mtime_ns) == (first, before)
+    assert job_id in house.run("svdq", "fetch", "--all", "--output", house.folder / "videos").stdout
+
+    # What was asked for once is remembered: this is not the acknowledgement of a video that a crash prevented.
+    assert house.run("svdq", "retry", job_id).returncode == 0
+    assert house.wait([job_id])[0].status == "finished"
+    assert Path(file).stat().st_mtime_ns > before
+    assert sidecar.read_bytes() != first
+
+
+@pytest.mark.long
 def test_three_jobs_that_fail_alike_pause_intake(house, until) -> None:
     group = house.start(1, model="simulated:step_ms=20,nan_seed=5")
     jobs = [house.submit(steps=6, seed=5) for _ in range(3)]

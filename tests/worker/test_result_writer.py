@@ -1,6 +1,7 @@
 """The last rank's writer when the storage refuses: videos wait, nothing is lost, and a stop is not held up."""
 
 import contextlib
+import hashlib
 import json
 import logging
 import shutil
@@ -319,6 +320,9 @@ def test_what_is_finished_is_recognised_by_its_account_and_all_its_files(folder:
     assert find_result(storage, MODEL, job.model_copy(update={"seed": 2}), "id-one") is None
     assert find_result(storage, ModelInfo(name="other", notice=""), job, "id-one") is None
     assert find_result(storage, MODEL, job, "id-two") is None
+    for data, is_found in ((sidecar.read_bytes(), False), (b"of another video", True)):
+        replaced = hashlib.sha256(data).hexdigest()
+        assert (find_result(storage, MODEL, job, "id-one", replaced) is not None) == is_found
     document = json.loads(sidecar.read_text())
     for outputs in (None, "x", [7]):
         sidecar.write_text(json.dumps(document | {"outputs": outputs}))

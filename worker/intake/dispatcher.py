@@ -15,7 +15,7 @@ from typing import Any
 from svdq.pipeline.errors import SvdqError, UnavailableError
 from svdq.pipeline.protocols import Report, Request
 from svdq.producer.job import Job
-from svdq.producer.queue import SOURCE_NOTE, read_job, source_of
+from svdq.producer.queue import SOURCE_NOTE, read_job, replaced_of, source_of
 from svdq.worker.checkpoint.checkpoints import Checkpoints, resumed
 from svdq.worker.intake.policy import IntakeOptions, is_too_late
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
@@ -200,7 +200,8 @@ class Dispatcher:
         if rq_job is not None:
             job = read_job(rq_job)
             if job is not None and not must_run_alone(self._worker.connection, rq_job.id):
-                self._ahead = (rq_job.id, self._loader.submit(self._prefetcher.prepare_ahead, rq_job.id, job))
+                prepare, replaced = self._prefetcher.prepare_ahead, replaced_of(rq_job)
+                self._ahead = (rq_job.id, self._loader.submit(prepare, rq_job.id, job, replaced))
 
     def _prepared(self, active: ActiveJob) -> Future[Prepared]:
         """Return the preparation of a taken job: the one begun in advance, else a new one."""
@@ -218,7 +219,8 @@ class Dispatcher:
             self._ahead = None
 
     def _submit(self, active: ActiveJob) -> Future[Prepared]:
-        prepared = self._loader.submit(self._prefetcher.prepare, active.rq_job.id, active.job)
+        rq_job = active.rq_job
+        prepared = self._loader.submit(self._prefetcher.prepare, rq_job.id, active.job, replaced_of(rq_job))
         prepared.add_done_callback(lambda _: self._wake.set())
         return prepared
 

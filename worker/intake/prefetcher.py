@@ -56,10 +56,11 @@ class Prefetcher:
         #: The job that is being prepared, and the one that is no longer wanted.
         self._job_id = self._unwanted = ""
 
-    def prepare(self, job_id: str, job: Job) -> Prepared:
+    def prepare(self, job_id: str, job: Job, replaced: str = "") -> Prepared:
         """Look for finished files, checkpoint and photo, in this order; wait while the storage cannot be used.
 
-        Only a job that starts anew is checked against the memory plan.
+        The files of the sidecar with the digest `replaced` do not count. Only a job that starts anew is checked against
+        the memory plan.
 
         Raises:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
@@ -67,21 +68,21 @@ class Prefetcher:
             RetryStoppedError: `stop` was called.
         """
         self._job_id, self._unwanted = job_id, ""
-        find = partial(self._find, job_id, job, FileRefusals())
+        find = partial(self._find, job_id, job, FileRefusals(), replaced)
         try:
             found, photo = self._retry.call(find, lambda: self._unwanted != job_id)
         except UnavailableError as error:
             raise SvdqError(str(error)) from error  # a retry cannot fix it
         return self._decoded(found, photo, job_id, job)
 
-    def prepare_ahead(self, job_id: str, job: Job) -> Prepared:
+    def prepare_ahead(self, job_id: str, job: Job, replaced: str = "") -> Prepared:
         """Do the same in one attempt, for a job that may never be taken.
 
         Raises:
             SvdqError: its video does not fit into memory, or the photo cannot be used.
             UnavailableError: the storage cannot be used at present.
         """
-        return self._decoded(*self._find(job_id, job, FileRefusals()), job_id, job)
+        return self._decoded(*self._find(job_id, job, FileRefusals(), replaced), job_id, job)
 
     @property
     def condition(self) -> Condition | None:
@@ -98,7 +99,7 @@ class Prefetcher:
         """Stop waiting for the storage; from any thread."""
         self._retry.stop()
 
-    def _find(self, job_id: str, job: Job, refusals: FileRefusals) -> tuple[Prepared, bytes | None]:
+    def _find(self, job_id: str, job: Job, refusals: FileRefusals, replaced: str) -> tuple[Prepared, bytes | None]:
         """Make one attempt to find files or checkpoint; return the bytes of the photo if there are none."""
         with self._options.mark_prepare(job_id):
             parameters = self._options.complete(job.parameters)
@@ -110,7 +111,7 @@ class Prefetcher:
                     f"The job does not fit the defaults of the model {self._model.name}: {reason}; choose others."
                 ) from error
             try:
-                result = find_result(self._storage, self._model, wanted, job_id)
+                result = find_result(self._storage, self._model, wanted, job_id, replaced)
             except UnavailableError as error:
                 if self._storage.exists("inputs"):
                     refusals.check(error, f"Its output {job.output_stem(job_id)!r}")

@@ -13,6 +13,7 @@ from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.parameters import Format, VideoParameters
 from svdq.pipeline.sample import Sample
 from svdq.producer.job import Job, parse_job
+from svdq.producer.queue import sidecar_digest
 from svdq.producer.results.provenance import notice_of, parse_document
 from svdq.producer.storage.storage import Storage
 
@@ -70,10 +71,11 @@ def timings_of(sample: Sample, write_s: float) -> dict[str, Any]:
     return timings
 
 
-def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> dict[str, Any] | None:
+def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str, replaced: str = "") -> dict[str, Any] | None:
     """Return the result of a job whose files exist, because a crash prevented its acknowledgement; else None.
 
-    `job` has frames filled in; the decode_chunk_size of the files may differ. `model` must have made them.
+    `job` has frames filled in; the decode_chunk_size of the files may differ. `model` must have made them. Those of the
+    sidecar with the digest `replaced` are to be rendered again.
 
     Raises:
         UnavailableError: the storage cannot be reached.
@@ -82,7 +84,10 @@ def find_result(storage: Storage, model: ModelInfo, job: Job, job_id: str) -> di
     if not storage.exists(key):
         return None
     try:
-        document = parse_document(storage.read(key))
+        data = storage.read(key)
+        if sidecar_digest(data) == replaced:
+            return None
+        document = parse_document(data)
         made = (document["job_id"], parse_job(document["job"]), document["model"]["name"])
         result = result_of(document)
         if not isinstance(result["outputs"], list) or not all(isinstance(path, str) for path in result["outputs"]):

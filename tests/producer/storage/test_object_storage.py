@@ -14,7 +14,7 @@ from rq.job import JobStatus
 from svdq.pipeline.errors import UnavailableError
 from svdq.producer.control import retry
 from svdq.producer.job import SvdJob
-from svdq.producer.queue import SvdqQueue
+from svdq.producer.queue import SvdqQueue, fetch, replaced_of, sidecar_digest
 from svdq.producer.results.prune import find_removals, remove_all
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
@@ -106,8 +106,9 @@ def test_a_photo_with_brackets_in_its_name(
     SvdqQueue(job.origin, connection=connection).remove(job)
     job.set_status(JobStatus.FINISHED)
     retry(connection, job_id, storage=storage)
-    assert not storage.exists(f"outputs/cat [1]-{job_id}.json")
-    assert len(keys(storage)) == 3
+    sidecar = storage.read(f"outputs/cat [1]-{job_id}.json")
+    assert replaced_of(fetch(connection, job_id)) == sidecar_digest(sidecar)
+    assert len(keys(storage)) == 4
 
 
 def test_writes_of_others_are_seen_at_once(s3: str) -> None:
