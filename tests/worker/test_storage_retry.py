@@ -126,6 +126,18 @@ class Locked(Storage):
         return super().read(key)
 
 
+class Mounted(Storage):
+    """A storage whose disk is mounted while a photo is read."""
+
+    is_mounted = False
+
+    def read(self, key: str) -> bytes:
+        if not self.is_mounted and key.startswith("inputs/"):
+            self.is_mounted = True
+            raise UnavailableError("The storage cannot be used.") from FileNotFoundError(errno.ENOENT, "", key)
+        return super().read(key)
+
+
 def complete(parameters: VideoParameters) -> VideoParameters:
     """Fill in two frames."""
     return parameters.model_copy(update={"frames": parameters.frames or 2})
@@ -151,6 +163,10 @@ def test_a_photo_is_waited_for_while_the_storage_is_away(
     shutil.move(folder.with_name("away"), folder)
     assert done.result(60).photo.size == (64, 64)
     assert prefetcher.condition is None
+
+
+def test_a_photo_is_there_again_when_its_storage_is(folder: Path, job: Job) -> None:
+    assert open_prefetcher(Mounted(str(folder))).prepare("a-job", job).photo
 
 
 def test_a_photo_that_is_refused_alone_is_waited_for_and_not_for_ever(

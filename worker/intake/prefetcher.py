@@ -142,6 +142,8 @@ class Prefetcher:
             # mounted.
             if not self._storage.exists("inputs"):
                 raise
+            if isinstance(error.__cause__, FileNotFoundError) and self._storage.exists(key):
+                raise  # it was mounted again meanwhile
             if isinstance(error.__cause__, FileNotFoundError | IsADirectoryError | NotADirectoryError):
                 # An attempt before a crash may have removed it.
                 raise SvdqError(
