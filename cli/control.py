@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from svdq.producer.control import Action
 
 
-def selection_options(*flags: str) -> Callable[[Command], Command]:
+def selection_options(*flags: str, since: str = "Jobs submitted") -> Callable[[Command], Command]:
     """Add the options that select jobs: IDs, the given flags of `all`, `queued` and `failed`, name and age."""
     help_texts = {"all": "All jobs that allow it.", "queued": "All queued jobs.", "failed": "All failed jobs."}
 
     def add(command: Command) -> Command:
-        command = since_option("Jobs submitted")(command)
+        command = since_option(since)(command)
         command = name_option("Jobs")(command)
         for flag in reversed(flags):
             command = click.option(f"--{flag}", f"take_{flag}", is_flag=True, help=help_texts[flag])(command)
@@ -101,7 +101,7 @@ def cancel(job_ids: tuple[str, ...], redis_url: str | None, **selection: Any) ->
 
 
 @click.command()
-@selection_options("all", "failed")
+@selection_options("all", "failed", since="Jobs that ended")
 @click.option("--force", is_flag=True, help="Also finished jobs; their files stay until new ones replace them.")
 @storage_option
 @redis_options

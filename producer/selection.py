@@ -29,7 +29,7 @@ class Selection:
     statuses: Sequence[str] = ()
     #: Only jobs whose names match this pattern with * and ?; "" means all.
     name: str = ""
-    #: Only jobs submitted at this time or later.
+    #: Only jobs that ended at this time or later or, where they have not ended, were submitted.
     since: datetime | None = None
 
     def matches(self, view: JobView) -> bool:
@@ -37,7 +37,7 @@ class Selection:
         return (
             view.status in self.statuses
             and (not self.name or fnmatch.fnmatchcase(view.name, self.name))
-            and (self.since is None or view.created_at >= self.since)
+            and (self.since is None or (view.ended_at or view.created_at) >= self.since)
         )
 
 

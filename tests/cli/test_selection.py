@@ -8,6 +8,7 @@ import pytest
 import redis
 import rq
 from rq.job import JobStatus
+from rq.utils import now, utcformat
 
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import SvdqQueue, fetch, statuses
@@ -39,13 +40,23 @@ def test_by_status_name_and_age(svdq: Cli, connection: redis.Redis) -> None:
     dog = named(connection, "d" * 20, "dog")
     for job in (*cups, dog):
         fail(job)
-    connection.hset(cups[0].key, "created_at", "2020-01-01T00:00:00.000000Z")
+    connection.hset(cups[0].key, "ended_at", "2020-01-01T00:00:00.000000Z")
     assert svdq("retry", "--failed", "--name", "cup*", "--since", "1h").stdout == f"{cups[1].id}  queued\n"
     assert svdq("retry", "--failed", "--name", "nobody").stderr == "No jobs match.\n"
     assert svdq("move", "--name", "cup2", "--priority", "high").stdout == f"{cups[1].id}  moved\n"
     cups[1].set_status(JobStatus.QUEUED)
     assert svdq("cancel", "--name", "cup?").stdout == f"{cups[1].id}  canceled\n"
     assert statuses(connection, [job.id for job in (*cups, dog)]) == ["failed", "canceled", "failed"]
+
+
+def test_the_failures_of_a_night_whose_photos_were_submitted_by_day(svdq: Cli, connection: redis.Redis) -> None:
+    failed, waiting = add(connection, 1), add(connection, 2)
+    fail(failed)
+    for job in (failed, waiting):
+        connection.hset(job.key, "created_at", "2020-01-01T00:00:00.000000Z")
+    connection.hset(failed.key, "ended_at", utcformat(now()))
+    assert svdq("cancel", "--queued", "--since", "1h").stderr == "No jobs match.\n"
+    assert svdq("retry", "--failed", "--since", "1h").stdout == f"{failed.id}  queued\n"
 
 
 def test_a_name_as_a_mac_spells_it(svdq: Cli, connection: redis.Redis, settings: Settings) -> None:
