@@ -121,4 +121,9 @@ def _moment(text: str, now: datetime, *, is_future: bool) -> datetime:
         elif not is_future and moment > today:
             moment -= timedelta(days=1)
         moment = moment.replace(tzinfo=at.tzinfo)
-    return moment.astimezone() if moment.tzinfo is None else moment
+    if moment.tzinfo is not None:
+        return moment
+    # They differ where a clock change repeats or skips this hour.
+    earlier, later = sorted(moment.replace(fold=fold).astimezone() for fold in (0, 1))
+    is_skipped = earlier.replace(tzinfo=None) != moment
+    return later if is_future and (is_skipped or earlier <= now) else earlier

@@ -1,5 +1,6 @@
 """Times that have been or are to come, and ages, as people write them."""
 
+import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -100,6 +101,26 @@ def test_invalid_future_times(text: str) -> None:
 def test_past_times_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="in the past"):
         parse_future(text, "--at", EVENING)
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "expected"),
+    [
+        ("2026-03-28T21:00Z", "02:30", "2026-03-29T03:30+02:00"),  # the clock goes from 2:00 to 3:00
+        ("2026-03-29T00:50Z", "02:30", "2026-03-29T03:30+02:00"),
+        ("2026-03-28T21:00Z", "2026-03-29T02:30", "2026-03-29T03:30+02:00"),
+        ("2026-10-24T20:00Z", "02:30", "2026-10-25T02:30+02:00"),  # and back from 3:00 to 2:00
+        ("2026-10-25T01:10Z", "02:30", "2026-10-25T02:30+01:00"),
+        ("2026-10-25T01:10Z", "06:00", "2026-10-25T06:00+01:00"),
+    ],
+)
+def test_the_night_of_a_clock_change(monkeypatch: pytest.MonkeyPatch, now: str, text: str, expected: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        found = parse_future(text, "--until", datetime.fromisoformat(now).astimezone())
+    time.tzset()
+    assert found == datetime.fromisoformat(expected)
 
 
 def test_times_that_overflow_in_some_time_zones() -> None:
