@@ -129,7 +129,7 @@ def fetch(
     else:
         found = find_results(place, since=since, on_bad=warn)
         results = [result for result in found if not name or fnmatchcase(result.name, name)]
-    for fetched in fetch_all(place, results, folder):
+    for fetched in fetch_all(place, results, folder, warn):
         paths = [str(path) for path in fetched.paths]
         if as_json:
             echo_json({"id": fetched.job_id, "paths": paths, "copied": fetched.copied})

@@ -6,6 +6,7 @@ JSON is unchanged in the folder and the files beside it have the right sizes.
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from svdq.producer.storage.temporary import sweep, temporary_name
 ARRIVING_PREFIX = ".svdq-"
 #: Length of the ids that svdq creates; shorter ids are prefixes.
 ID_LENGTH = 20
+#: The id in the key of a sidecar: that of svdq, or the UUID of a job that another program has enqueued through RQ.
+_ID = re.compile(r"-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^-/]+)\.json$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +65,20 @@ def _complete(storage: Storage, beginnings: Sequence[str]) -> list[str]:
     """Complete prefixes of ids from the storage; a prefix without a match stays as it is."""
     if all(len(text) >= ID_LENGTH for text in beginnings):
         return list(beginnings)
-    sidecars = (entry.key for entry in storage.entries(OUTPUTS) if entry.key.endswith(".json"))
-    known = {key.removesuffix(".json").rpartition("-")[2] for key in sidecars}
+    known = {found[1] for entry in storage.entries(OUTPUTS) if (found := _ID.search(entry.key))}
     return [
         complete_id(text, list(known)) if any(job_id.startswith(text) for job_id in known) else text
         for text in beginnings
     ]
 
 
-def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iterator[Fetched]:
+def fetch_all(
+    storage: Storage, results: Sequence[Result], folder: Path, on_bad: Callable[[str], None] = lambda reason: None
+) -> Iterator[Fetched]:
     """Copy videos into a folder one by one; `folder` corresponds to outputs/ of the storage.
 
-    Without videos the folder is not created.
+    Without videos the folder is not created. `on_bad` is called with a sentence for each video that another process
+    has removed meanwhile.
 
     Raises:
         InputError: the folder cannot be written.
@@ -85,7 +90,12 @@ def fetch_all(storage: Storage, results: Sequence[Result], folder: Path) -> Iter
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder.glob(f"{ARRIVING_PREFIX}*"), ARRIVING_PREFIX)
         for result in results:
-            yield _fetch(storage, result, folder)
+            try:
+                yield _fetch(storage, result, folder)
+            except UnavailableError:
+                if not storage.is_marked or storage.exists(result.sidecar.key):
+                    raise
+                on_bad(f"The video of job {result.job_id} was removed meanwhile; it is left out.")
     except OSError as error:
         raise InputError(
             f"The folder {str(folder)!r} cannot be written ({error.strerror}); give another with --output."

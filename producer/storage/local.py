@@ -151,14 +151,21 @@ def publish(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
         _flush(path)
-    if source.is_dir() and target.is_dir():
-        # A folder cannot be replaced atomically, so the old one is moved aside just before.
-        aside = source.with_name(f"{source.name}.old")
-        target.rename(aside)
-        source.rename(target)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        source.replace(target)
+    aside = source.with_name(f"{source.name}.old")
+    while True:
+        if source.is_dir() and target.is_dir():
+            # A folder cannot be replaced atomically, so the old one is moved aside just before.
+            shutil.rmtree(aside, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                target.rename(aside)
+        try:
+            source.replace(target)
+            break
+        except OSError as error:
+            # Another process may replace the same folder at the same time.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    shutil.rmtree(aside, ignore_errors=True)
     _flush(target.parent)
 
 

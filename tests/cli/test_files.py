@@ -15,9 +15,12 @@ import pytest
 import redis
 from rq.job import JobStatus
 
+from svdq.pipeline.errors import UnavailableError
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import RENDER, SvdqQueue
+from svdq.producer.results.fetch import fetch_all
 from svdq.producer.results.prune import find_removals, remove_all
+from svdq.producer.results.results import find_results
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import MARKER, Storage
 from tests.finished import add_video
@@ -94,6 +97,29 @@ def test_fetch(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:
     assert svdq("fetch", "--all", "-o", target).stdout.count("exists already") == 1
     assert contents(target) == contents(root / "outputs")
     assert [path.name for path in target.iterdir() if path.name.startswith(".")] == []
+
+
+def test_ids_of_any_program_may_be_shortened(svdq: Cli, storage: Storage, tmp_path: Path) -> None:
+    uuid = "9713bc6c-4790-4e82-b933-a2f4f66af588"  # as RQ makes them
+    ids = [add_video(storage, 1, name="a-cup"), add_video(storage, 2, name="a-cup", job_id=uuid)]
+    for job_id in ids:
+        assert svdq("fetch", job_id[:6], "--output", tmp_path / "videos").stdout.startswith(job_id)
+
+
+def test_a_video_that_is_removed_while_others_are_fetched_is_left_out(storage: Storage, tmp_path: Path) -> None:
+    ids = [add_video(storage, number) for number in (1, 2, 3)]
+    results = [result for job_id in ids for result in find_results(storage, job_ids=frozenset([job_id]))]
+    left_out: list[str] = []
+    fetched = fetch_all(storage, results, tmp_path / "videos", left_out.append)
+    assert next(fetched).job_id == ids[0]
+    for key in (results[1].sidecar.key, *results[1].outputs):
+        storage.remove(key)
+    assert [each.job_id for each in fetched] == [ids[2]]
+    assert left_out == [f"The video of job {ids[1]} was removed meanwhile; it is left out."]
+    assert not [name for name in os.listdir(tmp_path / "videos") if ids[1] in name or name.startswith(".")]
+    storage.remove(results[2].outputs[0])
+    with pytest.raises(UnavailableError, match="cannot be used"):
+        list(fetch_all(storage, results[2:], tmp_path / "again", left_out.append))
 
 
 def test_fetch_to_a_disk_that_is_full(svdq: Cli, storage: Storage, root: Path, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.producer.storage.local import publish
 from svdq.producer.storage.storage import MARKER, Storage
 from svdq.producer.storage.temporary import sweep, temporary_name, write_file
 
@@ -49,6 +51,22 @@ def test_publish_replaces_files_and_folders(storage: Storage) -> None:
     assert not storage.exists("outputs/1/frames/one.png")
     storage.write_text("outputs/1/a.json", "é")
     assert storage.read("outputs/1/a.json").decode() == "é"
+
+
+def test_a_folder_that_is_published_by_several_at_once_is_whole(tmp_path: Path) -> None:
+    def publish_some(number: int) -> None:
+        for _ in range(50):
+            source = tmp_path / temporary_name(".svdq-")
+            source.mkdir()
+            for name in ("1.png", "2.png"):
+                (source / name).write_text(str(number))
+            publish(source, tmp_path / "video")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(publish_some, range(4)))
+    assert os.listdir(tmp_path) == ["video"]
+    assert len({path.read_text() for path in (tmp_path / "video").iterdir()}) == 1
+    assert len(os.listdir(tmp_path / "video")) == 2
 
 
 def test_local_storage_leaves_nothing_behind(tmp_path: Path) -> None:
