@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import describe, echo, echo_json
+from svdq.cli.formatting import clock, describe, echo, echo_json
 from svdq.cli.main import connect, json_option, redis_options, storage_option
 from svdq.cli.option_types import PastTime, since_option
 from svdq.pipeline.errors import InputError
@@ -103,7 +103,9 @@ def list_jobs(limit: int, offset: int, statuses: tuple[str, ...], as_json: bool,
 
 @click.command()
 @click.argument("job_id", metavar="ID")
-@click.option("--follow", "-f", is_flag=True, help="Print new entries until the job has ended.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Print new entries until the job has ended, also across restarts of Redis."
+)
 @json_option("entry")
 @redis_options
 def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> None:
@@ -135,21 +137,33 @@ def logs(job_id: str, follow: bool, as_json: bool, redis_url: str | None) -> Non
 
 
 def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[LogEntry]":
-    """Yield the present entries and, with `follow`, new ones until the job has ended."""
+    """Yield the present entries and, with `follow`, new ones until the job has ended, also after an outage of Redis."""
+    from redis.exceptions import ConnectionError as LostError
+    from redis.exceptions import TimeoutError as SlowError
+
     from svdq.producer.status.job_log import read
     from svdq.producer.status.status import view
 
     last: LogEntry | None = None
     ended_at: float | None = None
+    is_away = False
     while True:
-        entries = read(connection, job_id)
-        # The log was truncated, so the last entry shown is gone: all entries are new.
-        yield from entries[entries.index(last) + 1 :] if last in entries else entries
-        last = entries[-1] if entries else last
-        if not follow or (ended_at is not None and time.monotonic() - ended_at > LAST_ENTRIES_S):
-            return
-        if ended_at is None and view(connection, job_id).ended:
-            ended_at = time.monotonic()
+        try:
+            entries = read(connection, job_id)
+            is_away = False
+            # The log was truncated, so the last entry shown is gone: all entries are new.
+            yield from entries[entries.index(last) + 1 :] if last in entries else entries
+            last = entries[-1] if entries else last
+            if not follow or (ended_at is not None and time.monotonic() - ended_at > LAST_ENTRIES_S):
+                return
+            if ended_at is None and view(connection, job_id).ended:
+                ended_at = time.monotonic()
+        except (LostError, SlowError):
+            if not follow:
+                raise
+            if not is_away:
+                echo(f"Redis has not answered since {clock(time.time())}; retrying.", err=True)
+            is_away = True
         time.sleep(POLL_S)
 
 

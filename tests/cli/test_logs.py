@@ -1,15 +1,20 @@
 """`svdq logs`, as a user runs it."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import redis
 
 from svdq.producer.status import job_log
 from svdq.producer.status.job_log import LogEntry
 from tests.cli.test_jobs import add, finish
+from tests.waiting import PATIENCE_S
+from tests.worker.own_redis import OwnRedis
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 #: 2027-01-15 in every time zone.
@@ -57,4 +62,32 @@ def test_logs_are_followed_until_the_job_has_ended(home, connection: redis.Redis
         finish(job)
         log(connection, job.id, "finished")  # comes after the end, as it does
         assert process.stdout.read().endswith("INFO  finished\n")
+    assert process.returncode == 0
+
+
+def test_logs_are_followed_across_a_restart_of_redis(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "own-redis"
+    folder.mkdir()
+    own = OwnRedis(folder)
+    request.addfinalizer(own.stop)
+    monkeypatch.setenv("SVDQ_REDIS_URL", own.url())
+    connection = own.client(own.url())
+    job = add(connection, 1)
+    log(connection, job.id, "one")
+    command = [sys.executable, "-c", "from svdq.cli.main import main; main()", "logs", "--follow", job.id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().endswith("INFO  one\n")
+        for number in ("two", "three"):
+            own.stop(signal.SIGKILL)
+            assert "Redis has not answered since" in process.stderr.readline()
+            own.start()
+            own.client(own.url()).close()  # waits until it has loaded its data
+            log(connection, job.id, number)
+            assert process.stdout.readline().endswith(f"INFO  {number}\n")
+        finish(job)
+        assert process.communicate(timeout=PATIENCE_S) == ("", "")
     assert process.returncode == 0
