@@ -7,6 +7,7 @@ name and an output folder. Missing and empty fields take the defaults of the who
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,9 @@ from svdq.producer.timeparse import parse_future
 OWN_COLUMNS = ("photo", "priority", "at", "name", "output")
 COLUMNS = (*OWN_COLUMNS, *FIELDS)
 NO_OPTIONS = SubmitOptions()
+
+#: A first line for Excel, which names the separator.
+_SEPARATOR = re.compile(r'"?sep=([,;\t])"?\r?', re.IGNORECASE)
 
 #: The first line of a row, and its columns or the reason why it cannot be read.
 Row = tuple[int, Mapping[str, Any] | InputError]
@@ -122,9 +126,13 @@ def _no_such_column(names: Iterable[str]) -> InputError:
 def _csv_rows(text: str) -> Iterator[Row]:
     # Spreadsheets separate by semicolons where the decimal separator is a comma; pasted cells are separated by tabs.
     header = text.partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=True)
+    separator = _SEPARATOR.fullmatch(header)
+    delimiter = separator[1] if separator else max(",;\t", key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     names: list[str] | None = None
-    line = 1
+    if separator:
+        next(reader)
+    line = reader.line_num + 1
     try:
         for cells in reader:
             if names is None:

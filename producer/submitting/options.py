@@ -39,6 +39,8 @@ _AUTO_MULTIPLE = 32
 #: How lists and requests write booleans.
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d{1,6})[xX](\d{1,6})")
+#: The end of a whole number as pandas and spreadsheets write it: 14.0.
+_NO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +167,7 @@ def read_field(name: str, text: str, called: str) -> dict[str, Any]:
             raise InputError(f"{called} {shown!r} is not allowed: it must be true or false.")
         return {name: _BOOLEANS[text.lower()]}
     try:
-        return {name: int(text) if int in types else float(text) if float in types else text}
+        return {name: int(_NO_FRACTION.sub("", text)) if int in types else float(text) if float in types else text}
     except ValueError as error:
         kind = "whole number, such as 25" if int in types else "number, such as 0.5"
         raise InputError(f"{called} {shown!r} is not allowed: it must be a {kind}.") from error

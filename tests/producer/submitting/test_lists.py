@@ -59,7 +59,11 @@ def test_every_parameter_of_a_job_has_a_column() -> None:
         ("list.csv", CSV, (2, 3)),
         ("list.csv", "\ufeff" + CSV.replace(",", ";").replace("a; b", "a, b").replace("\n", "\r\n"), (2, 3)),
         ("list.csv", CSV.replace(",", "\t").replace("a\t b", "a, b"), (2, 3)),
+        ("list.csv", "\ufeffsep=;\r\n" + CSV.replace(",", ";").replace("a; b", "a, b").replace("\n", "\r\n"), (3, 4)),
+        ("list.csv", '"sep=,"\n' + CSV, (3, 4)),
+        ("list.csv", CSV.replace("25", "25.0").replace(",7,", ",7.00,"), (2, 3)),  # as pandas writes them
         ("list.jsonl", JSONL, (1, 3)),
+        ("list.jsonl", JSONL.replace("25", "25.0"), (1, 3)),
     ],
 )
 def test_a_list(tmp_path: Path, name: str, text: str, lines: tuple[int, int]) -> None:
@@ -160,6 +164,8 @@ def test_all_bad_rows_are_reported(tmp_path: Path) -> None:
     [
         ("l.csv", "photo,\na.jpg,red\n", "line 2: There is no column ''"),
         ("l.csv", "photo,size,width\na.jpg,64x64,64\n", "line 2: The column width repeats"),
+        ("l.csv", "photo,frames\na.jpg,14.5\n", r"line 2: frames '14\.5' is not allowed: it must be a whole number"),
+        ("l.csv", "sep=;\nphoto;fps\na.jpg;0\n", "line 3: fps 0"),
         ("l.csv", "photo,format\na.jpg,avi\n", "line 2: format avi is not allowed"),
         ("l.jsonl", '{"photo": "a.jpg"}\n{"photo": \n', "line 2: The line is not valid JSON"),
         ("l.jsonl", '{"photo": ' + "[" * 100_000, "line 1: The line is not valid JSON"),
