@@ -16,8 +16,9 @@ from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.creation import create, make_again, options_of
 from svdq.cli.serve.errors import ApiError, Json, no_such_video
 from svdq.cli.serve.fields import VideoRequest, decode_data_url, read_request
-from svdq.cli.serve.sharing import Polled
+from svdq.cli.serve.sharing import Polled, estimate_pending
 from svdq.cli.serve.videos import JOB_ID, model_stem, video_object
+from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.paging import Place, place_of, read_page
 from svdq.producer.status.status import JobView
 from svdq.producer.submitting.options import SEED_BITS
@@ -92,9 +93,8 @@ async def list_videos(request: Request) -> Response:
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order {order[:20]!r} is not allowed: it must be asc or desc.", param="order")
     key = (int(limit), order, after)
-    views, has_more = await request.app.state.pages.get(key)
+    views, estimates, has_more = await request.app.state.pages.get(key)
     names, settings = await _models(request), request.app.state.backend.settings
-    estimates = (await request.app.state.snapshots.get(None)).estimates
     data = [video_object(view, estimates.get(view.id), names, settings) for view in views]
     ends = [data[index]["id"] if data else None for index in (0, -1)]
     return Json({"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": has_more})
@@ -194,24 +194,25 @@ class PageReader:
         self._backend = backend
         self._ends: dict[str, Place] = {}
 
-    async def __call__(self, key: tuple[int, str, str]) -> tuple[list[JobView], bool]:
-        """Read the page of a limit, an order and the id that it comes after.
+    async def __call__(self, key: tuple[int, str, str]) -> tuple[list[JobView], dict[str, Estimate], bool]:
+        """Read the page of a limit, an order and the id that it comes after, with estimates and whether there is more.
 
         Raises:
             ApiError: there is no such id.
         """
         limit, order, after = key
 
-        def work(connection: Any) -> tuple[list[JobView], bool, Place | None]:
+        def work(connection: Any) -> tuple[list[JobView], dict[str, Estimate], bool, Place | None]:
             begin = self._ends.get(after) or (place_of(connection, after) if JOB_ID.fullmatch(after) else None)
             if after and begin is None:
                 raise ApiError(400, f"There is no video {after[:80]!r}.", param="after", code="not_found")
             views, has_more = read_page(connection, limit, begin, newest_first=order == "desc")
-            return views, has_more, place_of(connection, views[-1].id) if views else None
+            end = place_of(connection, views[-1].id) if views else None
+            return views, estimate_pending(connection, views), has_more, end
 
-        views, has_more, end = await self._backend.read(work)
+        views, estimates, has_more, end = await self._backend.read(work)
         if end is not None:
             self._ends[end[1]] = end
             if len(self._ends) > MAX_ENDS:
                 del self._ends[next(iter(self._ends))]
-        return views, has_more
+        return views, estimates, has_more

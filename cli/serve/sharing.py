@@ -109,6 +109,11 @@ class Polls:
 def _read_all(connection: redis.Redis, job_ids: list[str]) -> dict[str, Polled]:
     # Other programs may have jobs in the same Redis. A record that cannot be read has no queue.
     views = [view for view in view_many(connection, job_ids) if view.queue in (*QUEUE_NAMES, "")]
-    pending = [view for view in views if not view.ended]
-    estimates = estimate(connection, pending) if pending else {}
+    estimates = estimate_pending(connection, views)
     return {view.id: (view, estimates.get(view.id)) for view in views}
+
+
+def estimate_pending(connection: redis.Redis, views: list[JobView]) -> dict[str, Estimate]:
+    """Estimate when jobs will be done, in a fixed number of round trips; those that have ended need none."""
+    pending = [view for view in views if not view.ended]
+    return estimate(connection, pending) if pending else {}

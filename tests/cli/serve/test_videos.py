@@ -3,6 +3,7 @@
 import base64
 import io
 import subprocess
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +15,14 @@ import rq
 from PIL import Image
 from rq.job import JobStatus
 
+from svdq.cli.serve.sharing import FRESH_S
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
+from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.servers import Server
+from tests.producer.status.test_ranks import COSTS, rank, save
 
 pytestmark = pytest.mark.slow
 
@@ -240,6 +244,18 @@ def test_pages(server: Server, data: bytes) -> None:
         assert server.ask("DELETE", f"/v1/videos/{video['id']}").status == 200
     rest = server.get(f"/v1/videos?limit=2&after={page['last_id']}").json
     assert [video["id"] for video in rest["data"]] == [made[2], made[1]]
+
+
+def test_a_list_has_the_estimates_of_its_videos(server: Server, data: bytes, connection: redis.Redis) -> None:
+    made = [server.create(data, seed=seed).json["id"] for seed in range(3)]
+    [video, *_] = server.get("/v1/videos").json["data"]
+    assert (video["svdq"]["eta_s"], video["svdq"]["eta_reason"]) == (None, "No worker is running.")
+    intake = IntakeStatus(worker="w", in_flight=(), pace_s=2.0, costs=(COSTS,))
+    save(connection, rank(0, intake=intake), rank(1))
+    time.sleep(FRESH_S)
+    listed = {each["id"]: each["svdq"]["eta_s"] for each in server.get("/v1/videos").json["data"]}
+    assert listed == {each: server.get(f"/v1/videos/{each}").json["svdq"]["eta_s"] for each in made}
+    assert 0 < listed[made[0]] < listed[made[1]] < listed[made[2]]
 
 
 def test_an_empty_list(server: Server) -> None:
