@@ -44,6 +44,9 @@ STATUSES_FOR: Mapping[Action, Sequence[str]] = {
     "move": ("queued",),
 }
 
+#: Why no jobs are taken after `pause`.
+SUSPENDED = "Paused: no jobs are taken until `svdq resume`."
+
 #: Marks a job in flight for cancellation. KEYS: job, marks, the job's executions. ARGV: job id.
 #: Returns 1 if it is marked, 0 if it is not started any more, -1 if it has no execution: no group has it.
 _MARK = """
@@ -216,7 +219,7 @@ def pauses(connection: redis.Redis) -> Sequence[str]:
     """Return the reasons why no jobs are taken, a sentence each; empty if jobs are taken."""
     sentences = []
     if connection.exists(keys.SUSPENDED):
-        sentences.append("Paused: no jobs are taken until `svdq resume`.")
+        sentences.append(SUSPENDED)
     found: Any = connection.hgetall(keys.PAUSES)
     for worker, reason in sorted(found.items()):
         # The reason of a dead group is dropped; the next group tries again.

@@ -19,6 +19,7 @@ from svdq.cli.serve.errors import ApiError, without_paths
 from svdq.cli.serve.sharing import FRESH_S, Shared
 from svdq.cli.serve.videos import model_stem
 from svdq.cli.view import progress_of
+from svdq.producer.control import SUSPENDED
 from svdq.producer.keys import STATUSES
 from svdq.producer.queue import queues
 from svdq.producer.settings import Settings
@@ -60,7 +61,7 @@ def read_state(connection: redis.Redis, settings: Settings, storage: Storage, sn
     state = {
         "at": iso_of(snapshot.at),
         "outage": "",
-        "paused": any(reason.startswith("Paused:") for reason in snapshot.pauses),
+        "paused": bool(snapshot.pauses),
         "warnings": [without_paths(sentence, settings) for sentence in warnings],
         "videos_per_hour": snapshot.videos_per_hour,
         "eta_s": snapshot.estimate.eta_s,
@@ -155,7 +156,7 @@ def _rank(number: int, rank: RankStatus | None, snapshot: Snapshot) -> dict[str,
 def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None) -> list[str]:
     sentences = []
     for reason in snapshot.pauses:
-        if reason.startswith("Paused:"):
+        if reason == SUSPENDED:
             sentences.append("Paused: no new videos are started until you press Resume.")
         else:
             sentences.append(reason.replace("run `svdq resume`", "press Resume").replace("PAUSED", "Paused:", 1))

@@ -16,6 +16,7 @@ import redis
 from PIL import Image
 from rq.results import Result
 
+from svdq.producer import keys
 from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch
 from svdq.producer.results import verdicts
@@ -385,6 +386,19 @@ def test_the_stream_shows_what_waits(server: Server, connection: redis.Redis) ->
     names: list[str] = []
     while names != ["photo 2", "photo 1"]:
         names = [row["name"] for row in next(stream)["rows"]]
+
+
+def test_the_stream_says_that_a_group_has_paused_itself(server: Server, connection: redis.Redis) -> None:
+    connection.hset(keys.PAUSES, "svdq-a-1-x", "3 jobs failed.")
+    connection.hset("rq:worker:svdq-a-1-x", "birth", "…")  # it lives
+    state = next(states(server))
+    assert state["warnings"] == ["Paused: svdq-a-1-x: 3 jobs failed. Fix the cause, then press Resume."]
+    assert state["paused"] is True  # else the button says Pause
+    assert act(server, "resume") == []
+    assert next(states(server))["paused"] is False
+    assert act(server, "pause") == []
+    state = next(states(server))
+    assert (state["paused"], len(state["warnings"])) == (True, 1)
 
 
 def test_the_stream_goes_on_when_the_storage_cannot_be_used(serve: Serve, connection: redis.Redis) -> None:
