@@ -62,7 +62,9 @@ def main(run_dir: Path | None, **options: Any) -> None:
     log = start_logging(config.log_format, topology.rank, config.group)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     if sys.stderr is not None:  # the shell's `2>&-` closes it
-        faulthandler.enable()  # so that a crash in native code says where it was
+        # So that a crash in native code says where it was. The stacks of running threads may crash faulthandler itself,
+        # before it comes to that of the crash.
+        faulthandler.enable(all_threads=False)
     exit_code = 0
     try:
         _run(config, topology, restart_count, log, run_dir)
