@@ -202,6 +202,21 @@ def test_a_signal_to_the_bench_alone_ends_all_of_it(tmp_path: Path, through: str
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_a_bench_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    options = ["--through", "daemon", "--ranks", "2", "--step-ms", "500", "--frames", "2", "--size", "64x64"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-m", "svdq.cli", "bench", *options], env=environment) as bench:
+        wait_until(lambda: RUNNING["daemon"](tmp_path))
+        bench.kill()
+
+    def left() -> list[object]:
+        found = (each.info for each in psutil.process_iter(["name", "cmdline", "cwd"]))
+        return [each for each in found if str(tmp_path) in str(each)]
+
+    wait_until(lambda: not left(), lambda: str(left()), patience_s=60)
+
+
 def test_frames_that_a_model_of_wan_does_not_make(capsys: pytest.CaptureFixture[str], tiny_wan: Path) -> None:
     assert "frames 1 more than a multiple of 4" in said(capsys, "--model", tiny_wan, "--frames", 14)
 

@@ -19,7 +19,7 @@ from svdq.pipeline.bench.harness import IDLE_S, Workload
 from svdq.pipeline.bench.report import RankLog
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.trace import Span
-from svdq.producer.embedded_redis.server import stop_server
+from svdq.producer.embedded_redis.server import PID, ensure_server, stop_server
 from svdq.producer.job import parse_job
 from svdq.producer.process_identity import die_with_parent
 from svdq.producer.queue import queue_of, session
@@ -44,12 +44,20 @@ def run_daemon(workload: Workload, *, replicas: bool = False) -> list[RankLog]:
     with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
         model = absolute_model(workload.models[0])
         settings = Settings.load(home=Path(folder), storage=str(Path(folder, "storage")), model=model)
-        # The worker of a bench takes no jobs of the user, and notifies nobody.
-        settings = settings.model_copy(update={"redis_url": None, "notify": ()})
-        try:
-            return _run(workload, settings, Path(folder), replicas)
-        finally:
-            stop_server(settings.home)
+        with _stop_when_killed(settings.home):
+            try:
+                # The worker of a bench takes no jobs of the user, notifies nobody, and never starts this server.
+                ours = {"redis_url": ensure_server(settings.home), "notify": ()}
+                return _run(workload, settings.model_copy(update=ours), Path(folder), replicas)
+            finally:
+                stop_server(settings.home)
+
+
+def _stop_when_killed(home: Path) -> "subprocess.Popen[bytes]":
+    """Start a process that stops the server of a home when this process is killed; it ends with its `with` block."""
+    program = 'read _; kill "$(cat "$0")"'  # `read` ends with the pipe, and a server that was stopped has no such file
+    command = ["sh", "-c", program, str(home / "redis" / PID)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def _run(workload: Workload, settings: Settings, folder: Path, replicas: bool) -> list[RankLog]:
@@ -105,7 +113,7 @@ def _worker(
     if workload.components and not replicas:
         command += ["--bind", "always"]
     with log_path.open("wb") as log:
-        # Not in the folder of the caller: a redis_url in its svdq.toml counts where the variable is empty.
+        # Not in the folder of the caller: a `notify` in its svdq.toml counts where the variable is empty.
         worker = subprocess.Popen(
             command,
             cwd=settings.home,
