@@ -150,6 +150,13 @@ def test_until_ends_the_group_and_keeps_what_is_half_done(house, until) -> None:
     assert list((house.settings.home / "checkpoints" / job_id).glob("*.safetensors"))
 
 
+@pytest.mark.long
+def test_the_time_ends_a_group_with_nothing_to_do(house) -> None:
+    group = house.start(1, "--until", "+12s", "--report", str(house.folder / "night.json"), wait=False)
+    assert group.end() == 0
+    assert "It ended at the time given, " in group.text
+
+
 def test_a_time_that_is_none_is_refused_before_anything_starts(house) -> None:
     answer = house.run("svdq", "worker", "--ranks", 2, "--until", "late")
     assert answer.returncode == 2
