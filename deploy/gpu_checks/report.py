@@ -32,15 +32,15 @@ class Report:
         self._rows: list[str] = []
         self._failed: list[str] = []
 
-    def section(self, title: str, check: Callable[[], None]) -> None:
-        """Run a check under its own heading; an exception marks it as failed."""
+    def section(self, title: str, check: Callable[..., None], *arguments: object) -> None:
+        """Call a check with arguments under its own heading; an exception marks it as failed."""
         self._title = title
         self._deadline = time.monotonic() + self._section_s
         self.add(f"## {title}")
         if self._where:
             self.add(self._where)
         try:
-            check()
+            check(*arguments)
         except Exception as error:  # noqa: BLE001 - the other sections continue after any error
             self.fail(f"{type(error).__name__}: {error}")
 
@@ -53,13 +53,14 @@ class Report:
         """Add a paragraph, and print it."""
         self._write(f"{text}\n\n")
 
-    def run(self, *arguments: object, environment: Mapping[str, str] | None = None) -> str:
-        """Run a module of svdq and add each line of its output; return the output.
+    def run(self, program: str | Path, *arguments: object, environment: Mapping[str, str] | None = None) -> str:
+        """Run a module, or a script given as a path, and add each line of its output; return the output.
 
         Raises:
             RuntimeError: the exit code was not 0, or the section's time was over.
         """
-        command = ["-m", *map(str, arguments)]
+        command = [str(program)] if isinstance(program, Path) else ["-m", program]
+        command += map(str, arguments)
         left_s = max(1.0, self._deadline - time.monotonic())
         # `timeout` kills the command's ranks, too.
         process = subprocess.Popen(

@@ -1,0 +1,146 @@
+"""What all sections share: the options, the report, and the commands of svdq that they run."""
+
+import argparse
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from gpu_checks.report import Report
+
+#: Bytes of GPU memory that each process takes besides its tensors.
+CONTEXT_BYTES = 700 * 2**20
+
+
+class Check:
+    """One run of the check. Each worker has its own home and queue."""
+
+    def __init__(self, report: Report, model: str, folder: Path, options: argparse.Namespace) -> None:
+        """Prepare the sections.
+
+        Args:
+            report: where they write.
+            model: folder or hub id of a model of Stable Video Diffusion.
+            folder: for files that later sections or runs need.
+            options: of the command line.
+        """
+        self.report = report
+        self.model = model
+        self.folder = folder
+        self.options = options
+        self.on_gpu = options.device == "cuda"
+        self.device = ["--device", options.device]
+
+    def bench_model(self, name: str, *arguments: object) -> list[dict[str, Any]]:
+        """Run `svdq bench model` and return the rows that could be measured, also if the time limit ended the run."""
+        path = self.folder / f"{name}.json"
+        path.unlink(missing_ok=True)
+        command = ["svdq.cli", "bench", "model", *self.device, "--repeats", self.options.repeats]
+        try:
+            self.report.run(*command, *arguments, "--json", path)
+        except RuntimeError as error:
+            if not path.exists():
+                raise
+            self.report.fail(str(error))
+        rows = self.measured(name)
+        if not rows:
+            raise RuntimeError("nothing could be measured")
+        return rows
+
+    def measured(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows that `svdq bench model` has measured for a section, in this run or an earlier one."""
+        path = self.folder / f"{name}.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else ()
+        return [row for row in rows if not row["failure"]]
+
+    def row(self, part: str, chunk_size: int | None = None) -> dict[str, Any] | None:
+        """Return the first row of a part from the section `model`."""
+        wanted = (part, chunk_size)
+        return next((row for row in self.measured("model") if (row["part"], row["decode_chunk_size"]) == wanted), None)
+
+    def ranks_that_fit(self) -> tuple[int, int]:
+        """Return the number of ranks that the cards can hold, at least two, and the number of cards."""
+        import torch
+
+        wanted, step = self.options.ranks, self.row("step")
+        gpus = torch.cuda.device_count() if self.on_gpu else 0
+        if not gpus or gpus >= wanted or step is None:
+            return wanted, gpus
+        free = min(torch.cuda.mem_get_info(number)[0] for number in range(gpus))
+        each = step["weight_bytes"] + step["peak_bytes"] + CONTEXT_BYTES
+        # The first rank also has the encoder, and the last one decodes all frames at once.
+        encode, decode = self.row("encode"), self.row("decode", self.options.frames)
+        free -= 0 if encode is None else encode["weight_bytes"]
+        free -= 0 if decode is None else max(0, decode["peak_bytes"] - step["peak_bytes"])
+        return max(2, min(wanted, gpus * int(free // each))), gpus
+
+    def render(
+        self,
+        name: str,
+        photos: Sequence[Path],
+        video: Sequence[object],
+        *worker: object,
+        model: str | None = None,
+        beside: Callable[[Path], None] | None = None,
+    ) -> dict[str, dict[str, Any]]:
+        """Queue photos and render them with a worker.
+
+        Args:
+            name: of its home.
+            photos: with different names.
+            video: options of `svdq submit`.
+            *worker: options of `svdq worker`.
+            model: instead of that of the check.
+            beside: called in a thread with the folder of the videos while the worker runs.
+
+        Returns:
+            The sidecar of each video by its photo's name.
+        """
+        home = self.folder / name
+        shutil.rmtree(home, ignore_errors=True)  # left by a killed run
+        ours = {"SVDQ_HOME": str(home), "SVDQ_MODEL": model or self.model}
+        ours["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "compiled")
+        # The user's settings are for other queues.
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("SVDQ_")} | ours
+        outputs = home / "storage" / "outputs"
+        try:
+            submit = ["submit", *photos, *video, "--seed", 1, "--format", "png"]
+            self.report.run("svdq.cli", *submit, environment=environment)
+            if beside is not None:
+                threading.Thread(target=beside, args=[outputs], daemon=True).start()
+            self.report.run("svdq.cli", "worker", "--burst", *self.device, *worker, environment=environment)
+        finally:
+            self.report.run("svdq.cli", "redis", "stop", environment=environment)
+        sidecars = [json.loads(path.read_text(encoding="utf-8")) for path in outputs.glob("*.json")]
+        found = {sidecar["job"]["name"]: sidecar for sidecar in sidecars}
+        if missing := sorted({photo.stem for photo in photos} - set(found)):
+            raise RuntimeError(f"no video was made of {', '.join(missing)}")
+        if len(sidecars) > len(photos):
+            raise RuntimeError(f"{len(sidecars)} videos were made of {len(photos)} photos")
+        return found
+
+
+def write_once(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a model into a folder, unless an earlier run has written all of it."""
+    whole = folder.with_name(f"{folder.name}-is-whole")
+    if not whole.exists():
+        write(folder)
+        whole.touch()
+
+
+def frames_of(sidecar: Mapping[str, Any]) -> Any:
+    """Read the frames of a video: (F, H, W, 3), uint8."""
+    (folder,) = sidecar["outputs"]
+    return np.stack([np.asarray(PIL.Image.open(path)) for path in sorted(Path(folder).glob("*.png"))])
+
+
+def pixel_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """Return the largest difference of any pixel between two videos, from 0 to 255."""
+    frames, others = frames_of(one), frames_of(other)
+    return int(np.abs(frames.astype(int) - others).max()) if frames.shape == others.shape else 255

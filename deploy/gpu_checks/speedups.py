@@ -1,0 +1,246 @@
+"""Measures candidates for exact speed-ups of Stable Video Diffusion, each against diffusers' own way on this device.
+
+The two alternate, so that a card that grows hot slows both. A candidate that gains at least 3% and changes results only
+by rounding should become part of svdq; the others should be removed. Rows are written as soon as they are measured.
+"""
+
+import argparse
+import copy
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from svdq.pipeline.bench.model import differences
+from svdq.pipeline.device import choose_device
+from svdq.pipeline.models.base import Role
+from svdq.pipeline.models.loader import dtype_for, open_folder
+from svdq.pipeline.models.options import ComputeOptions, apply
+from svdq.pipeline.models.svd.parameters import SvdParameters
+
+#: Changes a copy of a UNet or VAE.
+Change = Callable[[Any], None]
+#: Does the part once with a module, and returns the result.
+Work = Callable[[Any], Tensor]
+#: Frames that are decoded at a time.
+CHUNK_SIZE = 8
+
+
+def channels_last(module: nn.Module) -> None:
+    """Store the weights of convolutions with the channels last, which cuDNN's kernels for half precision prefer."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.to(memory_format=torch.channels_last)
+        elif isinstance(layer, nn.Conv3d):
+            layer.to(memory_format=torch.channels_last_3d)
+
+
+def compiled_blocks(unet: nn.Module) -> None:
+    """Compile the blocks, as `svdq worker --compile blocks` does."""
+    apply(unet, ComputeOptions(compiled="blocks"))
+
+
+def compiled_decoder(vae: Any) -> None:
+    """Compile the whole decoder of a VAE."""
+    vae.decoder.compile(dynamic=False)
+
+
+def one_token(unet: nn.Module) -> None:
+    """Compute cross-attention to the single token of the photo as `to_out(to_v(embedding))`.
+
+    The softmax over one key is exactly 1, so queries, keys and the attention change nothing. All frames and pixels of a
+    video have the same token, so it is computed once for each element of the batch of guidance.
+    """
+    for layer in unet.modules():
+        if type(layer).__name__ in ("BasicTransformerBlock", "TemporalBasicTransformerBlock"):
+            layer.attn2.set_processor(_OneToken())
+
+
+class _OneToken:
+    """A diffusers attention processor for a single key."""
+
+    def __call__(self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, **_: object) -> Tensor:
+        """Compute (B, 1, C) for hidden_states (B, tokens, C): it is added to all tokens."""
+        repeats = len(hidden_states) // 2  # with guidance
+        token = encoder_hidden_states[::repeats]
+        value: Tensor = attn.to_out[0](attn.to_v(token)) / attn.rescale_output_factor
+        return value.repeat_interleave(repeats, dim=0)
+
+
+def attention_over_frames(backend: SDPBackend) -> Change:
+    """Return what computes attention over frames, tens of thousands of short sequences, with one of torch's kernels."""
+
+    def change(unet: nn.Module) -> None:
+        for layer in unet.modules():
+            if type(layer).__name__ == "TemporalBasicTransformerBlock":
+                layer.attn1.set_processor(_WithBackend(layer.attn1.processor, backend))
+
+    return change
+
+
+class _WithBackend:
+    """A diffusers attention processor that computes with one of torch's kernels."""
+
+    def __init__(self, processor: Any, backend: SDPBackend) -> None:
+        self._processor = processor
+        self._backend = backend
+
+    def __call__(self, attn: Any, hidden_states: Tensor, *given: Any, **options: Any) -> Tensor:
+        with sdpa_kernel(self._backend):
+            result: Tensor = self._processor(attn, hidden_states, *given, **options)
+            return result
+
+
+def encoder_in_float32(vae: Any) -> None:
+    """Keep the encoder of the VAE in float32, so that the decoder is not converted for each encode and back."""
+    vae.encoder.to(torch.float32)
+    vae.quant_conv.to(torch.float32)
+
+
+#: The candidates of each part, by name.
+CANDIDATES: Mapping[str, Mapping[str, Sequence[Change]]] = {
+    "step": {
+        "compiled blocks": [compiled_blocks],
+        "compiled blocks, channels last": [channels_last, compiled_blocks],
+        "one token": [one_token],
+        "compiled blocks, one token": [one_token, compiled_blocks],
+        "channels last": [channels_last],
+        "compiled blocks, channels last, one token": [channels_last, one_token, compiled_blocks],
+        "flash attention over frames": [attention_over_frames(SDPBackend.FLASH_ATTENTION)],
+        "memory-efficient attention over frames": [attention_over_frames(SDPBackend.EFFICIENT_ATTENTION)],
+        "cuDNN's attention over frames": [attention_over_frames(SDPBackend.CUDNN_ATTENTION)],
+        "attention over frames as products": [attention_over_frames(SDPBackend.MATH)],
+    },
+    "decode": {
+        "channels last": [channels_last],
+        "compiled decoder": [compiled_decoder],
+        "compiled decoder, channels last": [channels_last, compiled_decoder],
+    },
+    "encode": {"encoder in float32": [encoder_in_float32]},
+}
+
+
+def step_work(model: Any, video: SvdParameters) -> Work:
+    """Return what does a step in the middle of a video with a UNet, and returns its prediction."""
+    index = video.steps // 2
+    state = model.random_state(video, index)
+
+    def work(unet: Any) -> Tensor:
+        predicted = []
+        denoiser = replace(model.denoiser(state, video), unet=unet)
+        with unet.register_forward_hook(lambda _module, _inputs, output: predicted.append(output[0])):
+            denoiser.step(state, index)
+        return predicted[0]
+
+    return work
+
+
+def vae_work(model: Any, part: str, video: SvdParameters) -> Work:
+    """Return what decodes noise or encodes a photo with a VAE."""
+    photo = Image.effect_mandelbrot((video.width, video.height), (-2, -1, 1, 1), 90).convert("RGB")
+    state = model.random_state(video, video.steps) if part == "decode" else {}
+
+    def work(vae: Any) -> Tensor:
+        model.pipeline.vae = vae
+        if part == "decode":
+            return model.decode(state, video, CHUNK_SIZE)
+        return model.encode(photo, video)["image_latents"]
+
+    return work
+
+
+def measure(work: Work, plain: Any, changes: Sequence[Change], repeats: int, synchronize: Callable[[], None]) -> Any:
+    """Measure a candidate and diffusers' own way alternately; return the fields of a row."""
+    changed = copy.deepcopy(plain)
+    for change in changes:
+        change(changed)
+
+    def timed(module: Any) -> tuple[float, Tensor]:
+        synchronize()
+        started = time.perf_counter()
+        result = work(module)
+        synchronize()
+        return time.perf_counter() - started, result
+
+    first_s, result = timed(changed)
+    _, reference = timed(plain)
+    pairs = [(timed(plain)[0], timed(changed)[0]) for _ in range(repeats)]
+    plain_s, all_s = zip(*pairs, strict=True)
+    return {
+        "seconds": statistics.median(all_s),
+        "plain_s": statistics.median(plain_s),
+        "all_s": all_s,
+        "all_plain_s": plain_s,
+        "first_s": first_s,
+        "speedup": statistics.median(before / after for before, after in pairs),
+        **differences((result.float().cpu(),), (reference.float().cpu(),)),
+    }
+
+
+def rows(model_name: str, device: torch.device, video: SvdParameters, repeats: int) -> Iterator[dict[str, Any]]:
+    """Measure all candidates."""
+    on_gpu = device.type == "cuda"
+    for part, candidates in CANDIDATES.items():
+        # The first rank has both halves of the VAE.
+        is_step = part == "step"
+        role = Role(encode=part == "encode", components=None if is_step else frozenset(), decode=not is_step)
+        model = open_folder(model_name, role, device, dtype_for(model_name, device), ComputeOptions())
+        plain = model.pipeline.unet if is_step else model.pipeline.vae
+        work = step_work(model, video) if is_step else vae_work(model, part, video)
+        for candidate, changes in candidates.items():
+            row = {"part": part, "candidate": candidate, "failure": ""}
+            try:
+                row |= measure(work, plain, changes, repeats, torch.cuda.synchronize if on_gpu else lambda: None)
+            except Exception as error:  # noqa: BLE001 - torch raises many types; the next candidate may work
+                row["failure"] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+            yield row
+            torch.compiler.reset()
+            gc.collect()
+            if on_gpu:
+                torch.cuda.empty_cache()
+        del model, plain, work
+
+
+def main() -> None:
+    """Measure, print and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
+    parser.add_argument("--size", required=True)
+    parser.add_argument("--frames", type=int, required=True)
+    parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    width, height = map(int, options.size.split("x"))
+    video = SvdParameters(width=width, height=height, frames=options.frames, seed=1)
+    found = []
+    print("| part | candidate | seconds | diffusers | speed | largest difference | mean |")  # noqa: T201
+    print("|---|---|---|---|---|---|---|")  # noqa: T201
+    for row in rows(options.model, choose_device(options.device, 0), video, options.repeats):
+        found.append(row)
+        options.json.write_text(json.dumps(found), encoding="utf-8")
+        print(line(row), flush=True)  # noqa: T201
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Return a row of the table."""
+    start = [row["part"], row["candidate"]]
+    if row["failure"]:
+        return f"| {' | '.join([*start, row['failure'], '', '', '', ''])} |"
+    seconds = [f"{row[name]:.4f}" for name in ("seconds", "plain_s")]
+    apart = [f"{row[name]:.2g}" if name in row else "" for name in ("difference", "mean_difference")]
+    cells = [*start, *seconds, f"{row['speedup']:.3f}", *apart]
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
