@@ -104,7 +104,11 @@ class Observer:
 
 
 def submit(
-    settings: Settings, photos: Sequence[Path], options: SubmitOptions, priority: str = "default", force: bool = False
+    settings: Settings,
+    photos: Sequence[str | Path],
+    options: SubmitOptions,
+    priority: str = "default",
+    force: bool = False,
 ) -> list[Submission]:
     """Submit photos, one job each; return existing jobs unchanged unless `force` is set.
 
@@ -114,7 +118,7 @@ def submit(
     """
     model = ConfiguredModel.of(settings.model)
     spec = JobSpec(options=(options,), model=model, priority=priority, force=force)
-    return list(submit_all(settings, [Request(path=path, spec=spec) for path in photos]))
+    return list(submit_all(settings, [Request(path=Path(photo), spec=spec) for photo in photos]))
 
 
 def submit_all(
