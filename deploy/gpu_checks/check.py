@@ -1,11 +1,12 @@
 """What all sections share: the options, the report, and the commands of svdq that they run."""
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,20 @@ class Check:
         free -= 0 if decode is None else max(0, decode["peak_bytes"] - step["peak_bytes"])
         return max(2, min(wanted, gpus * int(free // each))), gpus
 
+    @contextlib.contextmanager
+    def home(self, name: str, model: str | None = None) -> Iterator[dict[str, str]]:
+        """Make a home, and yield the environment of its commands; its Redis is stopped at the end."""
+        home = self.folder / name
+        shutil.rmtree(home, ignore_errors=True)  # left by a killed run
+        ours = {"SVDQ_HOME": str(home), "SVDQ_MODEL": model or self.model}
+        ours["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "compiled")
+        # The user's settings are for other queues.
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("SVDQ_")} | ours
+        try:
+            yield environment
+        finally:
+            self.report.run("svdq.cli", "redis", "stop", environment=environment)
+
     def render(
         self,
         name: str,
@@ -102,21 +117,13 @@ class Check:
         Returns:
             The sidecar of each video by its photo's name.
         """
-        home = self.folder / name
-        shutil.rmtree(home, ignore_errors=True)  # left by a killed run
-        ours = {"SVDQ_HOME": str(home), "SVDQ_MODEL": model or self.model}
-        ours["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "compiled")
-        # The user's settings are for other queues.
-        environment = {name: text for name, text in os.environ.items() if not name.startswith("SVDQ_")} | ours
-        outputs = home / "storage" / "outputs"
-        try:
+        with self.home(name, model) as environment:
+            outputs = Path(environment["SVDQ_HOME"], "storage", "outputs")
             submit = ["submit", *photos, *video, "--seed", 1, "--format", "png"]
             self.report.run("svdq.cli", *submit, environment=environment)
             if beside is not None:
                 threading.Thread(target=beside, args=[outputs], daemon=True).start()
             self.report.run("svdq.cli", "worker", "--burst", *self.device, *worker, environment=environment)
-        finally:
-            self.report.run("svdq.cli", "redis", "stop", environment=environment)
         sidecars = [json.loads(path.read_text(encoding="utf-8")) for path in outputs.glob("*.json")]
         found = {sidecar["job"]["name"]: sidecar for sidecar in sidecars}
         if missing := sorted({photo.stem for photo in photos} - set(found)):

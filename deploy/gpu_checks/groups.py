@@ -30,9 +30,10 @@ PHOTOS, DONE_BEFORE_KILL = 8, 3
 
 def runs(check: Check) -> None:
     """Render a photo with the tiny model on one rank, and on several that share the cards."""
-    check.report.run("svdq.cli", "doctor")
     tiny = check.folder / "tiny"
     write_tiny_model(tiny)
+    with check.home("doctor", str(tiny)) as environment:
+        check.report.run("svdq.cli", "doctor", environment=environment)
     options = check.options
     small = ["--size", options.parity_size, "--frames", options.frames, "--steps", options.steps]
     ranks = options.ranks
