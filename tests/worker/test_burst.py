@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ NEXT_WEEK = datetime(2027, 2, 6, 6, 0).timestamp()
 
 
 def ending(ended_by: str = "", code: int = 0, until_s: float | None = None) -> Ending:
-    return Ending(code=code, ended_by=ended_by, until_s=until_s, num_ranks=2)
+    return Ending(code=code, ended_by=ended_by, burst=True, until_s=until_s, num_ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def ending(ended_by: str = "", code: int = 0, until_s: float | None = None) -> E
         (ending("until", until_s=MORNING), {"queued": 3}, [], "at the time given, 06:00."),
         (ending("signal", until_s=MORNING), {"queued": 3}, [], "stopped by a signal"),
         (ending(code=1), {}, [], "failed with exit code 1"),
+        (replace(ending(until_s=MORNING), burst=False), {}, [], "at the time given, 06:00."),
     ],
 )
 def test_why_a_run_ended(how: Ending, left: dict, pauses: list[str], words: str) -> None:

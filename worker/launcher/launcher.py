@@ -74,6 +74,8 @@ class Ending:
     code: int
     #: What ended the groups; "" when they ended by themselves.
     ended_by: Literal["signal", "until", ""]
+    #: Whether an empty queue ends them.
+    burst: bool
     #: The time of --until, in seconds since the epoch.
     until_s: float | None = None
     #: Ranks of all groups.
@@ -135,10 +137,13 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
                 logger.error("%s", error)
                 code = code or SvdqError.exit_code
         num_ranks = ranks * options.groups * options.nnodes
-        ended_by = supervisor.ended_by
-        if not (ended_by or code or until_s is None or options.rank.burst):
-            ended_by = "until"  # without a burst, an empty queue ends no group
-        return Ending(code=code, ended_by=ended_by, until_s=until_s, num_ranks=num_ranks)
+        return Ending(
+            code=code,
+            ended_by=supervisor.ended_by,
+            burst=options.rank.burst,
+            until_s=until_s,
+            num_ranks=num_ranks,
+        )
 
 
 def default_ranks(num_gpus: int, num_groups: int) -> int:

@@ -53,7 +53,7 @@ def why_ended(ending: Ending, started_at: datetime, *, left: Mapping[str, int], 
         return "It was stopped by a signal."
     if ending.code:
         return f"It failed with exit code {ending.code}; its log says why."
-    if ending.ended_by == "until":
+    if ending.ended_by == "until" or (ending.until_s is not None and not ending.burst):
         return f"It ended at the time given, {_until(ending, started_at)}."
     if left.get("queued"):
         if pauses:
