@@ -93,6 +93,11 @@ def clock(at: float, now: datetime | None = None) -> str:
     return f"{moment:%H:%M}" if moment.date() == today else f"{moment:%Y-%m-%d %H:%M}"
 
 
+def outage_of(at: float) -> str:
+    """Say since when Redis has not answered a command that goes on trying; `at` is in seconds since the epoch."""
+    return f"Redis has not answered since {clock(at)}; retrying."
+
+
 def words(value: object) -> str:
     """Format a value of JSON for a table."""
     if value is None or value == []:

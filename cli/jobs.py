@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import clock, describe, echo, echo_json
+from svdq.cli.formatting import describe, echo, echo_json, outage_of
 from svdq.cli.main import connect, json_option, redis_options, storage_option
 from svdq.cli.option_types import PastTime, since_option
 from svdq.pipeline.errors import InputError
@@ -162,7 +162,7 @@ def _entries(connection: "redis.Redis", job_id: str, follow: bool) -> "Iterator[
             if not follow:
                 raise
             if not is_away:
-                echo(f"Redis has not answered since {clock(time.time())}; retrying.", err=True)
+                echo(outage_of(time.time()), err=True)
             is_away = True
         time.sleep(POLL_S)
 

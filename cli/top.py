@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from svdq.cli.formatting import clock
+from svdq.cli.formatting import outage_of
 from svdq.cli.jobs import print_snapshot
 from svdq.cli.main import connect, json_option, redis_options
 
@@ -80,7 +80,7 @@ def _snapshots(connection: "redis.Redis") -> "Iterator[tuple[Snapshot, str]]":
         try:
             snapshot, outage = take(connection), ""
         except (LostError, SlowError):
-            outage = f"Redis has not answered since {clock(snapshot.at)}; retrying."
+            outage = outage_of(snapshot.at)
 
 
 @contextlib.contextmanager
