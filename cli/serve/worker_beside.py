@@ -26,6 +26,7 @@ def worker_beside(settings: Settings) -> Iterator[None]:
     require_torch("a worker beside the server")
     environment = os.environ | settings.environment()
     environment.pop("SVDQ_SERVE_TOKEN", None)
+    environment["PYTHONSAFEPATH"] = "1"  # else `python -m` imports ./svdq of the current folder
     # A separate session: Ctrl-C in the terminal would reach the worker, too, and make it finish all videos.
     process = subprocess.Popen(
         [sys.executable, "-m", "svdq.cli", "worker"],
