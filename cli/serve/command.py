@@ -47,8 +47,8 @@ def serve(
 ) -> int:
     """Serve a web page to drop photos on, and the /v1/videos API.
 
-    Every client needs the token: a browser by the link that the first start prints, a program as its API key. The token
-    is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN.
+    Every client needs the token: a browser by the link that the first start prints to a terminal, a program as its API
+    key. The token is in the file serve-token in SVDQ_HOME, or in SVDQ_SERVE_TOKEN.
 
     Ctrl-C or SIGTERM stops the server within three seconds; the queue is kept. A worker beside it stops after its
     current step, and its videos are continued at the next start.
@@ -82,7 +82,7 @@ def serve(
     options = ServeOptions(host=host, port=listener.getsockname()[1], token=token, allowed_hosts=names)
 
     def report() -> None:
-        if is_new:
+        if is_new and sys.stdout.isatty():  # a journal may have other readers
             echo(f"Serving at {options.url}/login?token={token}")
         else:
             place: Path | str = "SVDQ_SERVE_TOKEN" if settings.serve_token else token_file(settings)

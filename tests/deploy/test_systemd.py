@@ -269,7 +269,7 @@ def test_the_web_page_runs(install: Callable[..., Path], supervise: Callable[[Pa
     redis_unit, unit = (supervise(folder / f"svdq-{name}.service") for name in ("redis", "serve"))
     redis_unit.start()
     unit.start()  # until it is ready
-    assert "/login?token=" in unit.said()
+    assert "serve-token)" in unit.said()
     assert unit.stop() == 0, unit.said()
     assert gone(unit.processes())
     redis_unit.stop()

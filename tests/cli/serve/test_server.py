@@ -1,8 +1,11 @@
 """Start and stop of `svdq serve`."""
 
+import os
+import pty
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +13,28 @@ from pathlib import Path
 import pytest
 
 from tests.cli.serve.servers import Serve
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_the_first_start_creates_a_token_and_prints_it_once(serve: Serve, home: Path) -> None:
+def test_the_first_start_prints_a_link_with_the_token_to_a_terminal(home: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-P", "-m", "svdq.cli", "serve", "--port", "0"]
+    with os.fdopen(ours) as terminal, subprocess.Popen(command, stdout=theirs) as server:
+        line = terminal.readline()
+        server.terminate()
+        os.close(theirs)
+    token = (home / "serve-token").read_text().strip()
+    assert line.endswith(f"/login?token={token}\n")
+
+
+def test_the_first_start_creates_a_token_and_prints_only_its_place(serve: Serve, home: Path) -> None:
     first = serve("--port", "0", SVDQ_SERVE_TOKEN="")
     token = (home / "serve-token").read_text().strip()
-    assert first.line == f"Serving at {first.url}/login?token={token}\n"
+    assert first.line == f"Serving at {first.url}/ (token: {home / 'serve-token'})\n"
     assert stat.S_IMODE((home / "serve-token").stat().st_mode) == 0o600
     assert [path.name for path in home.iterdir() if path.name.startswith(".")] == []
 
@@ -70,6 +85,15 @@ def test_a_taken_port_is_one_sentence(serve: Serve, svdq: Cli) -> None:
     refused = svdq("serve", "--port", first.port)
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"Error: The server cannot listen on 127.0.0.1 port {first.port}")
+
+
+def test_a_worker_beside_it_imports_nothing_from_the_current_folder(serve: Serve, tmp_path: Path) -> None:
+    module = Path("svdq/cli/__init__.py")
+    module.parent.mkdir(parents=True)
+    module.write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    server = serve("--port", "0", "--with-worker", SVDQ_MODEL="/nowhere")
+    wait_until(lambda: "The worker has ended" in server.output.read_text())
+    assert not (tmp_path / "imported").exists()
 
 
 def test_ctrl_c_ends_it_with_code_130(serve: Serve) -> None:
