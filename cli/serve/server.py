@@ -19,22 +19,24 @@ from svdq.cli.service import StopSignals
 from svdq.pipeline.errors import InputError, SvdqError
 
 _MESSAGE = "The request is not valid HTTP, or its headers are too large (32 KiB)."
-#: Seconds in which the headers of a request must arrive.
+#: Seconds in which the headers of a request must arrive, and what is left of a body after the answer.
 HEADERS_S = 15.0
+#: Connections at a time; requests on more of them are answered with 503.
+MAX_CONNECTIONS = 1000
 #: Seconds that running requests have after a signal, and threads after that.
 GRACE_S = 2
 THREADS_S = 0.1
 
 
 class Protocol(H11Protocol):
-    """One connection; closed when the headers of a request do not arrive in time."""
+    """One connection; closed when the headers of a request, or the rest of a refused one, do not arrive in time."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit of the first request."""
         super().connection_made(transport)
-        self._start_timer()
+        self._limit_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the time limit."""
@@ -42,19 +44,34 @@ class Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; end the time limit when the headers are complete."""
-        if self._timer is None and self.conn.their_state is h11.IDLE:
-            self._start_timer()
+        """Feed the parser."""
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_timer()
+        self._limit_time()
+
+    def on_response_complete(self) -> None:
+        """Prepare for the next request."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._limit_time()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the shape of every error, although as plain text."""
         super().send_400_response(bytes(ApiError(400, _MESSAGE, code="bad_request").response().body).decode())
 
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(HEADERS_S, self._too_slow)
+    def _limit_time(self) -> None:
+        """Start the time limit while nothing but the client's data is waited for, and end it otherwise."""
+        if not self._is_waiting():
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEADERS_S, self._too_slow)
+
+    def _is_waiting(self) -> bool:
+        """Return whether headers are due, or the rest of a body after its answer.
+
+        The rest is read, since the client may lose the answer if the connection is closed while it sends.
+        """
+        theirs = self.conn.their_state
+        return theirs is h11.IDLE or (theirs is h11.SEND_BODY and self.conn.our_state is h11.DONE)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -62,7 +79,8 @@ class Protocol(H11Protocol):
             self._timer = None
 
     def _too_slow(self) -> None:
-        if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
+        self._timer = None
+        if not self.transport.is_closing() and self._is_waiting():
             self.transport.close()
 
 
@@ -97,6 +115,7 @@ def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -
         access_log=False,  # addresses contain tokens
         server_header=False,
         h11_max_incomplete_event_size=32 * 1024,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_S,
     )
     _allow_many_connections()

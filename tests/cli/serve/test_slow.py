@@ -1,5 +1,7 @@
 """Clients that send slowly, and servers with short limits for them."""
 
+import contextlib
+import http.client
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 
 from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import TOKEN
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +25,7 @@ from svdq.cli.serve.options import ServeOptions
 from svdq.producer.settings import Settings
 
 server.HEADERS_S = bodies.GRACE_S = 1
+server.MAX_CONNECTIONS = 20
 listener = server.listen("127.0.0.1", 0)
 port = listener.getsockname()[1]
 options = ServeOptions(port=port, token={TOKEN!r})
@@ -57,6 +61,31 @@ def test_headers_that_stop_after_the_first_request(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /he")
         assert until_closed(connection).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("rest", [b"x", b"x" * 10])
+def test_an_unread_body_after_its_answer(port: int, rest: bytes) -> None:
+    """Neither a byte of it nor all of it keeps the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(b"POST /v1/videos HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 401"
+        connection.sendall(rest)
+        assert until_closed(connection).endswith(b"}")
+
+
+def test_too_many_connections(port: int) -> None:
+    with contextlib.ExitStack() as opened:
+        for _ in range(20):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert status(port) == 503
+    wait_until(lambda: status(port) == 200)
+
+
+def status(port: int) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/health/live")
+    with contextlib.closing(connection):
+        return connection.getresponse().status
 
 
 def test_a_slow_upload(port: int) -> None:
