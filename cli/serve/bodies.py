@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, cast
 
-from starlette.datastructures import UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -91,7 +92,7 @@ class Body:
 
 
 class Bodies:
-    """Middleware that limits bodies."""
+    """Middleware that limits bodies, and refuses forms that are not in UTF-8."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -99,8 +100,15 @@ class Bodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request, its body limited."""
         if scope["type"] == "http":
-            lengths = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-length"]
-            receive = Body(receive, lengths[0] if lengths else "")
+            headers = Headers(scope=scope)
+            kind, options = parse_options_header(headers.get("content-type"))
+            charset = options.get(b"charset", b"utf-8").decode("latin-1")
+            if kind == b"multipart/form-data" and charset.lower() not in ("utf-8", "utf8"):
+                # Starlette decodes as asked, and some codecs take quadratic time.
+                message = f"The charset {charset[:40]!r} of a form cannot be read; send UTF-8."
+                await ApiError(400, message, code="bad_form").response()(scope, receive, send)
+                return
+            receive = Body(receive, headers.get("content-length", ""))
             scope[_KEY] = receive
         await self._app(scope, receive, send)
 
@@ -155,8 +163,8 @@ class Reader:
             parts = await _Parser(
                 request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_TEXT_BYTES
             ).parse()
-        except (MultiPartException, UnicodeError) as error:  # the latter by some of the charsets that a client may name
-            message = str(error.message if isinstance(error, MultiPartException) else error).rstrip(".")
+        except MultiPartException as error:
+            message = error.message.rstrip(".")
             raise ApiError(400, f"The form cannot be read: {message}.", code="bad_form") from error
         finally:
             await stream.aclose()
