@@ -60,7 +60,8 @@ def draw(
     yield _headline(snapshot)
     yield Text.assemble(printable(_forecast(snapshot)), ("  q quits" if is_live else "", "dim"))
     warnings = [f"{outage} This is the last known state."] if outage else []
-    for sentence in (*warnings, *snapshot.pauses, *(condition_sentence(*each) for each in snapshot.conditions)):
+    conditions = (condition_sentence(*each) for each in snapshot.conditions)
+    for sentence in (*warnings, *snapshot.pauses, *conditions, *snapshot.failed_gpus):
         yield Text(printable(sentence), style="bold yellow")
     yield from blank
     yield _queue_table(snapshot.queues)

@@ -97,6 +97,8 @@ def _run(config: RankConfig, topology: Topology, restart_count: int, log: JobLog
     signals = Signals(on_stop=marker.mark_clean_exit)
     if run_dir is not None:
         run_dirs.write_pid(run_dir, topology.rank)
+        if restart_count > 0:
+            run_dirs.await_permission(run_dir, restart_count)
     run_rank(
         RankProcess(
             config=config,

@@ -3,7 +3,7 @@
 Each option that both commands have is declared here, once. Does not import torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
@@ -60,6 +60,8 @@ class RankConfig(BaseModel):
     ranks_per_gpu: int | None = Field(default=None, ge=1)
     #: A fingerprint of the model's files; None: it has none, or nobody has taken it.
     weights: str | None = None
+    #: GPUs that have failed and were left out since the worker was started, each with the reason, a clause.
+    failed_gpus: Mapping[str, str] = {}
     #: Whether to leave trace events in the run folder at the end.
     record_trace: bool = False
 

@@ -47,7 +47,9 @@ def run_rank(process: RankProcess) -> None:
     stopping = process.signals.stopping
     loaded, links, ranks = start(process)
     info = loaded.model.info
-    plan = plan_of(settings.home, info, ranks, settings.memory_limit) if topology.first else None
+    plan = None
+    if topology.first:
+        plan = plan_of(settings.home, info, ranks, settings.memory_limit, must_fit=bool(config.failed_gpus))
     storage = Storage(settings.storage)
 
     # Both ways of ending close this stack, last entry first. A crash does not: the next process takes over its jobs.
@@ -99,7 +101,8 @@ def run_rank(process: RankProcess) -> None:
     )
     reporter.waiting = [part for part in (intake, result_writer, checkpoints) if part is not None]
     if intake is not None:
-        reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs)})
+        known = {"failed_gpus": config.failed_gpus}
+        reporter.group = lambda: intake.status().model_copy(update={"costs": costs_in(stage.costs), **known})
     process.signals.attach(partial(_stop, stage, intake), intake.drain if intake is not None else None)
     if plan is not None:
         _warm_up(stage, plan, config, loaded.model)

@@ -168,6 +168,7 @@ def _warnings(snapshot: Snapshot, num_waiting: int, disk: dict[str, int] | None)
         sentences.append(f"{MAX_GROUPS} of {len(snapshot.groups):,} groups are shown; `svdq status` lists all.")
     for rank, condition in snapshot.conditions:
         sentences.append(f"{condition.effect} on {rank.host}: {condition_reason(condition)}")
+    sentences += snapshot.failed_gpus
     if disk and disk["free"] < LOW_DISK_BYTES:
         sentences.append(
             f"The disk is nearly full: {disk['free'] / 1e9:.1f} GB are free. Remove old videos with `svdq prune`."

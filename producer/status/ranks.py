@@ -109,6 +109,8 @@ class IntakeStatus(_Record):
     draining: bool = False
     #: Number of jobs of dead groups that it has requeued.
     taken_back: Whole = 0
+    #: GPUs that have failed and were left out, each with the reason, a clause.
+    failed_gpus: Mapping[str, str] = {}
 
 
 class RankStatus(_Record):
@@ -214,6 +216,13 @@ class GroupStatus:
     def conditions(self) -> list[Condition]:
         """What its ranks wait for."""
         return [condition for _, condition in conditions_of([self])]
+
+    @property
+    def failed_gpus(self) -> dict[str, str]:
+        """The GPUs that have failed and were left out, each with a sentence."""
+        failed = self.intake.failed_gpus if self.intake is not None else {}
+        host, later = self.ranks[0].host, "`svdq worker` tries it again at its next start."
+        return {name: f"{name} of {host} has failed ({reason}); {later}" for name, reason in failed.items()}
 
 
 class GroupFinder:

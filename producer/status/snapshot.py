@@ -93,6 +93,11 @@ class Snapshot:
         """What ranks wait for, each with its rank."""
         return conditions_of(self.groups)
 
+    @property
+    def failed_gpus(self) -> list[str]:
+        """A sentence for each GPU that has failed and was left out."""
+        return [sentence for group in self.groups for sentence in group.failed_gpus.values()]
+
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object."""
         return {

@@ -368,6 +368,13 @@ def test_what_keeps_jobs_waiting_is_said(connection: redis.Redis) -> None:
     assert f"{job_id}  stuck  started, waiting for storage: Disk full." in text
 
 
+def test_a_gpu_that_has_failed_is_said_to_have(connection: redis.Redis) -> None:
+    intake = IntakeStatus(worker="w", failed_gpus={"GPU 3 (GPU-8f2d)": "it is lost"})
+    save(connection, rank(0, intake=intake))
+    text = "\n".join(drawn(take(connection)))
+    assert "GPU 3 (GPU-8f2d) of here has failed (it is lost); `svdq worker` tries it again at its next start." in text
+
+
 def test_nothing_at_all(connection: redis.Redis) -> None:
     text = "\n".join(drawn(take(connection)))
     assert "No job is waiting or in flight." in text

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tests.faults.arena import Arena
-from tests.faults.campaigns import bits, clock, groups, kills, mixed, poison, redis_away, soak, storage, windows
+from tests.faults.campaigns import bits, clock, device, groups, kills, mixed, poison, redis_away, soak, storage, windows
 from tests.faults.group import READY
 from tests.faults.leftovers import leftovers
 from tests.faults.plan import Size
@@ -56,6 +56,7 @@ CAMPAIGNS = {
     "frames-in-transit": Campaign(run=windows.frames_in_transit, num_jobs=40),
     "during-write": Campaign(run=windows.during_write, num_jobs=40, ranks=2),
     "poisoned-photo": Campaign(run=poison.poisoned_photo),
+    "device": Campaign(run=device.device, num_jobs=60, ranks=7),
     "clock-steps": Campaign(run=clock.clock_steps, ranks=2),
     # Steps long enough that ranks hand samples over: the planner keeps shorter ones together.
     "soak": Campaign(run=soak.soak, num_jobs=3000, model="simulated:step_ms=20"),

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from svdq.pipeline.device import choose_device
+from svdq.pipeline.errors import UnavailableError
+from svdq.producer import keys
 from svdq.producer.process_identity import is_running
 from svdq.worker import doctor
-from svdq.worker.launcher.gpus import all_gpus, ask, visible_gpus
+from svdq.worker.launcher.gpus import all_gpus, ask, lasting_names, probe, title, visible_gpus
+from tests.faults.arena import INJECTION
 from tests.waiting import wait_until
 
 TWO = 'echo "GPU 0: RTX A5000 (UUID: GPU-a)"; echo "GPU 1: RTX A5000 (UUID: GPU-b)"'
@@ -80,6 +84,24 @@ def test_a_tool_that_hangs_is_killed_with_its_children(put_nvidia_smi: PutNvidia
     wait_until(lambda: is_running(child) is False)
 
 
+def test_a_gpu_keeps_its_name_when_another_one_is_lost(
+    put_nvidia_smi: PutNvidiaSmi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA then gives its number to another one."""
+    put_nvidia_smi(TWO)
+    assert lasting_names(visible_gpus()) == ["GPU-a", "GPU-b"]
+    assert [title(device) for device in ("GPU-b", "MIG-1111", "5")] == ["GPU 1 (GPU-b)", "GPU MIG-1111", "GPU 5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")  # in CUDA's order, which may be another one
+    assert lasting_names(visible_gpus()) == ["1", "0"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which computes")
+def test_a_gpu_that_cannot_compute_is_told_from_one_that_hangs() -> None:
+    assert re.search("not compiled with CUDA|NVIDIA driver", probe("0"))
+    assert "did not answer within 0 s" in probe("0", timeout_s=0.1)
+
+
 def findings() -> dict[str, tuple[str, str]]:
     return {found.subject: (found.level, found.text) for found in doctor.check_machine()}
 
@@ -116,6 +138,28 @@ def test_gpus_that_torch_cannot_use_are_not_replaced_by_processors(
     assert re.match(rf"Error: PyTorch cannot use a GPU here \({reason}\); install", said[0])
     assert done.returncode == (2 if through == "svdq worker" else 1), done.stderr
     assert "Ready" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_group_goes_on_without_a_gpu_that_has_failed(house, tmp_path: Path, until) -> None:
+    """Also when torchrun would start it again and again for hours; without any GPU it ends."""
+    faults = {"PYTHONPATH": str(INJECTION), "FAULTS_AT": "device", "FAULTS_FOLDER": str(tmp_path)}
+    group = house.start(2, "--device", "cuda", model="simulated:step_ms=50", CUDA_VISIBLE_DEVICES="4,6", **faults)
+    jobs = [house.submit(seed=seed, steps=20) for seed in range(6)]
+    until(lambda: "finished" in house.states(jobs), lambda: group.text)
+    (tmp_path / "6").touch()
+    assert [view.status for view in house.wait(jobs)] == ["finished"] * 6, group.text
+    assert "GPU 6 has failed (it is broken). The group goes on with 1 rank." in group.text
+    assert "Ready with 1 rank" in group.text
+    assert house.connection.hlen(keys.CRASHES) == 0, "it was no job's fault"
+    sentence = "has failed (it is broken); `svdq worker` tries it again at its next start."
+    until(lambda: sentence in house.run("svdq", "status").stdout)
+
+    (tmp_path / "4").touch()
+    house.submit(steps=20)
+    assert group.end() == UnavailableError.exit_code
+    ended = "Error: No GPU is left. GPU 6 has failed (it is broken). GPU 4 has failed (it is broken)."
+    assert ended in group.text
 
 
 @pytest.mark.parametrize(("rank", "expected"), list(enumerate(["MIG-1111", "MIG-2222", "MIG-1111"])))

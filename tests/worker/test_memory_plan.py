@@ -233,6 +233,13 @@ def test_a_limit_that_the_weights_exceed_is_refused_at_the_start(tmp_path: Path)
         start(24)
 
 
+def test_gpus_that_are_left_must_hold_the_weights(tmp_path: Path) -> None:
+    """After one has failed; else every video would be refused for the rest of the night."""
+    assert plan_of(tmp_path, MODEL, ranks(5), None, must_fit=True) is not None
+    with pytest.raises(InputError, match=r"need 4\.5 GB on this worker's only rank, and there are 4\.0 GB"):
+        plan_of(tmp_path, MODEL, ranks(4), None, must_fit=True)
+
+
 @pytest.mark.parametrize(
     ("model", "limit", "words"),
     [

@@ -57,6 +57,7 @@ class Ranks:
 
     num_ranks = 2
     is_running = True
+    num_failed_gpus = 1
 
     def running_pids(self) -> dict[int, int]:
         return {0: os.getpid()}
@@ -238,6 +239,7 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
     # Of the launcher's own ranks only, and only of the processes that it has now.
     assert len([name for name, _ in samples if name == "svdq_rank_busy_ratio"]) == 1
     assert total(samples, "svdq_group_ranks_up") == 1
+    assert total(samples, "svdq_group_failed_gpus") == 1
 
 
 def test_while_redis_is_away_the_launcher_answers() -> None:
@@ -245,7 +247,7 @@ def test_while_redis_is_away_the_launcher_answers() -> None:
     samples = collected(away)
     assert total(samples, "svdq_redis_up") == 0
     assert total(samples, "svdq_group_up") == 1
-    of_group = {f"svdq_group_{name}" for name in ("up", "ranks", "ranks_up")}
+    of_group = {f"svdq_group_{name}" for name in ("up", "ranks", "ranks_up", "failed_gpus")}
     assert {name for name, _ in samples} == {"svdq_build_info", "svdq_start_time_seconds", "svdq_redis_up"} | of_group
 
 

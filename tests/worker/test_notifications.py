@@ -112,15 +112,24 @@ def test_a_pause_after_failures_and_a_full_disk_are_sent_once(
     assert texts[1] == "Videos wait to be written: No space left."
 
 
+def test_each_gpu_that_fails_is_sent(settings: Settings, server: Server, until: Any, publish: Any) -> None:
+    with Notifications(wanting(settings, server.url), poll_s=0.05):
+        for failed in ({"GPU 3": "it hangs"}, {"GPU 3": "it hangs", "GPU 5": "it is lost"}):
+            publish(failed_gpus=failed)
+            until(lambda failed=failed: len(server.received) >= len(failed))
+    assert [title.partition(": ")[2] for title in server.titles] == ["GPU 3 has failed", "GPU 5 has failed"]
+    assert "has failed (it is lost)" in server.received[1]["message"]
+
+
 @pytest.fixture
 def publish(connection: redis.Redis) -> Any:
     """Write the record of a rank of this host with a condition."""
     import os
     import socket
 
-    from svdq.producer.status.ranks import RankStatus
+    from svdq.producer.status.ranks import IntakeStatus, RankStatus
 
-    def publish(condition: Condition) -> None:
+    def publish(condition: Condition | None = None, **of_group: Any) -> None:
         RankStatus(
             group="g",
             rank=0,
@@ -133,7 +142,8 @@ def publish(connection: redis.Redis) -> Any:
             started_at=time.time(),
             at=time.time(),
             activity="idle",
-            conditions=(condition,),
+            conditions=(condition,) if condition is not None else (),
+            intake=IntakeStatus(worker="w", **of_group),
         ).save(connection)
 
     return publish

@@ -198,13 +198,15 @@ class MemoryPlan:
         return "no smaller video of this shape would fit either."
 
 
-def plan_of(home: Path, info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None) -> MemoryPlan:
+def plan_of(
+    home: Path, info: ModelInfo, ranks: Sequence[RankInfo], limit: int | None, *, must_fit: bool = False
+) -> MemoryPlan:
     """Make the plan of a group whose ranks are connected; `home` has the peaks that were measured before.
 
     `limit` is the bytes that the user grants each rank, None: the memory of its device.
 
     Raises:
-        InputError: the weights alone need more than the user grants a rank.
+        InputError: the weights alone need more than the user grants a rank or, with `must_fit`, than a rank has.
     """
     devices = sorted({rank.device for rank in ranks})
     identity = {
@@ -228,8 +230,8 @@ def plan_of(home: Path, info: ModelInfo, ranks: Sequence[RankInfo], limit: int |
                 info.name,
             )
         ranks = [rank.model_copy(update={"capacity": None, "weights": 0}) for rank in ranks]
-    elif limit is not None:
-        _check_weights(ranks)
+    elif limit is not None or must_fit:
+        _check_weights(ranks, "--memory-limit (SVDQ_MEMORY_LIMIT) grants" if limit is not None else "there are")
     if there := [rank.capacity for rank in ranks if rank.capacity is not None]:
         logger.info("Ranks have at least %s of memory; videos that need more are refused.", size_text(min(there)))
     family = info.family or SVD  # without weights there is no limit, so nothing is estimated
@@ -237,15 +239,15 @@ def plan_of(home: Path, info: ModelInfo, ranks: Sequence[RankInfo], limit: int |
     return MemoryPlan(ranks, dtype, measured, family=family, facts=info.facts)
 
 
-def _check_weights(ranks: Sequence[RankInfo]) -> None:
-    """Refuse a limit below the weights; a GPU without a limit may have more free memory later."""
+def _check_weights(ranks: Sequence[RankInfo], granted: str) -> None:
+    """Refuse memory below the weights; the GPUs of a new group may have more free memory later."""
     limits = [(there.weights, number, there.capacity) for number, there in enumerate(ranks) if there.capacity]
     need, rank, limit = max(limits, key=lambda found: found[0] - found[2], default=(0, 0, 0))
     if need > limit:
         raise InputError(
-            f"The weights alone need {size_text(need)} {_place(rank, len(ranks))}, and --memory-limit "
-            f"(SVDQ_MEMORY_LIMIT) grants {size_text(limit) if limit >= 10**5 else f'{limit} bytes'}: every video would "
-            "be refused; grant more, such as 24GB."
+            f"The weights alone need {size_text(need)} {_place(rank, len(ranks))}, and {granted} "
+            f"{size_text(limit) if limit >= 10**5 else f'{limit} bytes'}: every video would be refused; grant more, "
+            "such as 24GB."
         )
 
 

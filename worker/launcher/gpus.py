@@ -1,4 +1,4 @@
-"""Lists the GPUs that ranks will see with NVIDIA's tool, since importing torch takes seconds."""
+"""Lists the GPUs that ranks will see with NVIDIA's tool, since importing torch takes seconds, and tries one out."""
 
 import contextlib
 import math
@@ -7,8 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 from typing import Final
@@ -17,6 +17,8 @@ from typing import Final
 TIMEOUT_S: Final = 120.0
 #: Seconds that a killed program gets to close its pipes; one that hangs in a driver never does.
 KILL_S: Final = 2.0
+#: Seconds that a test computation may take, with the import of torch beside other processes.
+PROBE_S: Final = 90.0
 #: Device files of machines with GPUs: NVIDIA's, WSL's, AMD's.
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _COUNT: Final = "import torch; [print(number) for number in range(torch.cuda.device_count())]"
@@ -45,6 +47,8 @@ class Gpus:
     devices: tuple[str, ...] = ()
     #: Why the list may be incomplete, a clause; "" when it is complete.
     failure: str = ""
+    #: The UUIDs of whole GPUs by their numbers.
+    uuids: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -62,15 +66,18 @@ def all_gpus() -> Gpus:
 
 def _parsed(answer: Answer) -> Gpus:
     devices: list[list[str]] = []
+    uuids: dict[str, str] = {}
     for line in answer.text.splitlines():
         if gpu := _GPU_LINE.match(line):
             number, uuid = gpu.groups()
+            if uuid:
+                uuids[number] = uuid
             # When a GPU is lost, CUDA counts those that are left.
             devices.append([uuid if answer.failure and uuid else number])
         elif (mig := _MIG_LINE.match(line)) and devices:
             instances = [device for device in devices[-1] if device.startswith("MIG-")]
             devices[-1] = [*instances, mig[1]]
-    return Gpus(devices=tuple(device for of_gpu in devices for device in of_gpu), failure=answer.failure)
+    return Gpus(devices=tuple(device for of_gpu in devices for device in of_gpu), failure=answer.failure, uuids=uuids)
 
 
 def visible_gpus() -> list[str]:
@@ -81,6 +88,30 @@ def visible_gpus() -> list[str]:
     names = [name.strip() for name in visible.split(",")]
     # CUDA ignores everything from the first name on that is no device, such as -1 or Slurm's NoDevFiles.
     return list(dict.fromkeys(takewhile(_DEVICE.match, names)))
+
+
+def lasting_names(devices: Sequence[str]) -> list[str]:
+    """Replace numbers of GPUs by UUIDs: CUDA counts anew when a GPU is lost.
+
+    Numbers from CUDA_VISIBLE_DEVICES stay, since CUDA may count in another order than NVIDIA's tool.
+    """
+    uuids = {} if "CUDA_VISIBLE_DEVICES" in os.environ else all_gpus().uuids
+    return [uuids.get(device, device) for device in devices]
+
+
+def title(device: str) -> str:
+    """Name a GPU for people, such as "GPU 3 (GPU-8f2d…)"."""
+    numbers = [number for number, uuid in all_gpus().uuids.items() if uuid == device]
+    return f"GPU {numbers[0]} ({device})" if numbers else f"GPU {device}"
+
+
+def probe(device: str, timeout_s: float = PROBE_S) -> str:
+    """Compute a little on a GPU in a process of its own; return why that failed, a clause, or ""."""
+    answer = ask(sys.executable, "-P", "-m", "svdq.worker.probe", device, str(os.getpid()), timeout_s=timeout_s)
+    if answer is None or not answer.failure:
+        return ""
+    lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
+    return lines[-1][:200].rstrip(".") if lines else answer.failure
 
 
 def share_out(gpus: Sequence[str], num_groups: int, num_ranks: int) -> list[list[str]]:

@@ -26,7 +26,7 @@ from svdq.producer.text import count
 from svdq.producer.timeparse import parse_future
 from svdq.worker.config import RankConfig
 from svdq.worker.launcher import run_dir as run_dirs
-from svdq.worker.launcher.gpus import all_gpus, ranks_per_gpu, share_out, visible_gpus
+from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
 from svdq.worker.launcher.hosts import read_hosts
 from svdq.worker.launcher.preflight import RUN, model_fingerprint
 from svdq.worker.launcher.starting import starting_record
@@ -116,23 +116,22 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
     )
     groups: list[GroupProcess] = []
     with (
-        run_dirs.parent_folder(settings.home / RUN) as folder,
+        run_dirs.parent_folder(settings.home / RUN) as parent,
         # Before any rank starts, so that a port that is taken is reported at once.
         _endpoint(settings, options, groups),
         starting_record(settings, lambda: bool(groups) and all(group.is_ready for group in groups)),
     ):
         logger.info("%s", _starting_text(settings, options, ranks, len(gpus)))
-        folders = [Path(folder, f"group{number}") for number in range(options.groups)]
-        shares = share_out(gpus, options.groups, ranks) if gpus else [None] * options.groups
-        for number, (run_dir, devices) in enumerate(zip(folders, shares, strict=True)):
-            run_dir.mkdir()
-            run_dirs.write_config(run_dir, config.model_copy(update={"group": str(number)}))
-            groups.append(GroupProcess(settings, ranks, run_dir, devices, hosts))
+        folders = [Path(parent, f"group{number}") for number in range(options.groups)]
+        shares = share_out(lasting_names(gpus), options.groups, ranks) if gpus else [None] * options.groups
+        for number, (folder, devices) in enumerate(zip(folders, shares, strict=True)):
+            of_group = config.model_copy(update={"group": str(number)})
+            groups.append(GroupProcess(settings, ranks, folder, of_group, devices, hosts))
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
         if options.trace is not None:
             try:
-                write_file(options.trace, [trace_text(run_dirs.read_traces(folders))])
+                write_file(options.trace, [trace_text(run_dirs.read_traces([group.run_dir for group in groups]))])
             except InputError as error:  # the run is reported in any case
                 logger.error("%s", error)
                 code = code or SvdqError.exit_code

@@ -66,6 +66,7 @@ FAMILIES = (
     Family("svdq_group_up", "gauge", "Whether the torchrun of a group runs", _GROUP),
     Family("svdq_group_ranks", "gauge", "Number of ranks that a group was started with", _GROUP),
     Family("svdq_group_ranks_up", "gauge", "Number of ranks of a group whose process runs", _GROUP),
+    Family("svdq_group_failed_gpus", "gauge", "Number of GPUs that a group leaves out because they failed", _GROUP),
     # Queues.
     Family("svdq_jobs", "gauge", "Number of jobs by queue and state; state queued is the queue", ("queue", "state")),
     Family("svdq_queue_oldest_job_age_seconds", "gauge", "Wait of the oldest job in front of a queue", ("queue",)),
@@ -150,6 +151,7 @@ class LauncherCollector(Collector):
             metrics["svdq_group_up"].add_metric(label, group.is_running)
             metrics["svdq_group_ranks"].add_metric(label, group.num_ranks)
             metrics["svdq_group_ranks_up"].add_metric(label, num_up)
+            metrics["svdq_group_failed_gpus"].add_metric(label, group.num_failed_gpus)
 
 
 def _add_queues(metrics: dict[str, Any], snapshot: Snapshot, oldest_s: Mapping[str, float]) -> None:

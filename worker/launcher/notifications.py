@@ -128,6 +128,8 @@ def _problems(connection: redis.Redis, host: str) -> Iterator[tuple[str, str]]:
         for rank in group.ranks:
             for condition in rank.conditions if rank.host == host else ():
                 yield f"svdq on {host}: {condition.effect}", f"{condition.effect}: {condition.reason}"
+        for name, sentence in group.failed_gpus.items() if group.ranks[0].host == host else ():
+            yield f"svdq on {host}: {name} has failed", sentence
 
 
 def _services(urls: Sequence[str]) -> "list[NotifyBase]":

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from svdq.pipeline.errors import SvdqError
 from svdq.producer.process_identity import is_running, start_of
 from svdq.producer.storage.temporary import sweep, temporary_name
 from svdq.worker.config import RankConfig
+
+#: Seconds between two looks for the answer of the launcher.
+POLL_S = 0.1
 
 
 @contextlib.contextmanager
@@ -64,6 +68,23 @@ def is_ready(folder: Path) -> bool:
     return (folder / "ready").exists()
 
 
+def await_permission(folder: Path, restart_count: int) -> None:
+    """Ask the launcher whether a group that was restarted may use its GPUs, and wait until it may."""
+    _write(folder / "restarted", str(restart_count))
+    while _number(folder / "permitted") < restart_count:
+        time.sleep(POLL_S)
+
+
+def restarts(folder: Path) -> int:
+    """Return how often the group was restarted."""
+    return _number(folder / "restarted")
+
+
+def permit(folder: Path, restart_count: int) -> None:
+    """Let the ranks of a restart use their GPUs."""
+    _write(folder / "permitted", str(restart_count))
+
+
 def write_error(folder: Path, error: SvdqError) -> None:
     """Write why the group cannot run, for the launcher to print once."""
     _write(folder / "error", json.dumps([type(error).__name__, str(error)]))
@@ -93,6 +114,11 @@ def read_traces(folders: Sequence[Path]) -> list[dict[str, Any]]:
             for event in json.loads(path.read_text(encoding="utf-8")):
                 events.append({**event, "pid": event["pid"] + first})
     return events
+
+
+def _number(path: Path) -> int:
+    """Read a number; 0 while there is no file."""
+    return int(path.read_text()) if path.exists() else 0
 
 
 def _write(path: Path, text: str) -> None:

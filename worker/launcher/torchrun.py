@@ -1,7 +1,8 @@
 """One group of ranks as a process: starts a torchrun, signals its ranks and ends it. Does not import torch.
 
 torchrun runs in a session of its own, so that Ctrl-C in the terminal reaches only the launcher, and restarts the group
-when a rank dies. Over several hosts it may give up when another one is lost; it is then started again here.
+when a rank dies. The ranks then wait until the launcher has tried out their GPUs; without one that has failed, a new
+torchrun starts fewer ranks. Over several hosts it may give up when another one is lost; it is then started again here.
 """
 
 import contextlib
@@ -10,15 +11,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from svdq.pipeline.errors import UnavailableError
 from svdq.producer.keys import DAY_S
 from svdq.producer.process_identity import PARENT_PID, die_with_parent
 from svdq.producer.settings import Settings
+from svdq.producer.text import count
+from svdq.worker.config import RankConfig
 from svdq.worker.launcher import run_dir as run_dirs
+from svdq.worker.launcher.gpus import probe, title
 from svdq.worker.launcher.hosts import Hosts
 
 if TYPE_CHECKING:
@@ -48,38 +54,56 @@ class GroupProcess:
         self,
         settings: Settings,
         num_ranks: int,
-        run_dir: Path,
+        folder: Path,
+        config: RankConfig,
         devices: Sequence[str] | None,
         hosts: Hosts | None = None,
     ) -> None:
-        """Start it, with the configuration of its ranks in `run_dir`.
+        """Start it, with run folders in `folder`, which is made, and `config` for its ranks.
 
         `devices` is as in CUDA_VISIBLE_DEVICES; None: the GPUs of this process.
         """
-        self._run_dir = run_dir
+        self._folder = folder
+        self._config = config
         #: K; of a group over several hosts the ranks on this one.
         self.num_ranks = num_ranks
         self._hosts = hosts
+        self._devices = None if devices is None else list(devices)
+        #: The restart for which GPUs were tried out last; of one that waits for that, why each GPU failed, or "".
+        self._tested = 0
+        self._results: dict[str, str] | None = None
         self._sent: set[tuple[int, signal.Signals]] = set()
         self._last_signal: signal.Signals | None = None
-        rendezvous = hosts.torchrun_options() if hosts else _on_one_host(run_dir)
-        command = [sys.executable, "-c", TORCHRUN, *rendezvous, "--nproc-per-node", str(num_ranks)]
-        # Without --log-dir torchrun leaves an empty folder in TMPDIR at each start.
-        command += ["--max-restarts", str(MAX_RESTARTS), "--log-dir", str(run_dir / "torchrun")]
-        self._command = [*command, "-m", "svdq.worker", "--run-dir", str(run_dir)]
         # Without this variable torchrun opens a TCP port at all addresses, which these ranks do not use.
         self._environment = {**environment_of(settings), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         if hosts is not None:
             # Without this variable a lost host causes traces of torch's C++ every five seconds.
             self._environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-        if devices is not None:
-            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        folder.mkdir()
+        self._prepare()
         self._start()
+
+    @property
+    def num_failed_gpus(self) -> int:
+        """Number of GPUs that have failed and were left out."""
+        return len(self._config.failed_gpus)
+
+    def _prepare(self) -> None:
+        """Make the run folder for the present ranks: torchrun cannot use the rendezvous of another one."""
+        self.run_dir = self._folder / f"{len(self._config.failed_gpus)}"
+        self.run_dir.mkdir()
+        run_dirs.write_config(self.run_dir, self._config)
+        if self._devices is not None:
+            self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
 
     def _start(self) -> None:
         self._started_at = time.monotonic()
+        rendezvous = self._hosts.torchrun_options() if self._hosts else _on_one_host(self.run_dir)
+        command = [sys.executable, "-c", TORCHRUN, *rendezvous, "--nproc-per-node", str(self.num_ranks)]
+        # Without --log-dir torchrun leaves an empty folder in TMPDIR at each start.
+        command += ["--max-restarts", str(MAX_RESTARTS), "--log-dir", str(self.run_dir / "torchrun")]
         self._process = subprocess.Popen(
-            self._command,
+            [*command, "-m", "svdq.worker", "--run-dir", str(self.run_dir)],
             env=self._environment,
             start_new_session=True,
             # torchrun forgets the ranks that it is starting when a SIGTERM comes. SIGKILL is certain to end it, and the
@@ -92,13 +116,61 @@ class GroupProcess:
 
         Raises:
             SvdqError: a rank has recorded why the group cannot run; the group is killed, since no restart helps.
+            UnavailableError: all GPUs have failed.
         """
-        error = run_dirs.read_error(self._run_dir)
+        error = run_dirs.read_error(self.run_dir)
         if error is not None:
             self.kill()
+            if self._config.failed_gpus:
+                raise type(error)(f"{error} {self._failures()}") from error
             raise error
         code = self._process.poll()
+        if code is None and self._last_signal is not signal.SIGTERM:
+            self._test_gpus()
         return code if self._hosts is None else self._poll_among_hosts(code)
+
+    def _test_gpus(self) -> None:
+        """Try out the GPUs of a group that was restarted, beside each other; go on without those that fail."""
+        restart_count = run_dirs.restarts(self.run_dir)
+        if restart_count == self._tested:
+            return
+        devices = self._devices if self._devices is not None and self._hosts is None else []
+        if self._results is None:
+            self._results = {}
+            for device in devices:
+                threading.Thread(target=_test, args=(device, self._results), name="probe", daemon=True).start()
+        if len(self._results) < len(devices):
+            return
+        failed = {device: reason for device, reason in self._results.items() if reason}
+        self._results, self._tested = None, restart_count
+        if failed:
+            self._leave_out(failed)
+        else:
+            run_dirs.permit(self.run_dir, restart_count)
+
+    def _leave_out(self, failed: dict[str, str]) -> None:
+        """Start the group again with the GPUs that have not failed."""
+        self.kill()
+        devices = self._devices or []
+        used = [devices[rank % len(devices)] for rank in range(self.num_ranks)]
+        self.num_ranks = sum(device not in failed for device in used)
+        self._devices = [device for device in devices if device not in failed]
+        named = {title(device): reason for device, reason in failed.items()}
+        self._config = self._config.model_copy(update={"failed_gpus": {**self._config.failed_gpus, **named}})
+        if not self._devices:
+            raise UnavailableError(f"No GPU is left. {self._failures()}")
+        logger.error(
+            "%s The group goes on with %s. The next `svdq worker` tries to use all again.",
+            self._failures(),
+            count(self.num_ranks, "rank"),
+        )
+        self._tested = 0
+        self._prepare()
+        self._start()
+
+    def _failures(self) -> str:
+        """Say which GPUs have failed, in sentences."""
+        return " ".join(f"{name} has failed ({reason})." for name, reason in self._config.failed_gpus.items())
 
     def _poll_among_hosts(self, code: int | None) -> int | None:
         """Restart a torchrun that gave up on another host; takes and returns the result of `poll`."""
@@ -121,11 +193,11 @@ class GroupProcess:
     @property
     def is_ready(self) -> bool:
         """Whether it has been ready for jobs."""
-        return run_dirs.is_ready(self._run_dir)
+        return run_dirs.is_ready(self.run_dir)
 
     def running_pids(self) -> dict[int, int]:
         """Return the process ids of the ranks that handle signals, by rank; also those of a restart."""
-        return run_dirs.running_pids(self._run_dir)
+        return run_dirs.running_pids(self.run_dir)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal once to every rank that handles signals; call this again to reach later ones."""
@@ -149,8 +221,12 @@ class GroupProcess:
         """Find torchrun and its ranks by the run folder in their command lines, which only they have."""
         import psutil  # on demand: only the worker's extra installs it
 
-        run_dir = str(self._run_dir)
+        run_dir = str(self.run_dir)
         return [process for process in psutil.process_iter(["cmdline"]) if run_dir in (process.info["cmdline"] or ())]
+
+
+def _test(device: str, results: dict[str, str]) -> None:
+    results[device] = probe(device)
 
 
 def _on_one_host(run_dir: Path) -> list[str]:

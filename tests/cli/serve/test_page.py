@@ -21,6 +21,7 @@ from svdq.producer.job import SvdJob
 from svdq.producer.queue import fetch
 from svdq.producer.results import verdicts
 from svdq.producer.settings import Settings
+from svdq.producer.status.ranks import IntakeStatus, RankStatus
 from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
 from tests.cli.serve.ended import fail, finish
@@ -399,6 +400,14 @@ def test_the_stream_says_that_a_group_has_paused_itself(server: Server, connecti
     assert act(server, "pause") == []
     state = next(states(server))
     assert (state["paused"], len(state["warnings"])) == (True, 1)
+
+
+def test_the_stream_says_that_a_gpu_has_failed(server: Server, connection: redis.Redis) -> None:
+    intake = IntakeStatus(worker="w", failed_gpus={"GPU 3": "it is lost"})
+    who = {"group": "g", "rank": 0, "num_ranks": 1, "host": "render1", "pid": 1, "device": "cuda:0", "model": "preview"}
+    RankStatus(**who, started_at=time.time(), at=time.time(), intake=intake).save(connection)
+    sentence = "GPU 3 of render1 has failed (it is lost); `svdq worker` tries it again at its next start."
+    assert sentence in next(states(server))["warnings"]
 
 
 def test_the_stream_goes_on_when_the_storage_cannot_be_used(serve: Serve, connection: redis.Redis) -> None:

@@ -8,6 +8,8 @@ where, FAULTS_FOLDER names a folder through which the harness counts and control
 - `poison-PHASE`: the process kills itself in that phase of each job whose photo is `poison.jpg` in that folder; where
   the photo is not at hand, the video has POISON_FRAMES frames or its files are named after the photo;
 - `full` and `slow`: while the file `on` is there, writes to the storage fail with ENOSPC, or take two seconds;
+- `device`: ranks take the names in CUDA_VISIBLE_DEVICES for GPUs and compute on processors; a GPU fails for good, for
+  its rank and for the launcher's test, while there is a file of its name;
 - `clock`: the wall clock of all processes, the launcher included, is shifted by the seconds in the file `offset`.
 """
 
@@ -77,6 +79,25 @@ def _poison(phase: str, folder: Path) -> None:
             _kill_if(video, "write_video", lambda frames, path, *_: path.name.startswith("poison"))
         case _:
             raise ValueError(f"There is no phase {phase!r} to kill in.")
+
+
+def _break_devices(folder: Path) -> None:
+    import torch
+
+    from svdq.pipeline import device
+    from svdq.pipeline.errors import InputError
+    from svdq.pipeline.models.simulated import SimulatedModel
+
+    names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    broken = folder / names[int(os.environ["LOCAL_RANK"]) % len(names)]
+
+    def choose_device(_wanted: str, local_rank: int) -> torch.device:
+        if broken.exists():
+            raise InputError(f"The GPU of rank {local_rank} of this host cannot be used: it is broken.")
+        return torch.device("cpu")
+
+    device.choose_device = choose_device
+    _kill_if(SimulatedModel, "step", lambda *_: broken.exists())
 
 
 def _shift_clock(folder: Path) -> None:
@@ -194,6 +215,8 @@ def _install(where: str, folder: Path) -> None:
             _wrap(local, "publish", before=functools.partial(_refuse, folder), after=None)
         case "slow":
             _wrap(local, "publish", before=functools.partial(_dawdle, folder), after=None)
+        case "device":
+            _break_devices(folder)
         case _ if where.startswith("poison-"):
             _poison(where.removeprefix("poison-"), folder)
         case _:
@@ -204,6 +227,10 @@ if os.environ.get("FAULTS_AT") == "clock":
     # Not in torchrun, which has no leases and pickles its datetimes by the name of their class.
     if not any("torch.distributed.run" in word for word in sys.orig_argv):
         _shift_clock(Path(os.environ["FAULTS_FOLDER"]))
+elif os.environ.get("FAULTS_AT") == "device" and "svdq.worker.probe" in sys.orig_argv:
+    is_broken = Path(os.environ["FAULTS_FOLDER"], sys.orig_argv[-2]).exists()
+    sys.stderr.write("it is broken\n" * is_broken)
+    os._exit(is_broken)
 # Ranks only: torchrun gives them RANK.
 elif "RANK" in os.environ and "FAULTS_AT" in os.environ:
     try:
