@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from svdq.cli.serve.server import listen
 from tests.cli.serve.servers import Serve
 from tests.waiting import wait_until
 
@@ -94,6 +96,15 @@ def test_a_worker_beside_it_imports_nothing_from_the_current_folder(serve: Serve
     server = serve("--port", "0", "--with-worker", SVDQ_MODEL="/nowhere")
     wait_until(lambda: "The worker has ended" in server.output.read_text())
     assert not (tmp_path / "imported").exists()
+
+
+def test_responses_on_a_kept_connection_are_not_delayed() -> None:
+    with (
+        listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_ctrl_c_ends_it_with_code_130(serve: Serve) -> None:
