@@ -189,6 +189,23 @@ def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = Non
         rq_job = _find(connection, action, job_id)  # changed, perhaps by its group, which writes the last progress
 
 
+def queue_now(connection: redis.Redis, job_id: str) -> None:
+    """Queue a scheduled job at once; nothing happens to a job with another status.
+
+    Raises:
+        InputError: the job does not exist.
+    """
+
+    def change(pipeline: Pipeline, job: rq.job.Job) -> None:
+        queue = SvdqQueue(job.origin, connection=connection)
+        pipeline.zrem(queue.scheduled_job_registry.key, job.id)
+        queue._enqueue_job(job, pipeline=pipeline)
+
+    while (job := fetch(connection, job_id)).get_status(refresh=False) is JobStatus.SCHEDULED:
+        if _in_transaction(connection, job, change):
+            return
+
+
 def move(connection: redis.Redis, job_id: str, *, front: bool, priority: str | None) -> None:
     """Move a queued job to the front or the end of its own queue or another one.
 

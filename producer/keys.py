@@ -60,5 +60,7 @@ RENDEZVOUS: Final = "svdq:rendezvous:"
 RENDEZVOUS_TTL_S: Final = 60 * 60
 #: Field of a job's own hash, so that it expires with the job: the job's log, a JSON object a line.
 LOG_FIELD: Final = "svdq_log"
+#: Field of a job's own hash: the number of later requests for the same video, each of which may delete it once.
+CLAIMS_FIELD: Final = "svdq_claims"
 #: Size limit of the log in bytes; the newest lines are kept.
 LOG_BYTES: Final = 16 * 1024

@@ -1,13 +1,17 @@
 """The views of `/v1/videos`, `/v1/models` and `/health`."""
 
+import asyncio
 import hashlib
 import secrets
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from io import BytesIO
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -15,12 +19,14 @@ from svdq.cli.serve.actions import remove
 from svdq.cli.serve.content import Content, not_ready
 from svdq.cli.serve.creation import create, make_again, options_of
 from svdq.cli.serve.errors import ApiError, Json, no_such_video
-from svdq.cli.serve.fields import VideoRequest, decode_data_url, read_request
+from svdq.cli.serve.fields import PHOTO, PROMPTS, VideoRequest, read_request
 from svdq.cli.serve.sharing import Polled, estimate_pending
-from svdq.cli.serve.videos import JOB_ID, model_stem, video_object
+from svdq.cli.serve.videos import JOB_ID, STATUS, failure_of, model_stem, video_object
+from svdq.producer.results.removal import claim, release
 from svdq.producer.status.estimates import Estimate
 from svdq.producer.status.paging import Place, place_of, read_page
 from svdq.producer.status.status import JobView
+from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SEED_BITS
 from svdq.producer.submitting.submit import Submission
 
@@ -29,19 +35,40 @@ MAX_PAGE = 100
 MAX_ENDS = 1000
 
 
+#: Paths below `/v1/videos` of OpenAI that svdq does not have.
+UNSUPPORTED = ("edits", "extensions", "characters", "characters/{character_id}")
+#: Headers of the answer of `/v1/videos/sync`.
+SYNC_HEADERS = ("X-Video-Id", "X-Model", "X-Inference-Time-S")
+#: Seconds between two looks at a video that somebody waits for.
+WAIT_S = 0.5
+#: Milliseconds after which clients are told to ask again: the shortest and the longest.
+POLL_MS = (2000, 5000)
+
+
 def routes() -> list[BaseRoute]:
     """Return the routes of the API."""
     return [
         Route("/health", health),
         Route("/health/live", live),
         Route("/v1/models", list_models),
+        Route("/v1/models/{model_id:path}", retrieve_model),
         Route("/v1/videos", list_videos),
         Route("/v1/videos", create_video, methods=["POST"]),
+        Route("/v1/videos/generations", create_video, methods=["POST"]),
+        Route("/v1/videos/sync", create_and_wait, methods=["POST"]),
+        *(Route(f"/v1/videos/{path}", unsupported, methods=["GET", "POST", "DELETE"]) for path in UNSUPPORTED),
         Route("/v1/videos/{video_id}", retrieve_video),
         Route("/v1/videos/{video_id}", delete_video, methods=["DELETE"]),
         Route("/v1/videos/{video_id}/content", video_content),
         Route("/v1/videos/{video_id}/remix", remix_video, methods=["POST"]),
     ]
+
+
+async def unsupported(request: Request) -> Response:
+    """Refuse what OpenAI's API has and svdq has not."""
+    raise ApiError(
+        404, f"svdq has no {request.url.path.split('/')[3]} of videos; it makes videos of photos, and remixes."
+    )
 
 
 async def health(request: Request) -> Response:
@@ -57,35 +84,80 @@ async def live(_request: Request) -> Response:
 
 async def list_models(request: Request) -> Response:
     """List the models that render videos now."""
-    data = [
-        {"id": model_stem(name), "object": "model", "created": 0, "owned_by": "svdq"} for name in await _models(request)
-    ]
-    return Json({"object": "list", "data": data})
+    return Json({"object": "list", "data": [_model(name) for name in await _models(request)]})
+
+
+async def retrieve_model(request: Request) -> Response:
+    """Describe a model that renders videos now, by its full name or the last part of it."""
+    names = await _models(request)
+    return Json(_model(_find_model(request.path_params["model_id"], names, HTTPStatus.NOT_FOUND)))
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": model_stem(name), "object": "model", "created": 0, "owned_by": "svdq"}
 
 
 async def create_video(request: Request) -> Response:
     """Store a photo and enqueue its video; the same photo and parameters are the same video."""
+    return await _answer(request, *await _create(request))
+
+
+async def create_and_wait(request: Request) -> Response:
+    """Create a video and return its file when it is finished; the video goes on if the client goes away."""
+    begun_at = time.monotonic()
+    submission, _, _ = await _create(request)
+    try:
+        view = await _wait(request, submission.id)
+    finally:  # nobody knows the id, so nobody deletes the video for this request
+        await request.app.state.backend.write(lambda connection: release(connection, submission.id))
+    if STATUS.get(view.status) != "completed":
+        failure = failure_of(view, request.app.state.backend.settings)
+        raise ApiError(500, failure["message"], code=failure["code"])
+    response: Response = await request.app.state.content.video(view, None)
+    values = (view.id, quote(model_stem(view.model)), f"{time.monotonic() - begun_at:.3f}")
+    response.headers.update(dict(zip(SYNC_HEADERS, values, strict=True)))
+    return response
+
+
+async def _wait(request: Request, video_id: str) -> JobView:
+    """Return a video when it has ended; an outage of Redis only takes time."""
+    while not await request.is_disconnected():
+        try:
+            found: Polled = await request.app.state.polls.get(video_id)
+        except ApiError as error:
+            if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+        else:
+            if found is None:
+                raise no_such_video(video_id)
+            if found[0].ended:
+                return found[0]
+        await asyncio.sleep(WAIT_S)
+    raise ClientDisconnect
+
+
+async def _create(request: Request) -> tuple[Submission, list[JobView], VideoRequest]:
     form = await request.app.state.reader.read(request)
     try:
         asked = read_request(form.fields, datetime.now().astimezone(), request.app.state.model)
         await _check_model(request, asked)
-        if form.file is None and not asked.photo_url:
-            message = "The photo is missing; send it as the file input_reference, or as a data URL."
-            raise ApiError(400, message, param="input_reference", code="missing_parameter")
-        if form.file is not None and asked.photo_url:
-            message = "There are two photos; send one in each request."
-            raise ApiError(400, message, param="input_reference", code="duplicate")
-        photo = form.file if form.file is not None else BytesIO(decode_data_url(asked.photo_url))
-        [[submission], views] = await create(request.app.state.backend, photo, form.file_name, asked.spec)
+        if form.file is None:
+            message = f"The photo is missing; send it as the file {PHOTO}, or as a data URL."
+            raise ApiError(400, message, param=PHOTO, code="missing_parameter")
+        spec = _for_key(request, asked.spec)
+        [[submission], views] = await create(request.app.state.backend, form.file, form.file_name, spec)
     finally:
         form.close()
-    request.app.state.polls.forget(submission.id)
-    return await _answer(request, submission, views)
+    await _check_in(request, submission, views)
+    return submission, views, asked
 
 
 async def list_videos(request: Request) -> Response:
     """List videos by the time of their creation."""
     query = request.query_params
+    if unknown := next((name for name in query if name not in ("limit", "order", "after")), ""):
+        message = f"There is no filter {unknown[:80]!a}; the parameters of a list are limit, order and after."
+        raise ApiError(400, message, param=unknown[:80], code="unknown_parameter")
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after", "")
     if limit not in map(str, range(1, MAX_PAGE + 1)):
         message = f"limit {limit[:20]!r} is not allowed: it must be 1 to {MAX_PAGE}."
@@ -101,22 +173,35 @@ async def list_videos(request: Request) -> Response:
 
 
 async def retrieve_video(request: Request) -> Response:
-    """Describe a video."""
+    """Describe a video, and say when to ask again."""
     view, estimate = await _find(request)
     names, settings = await _models(request), request.app.state.backend.settings
-    return Json(video_object(view, estimate, names, settings))
+    headers = {} if view.ended else {"Openai-Poll-After-Ms": _poll_after(estimate)}
+    return Json(video_object(view, estimate, names, settings), headers=headers)
+
+
+def _poll_after(estimate: Estimate | None) -> str:
+    shortest, longest = POLL_MS
+    eta_s = estimate.eta_s if estimate is not None else None
+    return str(longest if eta_s is None else round(min(max(1000 * eta_s, shortest), longest)))
 
 
 async def delete_video(request: Request) -> Response:
-    """Cancel a video that is not finished; remove its files and its record."""
+    """Cancel a video that is not finished; remove its files and its record, unless another request relies on it."""
     view, _ = await _find(request)
+    answer: dict[str, Any] = {"id": view.id, "object": "video.deleted", "deleted": True}
+    if await request.app.state.backend.write(lambda connection: release(connection, view.id)):
+        notice = "Another request asked for the same video; it is removed when that one deletes it, too."
+        return Json(answer | {"svdq": {"notice": notice}})
     await remove(request.app.state, view.id)
-    return Json({"id": view.id, "object": "video.deleted", "deleted": True})
+    return Json(answer)
 
 
 async def video_content(request: Request) -> Response:
     """Return the video, or a picture of it."""
     variant = request.query_params.get("variant", "video")
+    if variant == "0":  # SGLang's name of the first video of a request
+        variant = "video"
     if variant not in ("video", "thumbnail"):
         message = f"variant {variant[:20]!r} is not allowed: it must be video or thumbnail."
         raise ApiError(400, message, param="variant")
@@ -125,7 +210,7 @@ async def video_content(request: Request) -> Response:
     if variant == "video":
         return await content.video(view, request.query_params.get("format"))
     if view.status != "finished":
-        raise not_ready(view)
+        raise not_ready(view, request.app.state.backend.settings)
     return await content.poster(view)
 
 
@@ -137,31 +222,64 @@ async def remix_video(request: Request) -> Response:
     base = replace(options_of(view), seed=None)
     asked = read_request(form.fields, datetime.now().astimezone(), request.app.state.model, base)
     await _check_model(request, asked)
-    if form.file is not None or asked.photo_url:
-        raise ApiError(400, "A remix has the photo of its video; leave the photo out.", param="input_reference")
-    [options] = asked.spec.options
+    if form.file is not None:
+        raise ApiError(400, "A remix has the photo of its video; leave the photo out.", param=PHOTO)
+    spec = _for_key(request, asked.spec, view.id)
+    [options] = spec.options
     if options.seed is None:
-        options = replace(options, seed=_new_seed(request, view.id))
-    notes = (*asked.spec.notes, ("remixed_from", view.id))
-    spec = replace(asked.spec, options=(options,), notes=notes)
+        options = replace(options, seed=secrets.randbits(SEED_BITS))
+    spec = replace(spec, options=(options,), notes=(*spec.notes, ("remixed_from", view.id)))
     [[submission], views] = await make_again(request.app.state.backend, view, spec)
-    return await _answer(request, submission, views)
+    await _check_in(request, submission, views)
+    return await _answer(request, submission, views, asked)
 
 
-def _new_seed(request: Request, video_id: str) -> int:
-    """Draw a seed; a client that repeats a request with its Idempotency-Key gets the same one."""
-    key = request.headers.get("idempotency-key")
-    if key is None:
-        return secrets.randbits(SEED_BITS)
-    return int.from_bytes(hashlib.sha256(f"{video_id} {key}".encode()).digest()[: SEED_BITS // 8])
+def _for_key(request: Request, spec: JobSpec, video_id: str = "") -> JobSpec:
+    """Ask for a video of the request's own if it has an Idempotency-Key: the same one for the same key."""
+    key = request.headers.get("idempotency-key", "")
+    if not key:
+        return spec
+    [options] = spec.options
+    if options.seed is None:
+        seed = int.from_bytes(hashlib.sha256(f"{video_id} {key}".encode()).digest()[: SEED_BITS // 8])
+        options = replace(options, seed=seed)
+    return replace(spec, options=(options,), request_key=key)
 
 
-async def _answer(request: Request, submission: Submission, views: list[JobView]) -> Response:
-    request.app.state.pages.forget()
-    if not views:
-        raise no_such_video(submission.id)  # somebody has just deleted it
-    names, settings = await _models(request), request.app.state.backend.settings
-    return Json(video_object(views[0], None, names, settings, warning=submission.warning))
+async def _check_in(request: Request, submission: Submission, views: list[JobView]) -> None:
+    """Record that this request relies on a video that existed already.
+
+    Raises:
+        ApiError: somebody has just deleted it.
+    """
+    state, headers = request.app.state, request.headers
+    state.polls.forget(submission.id)
+    state.pages.forget()
+    is_repeated = headers.get("idempotency-key") or headers.get("x-stainless-retry-count", "0") != "0"
+    is_there = bool(views)
+    if is_there and not submission.is_new and not is_repeated:
+        is_there = await state.backend.write(lambda connection: claim(connection, submission.id))
+    if not is_there:
+        raise no_such_video(submission.id)
+
+
+async def _answer(request: Request, submission: Submission, views: list[JobView], asked: VideoRequest) -> Response:
+    [view] = views
+    notices = [asked.notice]
+    if submission.warning:
+        notices.append(f"{submission.warning[0].upper()}{submission.warning[1:]}.")
+    if not submission.is_new:
+        # Whoever asked first has recorded its texts; this answer is about those of this request.
+        texts = {name: text for name, text in asked.spec.notes if name in PROMPTS}
+        if any(view.notes.get(name) != text for name, text in texts.items()):
+            notices.append("The video existed already, so this prompt was not recorded.")
+        others = {name: text for name, text in view.notes.items() if name not in PROMPTS}
+        view = replace(view, notes=others | texts)
+    video = video_object(view, None, await _models(request), request.app.state.backend.settings)
+    own = video["svdq"]
+    own["existing"] = not submission.is_new
+    own["notice"] = " ".join(filter(None, [own["notice"], *notices])) or None
+    return Json(video)
 
 
 async def _find(request: Request) -> tuple[JobView, Any]:
@@ -180,11 +298,18 @@ async def _models(request: Request) -> list[str]:
 
 
 async def _check_model(request: Request, asked: VideoRequest) -> None:
-    names = await _models(request)
-    stems = [model_stem(name) for name in names]
-    if asked.model and asked.model not in names and asked.model not in stems:
-        message = f"No worker runs the model {asked.model[:80]!r}; running: {', '.join(stems)}. Leave model out for it."
-        raise ApiError(400, message, param="model", code="model_not_found")
+    if asked.model:
+        _find_model(asked.model, await _models(request), HTTPStatus.BAD_REQUEST)
+
+
+def _find_model(asked: str, names: Sequence[str], status: int) -> str:
+    """Return the model with the same last part of its name: a client may know it by another folder or a hub id."""
+    for name in names:
+        if model_stem(asked) == model_stem(name):
+            return name
+    stems = ", ".join(map(model_stem, names))
+    message = f"No worker runs the model {asked[:80]!r}; running: {stems}. Leave model out for it."
+    raise ApiError(status, message, param="model", code="model_not_found")
 
 
 class PageReader:

@@ -6,10 +6,11 @@ A large part is in a file without a name, which the system removes however the p
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, cast
+from urllib.parse import parse_qsl
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
@@ -18,7 +19,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from svdq.cli.serve.errors import ApiError
-from svdq.cli.serve.fields import PHOTO, decode_data_url, photo_url
+from svdq.cli.serve.fields import PHOTOS, decode_data_url, flatten, two_photos
 
 #: Bytes of a body without a photo, and of the text fields of one with a photo.
 MAX_SMALL_BYTES = 1 << 20
@@ -54,6 +55,8 @@ class Body:
         self._is_complete = False
         #: Largest number of bytes; a view that takes photos raises it.
         self.max_bytes = MAX_SMALL_BYTES
+        #: What to do about a larger one.
+        self.remedy = "make the photo smaller"
 
     async def __call__(self) -> Message:
         """Receive the next message.
@@ -84,8 +87,7 @@ class Body:
         if num_bytes > self.max_bytes:
             raise ApiError(
                 413,
-                f"The request has more than the {self.max_bytes:,} bytes that are allowed here; make the photo smaller "
-                "or raise SVDQ_MAX_PIXELS.",
+                f"The request has more than the {self.max_bytes:,} bytes that are allowed here; {self.remedy}.",
                 code="too_large",
                 headers={"Connection": "close"},
             )
@@ -138,7 +140,7 @@ class Reader:
         self._documents = asyncio.Semaphore(JSON_TOGETHER)
 
     async def read(self, request: Request) -> Form:
-        """Read a form with at most one file, or a JSON object; the caller closes it.
+        """Read a form with at most one photo, or a JSON object; the caller closes it.
 
         Raises:
             ApiError: the body is neither, is too large or arrives too slowly.
@@ -146,11 +148,15 @@ class Reader:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         body: Body = request.scope[_KEY]
         if kind == "multipart/form-data":
-            body.max_bytes = self._max_bytes
+            body.max_bytes, body.remedy = self._max_bytes, "make the photo smaller or raise SVDQ_MAX_PIXELS"
             return await self._read_multipart(request)
+        body.remedy = "send the photo as multipart/form-data"
         if kind in ("application/json", ""):
             body.max_bytes = min(self._max_bytes, MAX_JSON_BYTES)
-            return await self._read_json(request)
+            return await self._read_text(request, _parse_json)
+        if kind == "application/x-www-form-urlencoded":
+            body.max_bytes = min(self._max_bytes, MAX_TEXT_BYTES)
+            return await self._read_text(request, _parse_urlencoded)
         raise ApiError(
             400,
             f"A body of type {kind[:80]!r} cannot be read; send multipart/form-data or application/json.",
@@ -171,15 +177,15 @@ class Reader:
         form = Form()
         for name, value in parts.multi_items():
             if isinstance(value, UploadFile):
-                if name != PHOTO:
+                if name not in PHOTOS:
                     await value.close()
-                    raise ApiError(400, f"There is no file {name[:80]!r}; the photo is {PHOTO}.", param=name)
+                    raise ApiError(400, f"There is no file {name[:80]!r}; the photo is {PHOTOS[0]}.", param=name)
                 form.file, form.file_name = value.file, value.filename or ""
             else:
                 form.fields.append((name, value))
-        return form
+        return await asyncio.to_thread(_with_photo, form)
 
-    async def _read_json(self, request: Request) -> Form:
+    async def _read_text(self, request: Request, parse: Callable[[bytes], Form]) -> Form:
         with SpooledTemporaryFile(max_size=SPOOLED_BYTES) as file:
             stream = self._in_turns(request)
             try:
@@ -189,7 +195,7 @@ class Reader:
                 await stream.aclose()
             file.seek(0)
             async with self._documents:
-                return await asyncio.to_thread(lambda: _parse_json(file.read()))
+                return await asyncio.to_thread(lambda: _with_photo(parse(file.read())))
 
     async def _in_turns(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a body; few of them are worked on before other requests have a turn."""
@@ -205,6 +211,15 @@ class _Parser(MultiPartParser):
     spool_max_size = SPOOLED_BYTES
     _num_text_bytes = 0
 
+    def on_headers_finished(self) -> None:
+        """Begin a part; a photo of some clients has no filename, but a type other than text."""
+        part = self._current_part
+        kind = dict(part.item_headers).get(b"content-type", b"text/")
+        is_file = b"filename" in parse_options_header(part.content_disposition)[1]
+        if part.content_disposition and not is_file and not kind.lower().startswith((b"text/", b"application/json")):
+            part.content_disposition += b'; filename=""'
+        super().on_headers_finished()
+
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         """Take bytes of a part."""
         if self._current_part.file is None:
@@ -215,22 +230,39 @@ class _Parser(MultiPartParser):
 
 
 def _parse_json(data: bytes) -> Form:
-    """Parse an object; a photo in it goes to disk, since the request may wait for others.
-
-    Raises:
-        ApiError: it is no object, or the photo cannot be decoded.
-    """
+    """Parse an object; raises ApiError."""
     try:
         document = json.loads(data or b"{}")
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"The body is not JSON ({error}).", code="bad_json") from error
     if not isinstance(document, dict):
         raise ApiError(400, "The body is not a JSON object.", code="bad_json")
-    form = Form()
-    photo = photo_url(document.get(PHOTO))
-    if photo:
-        del document[PHOTO]
-        form.file = cast(BinaryIO, SpooledTemporaryFile(max_size=SPOOLED_BYTES))  # noqa: SIM115 - Form closes it
-        form.file.write(decode_data_url(photo))
-    form.fields = list(document.items())
+    return Form(fields=list(document.items()))
+
+
+def _parse_urlencoded(data: bytes) -> Form:
+    """Parse a form without files; raises ApiError."""
+    try:
+        return Form(fields=list(parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)))
+    except ValueError as error:
+        raise ApiError(400, f"The form cannot be read ({error}).", code="bad_form") from error
+
+
+def _with_photo(form: Form) -> Form:
+    """Merge the fields of a form; a photo in them goes to disk, since the request may wait for others.
+
+    Raises:
+        ApiError: a field cannot be read, or there are two photos.
+    """
+    try:
+        form.fields, url = flatten(form.fields)
+        if url:
+            if form.file is not None:
+                raise two_photos()
+            data = decode_data_url(url)
+            form.file = cast(BinaryIO, SpooledTemporaryFile(max_size=SPOOLED_BYTES))  # noqa: SIM115 - Form closes it
+            form.file.write(data)
+    except ApiError:
+        form.close()
+        raise
     return form

@@ -18,10 +18,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.errors import ApiError
-from svdq.cli.serve.videos import STATUS, files_of
+from svdq.cli.serve.videos import STATUS, failure_of, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
 from svdq.producer.results.results import OUTPUTS
+from svdq.producer.settings import Settings
 from svdq.producer.status.status import JobView
 from svdq.producer.storage.storage import STAGING_PREFIX, Storage
 from svdq.producer.storage.temporary import sweep as sweep_files
@@ -104,7 +105,7 @@ class Content:
         """
         files = files_of(view)
         if not files:
-            raise not_ready(view)
+            raise not_ready(view, self._backend.settings)
         kind = kind or ("mp4" if "mp4" in files else next(iter(files)))
         if kind not in files:
             raise ApiError(400, f"The video has no {kind[:20]!r}; it has {', '.join(files)}.", param="format")
@@ -209,16 +210,20 @@ class _File(FileResponse):
                 await NotModifiedResponse(self.headers)(scope, receive, send)
                 return
             await super().__call__(scope, receive, send_unless_refused)
-            if refusal is not None:
+            if refusal is not None and refusal.status == HTTPStatus.BAD_REQUEST:  # as RFC 9110 has it: not a range
+                headers = [each for each in scope["headers"] if each[0] != b"range"]
+                await super().__call__({**scope, "headers": headers}, receive, send)
+            elif refusal is not None:
                 await refusal.response()(scope, receive, send)
         finally:
             if self._is_temporary:
                 Path(self.path).unlink(missing_ok=True)
 
 
-def not_ready(view: JobView) -> ApiError:
-    """Create the error for a video without files."""
+def not_ready(view: JobView, settings: Settings) -> ApiError:
+    """Create the error for a video without files: it is not finished, or why it has failed."""
     status = STATUS.get(view.status, "failed")
     if status == "failed":
-        return ApiError(404, f"The video {view.id!r} has failed, so there is no file of it.", code="not_ready")
+        failure = failure_of(view, settings)
+        return ApiError(404, failure["message"], code=failure["code"])
     return ApiError(404, f"The video {view.id!r} is {status}; get its file when it is completed.", code="not_ready")

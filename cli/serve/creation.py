@@ -10,6 +10,7 @@ import redis
 from svdq.cli.serve.backend import Backend
 from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
 from svdq.pipeline.errors import InputError
+from svdq.producer.control import queue_now
 from svdq.producer.status.status import JobView, view_many
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
@@ -41,13 +42,21 @@ async def create(
             request = Request(path=_plain_name(file_name), spec=spec, data=photo.read(), source=source)
             try:
                 submitted = submit_all(backend.settings, [request], connection=connection, storage=backend.storage)
-                submissions = list(submitted)
+                submissions = [_asked_for_now(connection, each) if spec.at is None else each for each in submitted]
             except InputError as error:
                 message = without_paths(str(error), backend.settings)
                 raise ApiError(400, message, param="input_reference") from error
         return submissions, view_many(connection, [each.id for each in submissions])
 
     return await backend.write(work)
+
+
+def _asked_for_now(connection: redis.Redis, submission: Submission) -> Submission:
+    """Queue an existing job whose time has not come."""
+    if submission.status != "scheduled":
+        return submission
+    queue_now(connection, submission.id)
+    return replace(submission, status="queued")
 
 
 def options_of(view: JobView) -> SubmitOptions:

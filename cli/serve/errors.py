@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from contextvars import ContextVar
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
+
+#: The id of the request that is being answered, in its response and in the log.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 #: Seconds after which a client may try again while Redis or the storage is away.
 RETRY_AFTER_S = 2
@@ -59,7 +64,15 @@ class ApiError(Exception):
     def response(self) -> Response:
         """Return the response."""
         error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
-        return Json({"error": error}, self.status, self.headers)
+        # The middleware that adds the id to other responses does not see those to unexpected errors.
+        return Json({"error": error}, self.status, self.headers | {"X-Request-Id": request_id.get()})
+
+
+def add_request_id(record: logging.LogRecord) -> bool:
+    """Name the request in a line of the log: a filter of `logging`."""
+    if found := request_id.get():
+        record.msg = f"{record.msg} (request {found})"
+    return True
 
 
 def no_such_video(video_id: str) -> ApiError:
@@ -125,4 +138,8 @@ def _of_router(error: HTTPException, request: Request) -> ApiError:
         404: (f"There is nothing at {place}.", "not_found"),
         405: (f"{request.method} is not allowed at {place}.", "method_not_allowed"),
     }.get(error.status_code, (str(error.detail), "bad_request"))
-    return ApiError(error.status_code, message, code=code, headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # Starlette names the methods of one route of the path only
+        matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+        headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
+    return ApiError(error.status_code, message, code=code, headers=headers)

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+from unicodedata import category
 
 from svdq.cli.serve.errors import ApiError
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import JOBS, VIDEO_FIELDS
 from svdq.producer.submitting.family import WITH_PROMPTS, ConfiguredModel, choose_family
 from svdq.producer.submitting.job_spec import JobSpec, read_folder
-from svdq.producer.submitting.options import SubmitOptions, as_key, as_text, read_field
+from svdq.producer.submitting.options import SubmitOptions, as_key, as_text, nearest_side, read_field
 from svdq.producer.timeparse import parse_future
 
 #: The API's names for parameters that svdq calls otherwise.
@@ -25,17 +26,43 @@ PROMPTS = ("prompt", "negative_prompt")
 MAX_PROMPT = 5000
 #: Frames and frames a second of each family's videos, where they are left to the model.
 USUAL = {"svd": (25, 7), "wan": (81, 16)}
-#: The photo in a JSON body or as a field, and the field with its data URL where it is an object.
-PHOTO = "input_reference"
+#: Names of the photo: those of OpenAI, of vLLM-Omni, and of SGLang and FastVideo.
+PHOTOS = ("input_reference", "image_reference", "reference_url")
+PHOTO = PHOTOS[0]
+#: The data URL of a photo that is an object.
 _PHOTO_URL = "image_url"
-#: Further parameters in one object; the openai client flattens it to `extra_params[name]`.
-EXTRA = "extra_params"
+#: Objects with further parameters; OpenAI's clients flatten them to names such as `extra_params[fps]`.
+EXTRAS = ("extra_params", "extra_body", "extra_json", "video_params")
+#: Such objects within each other.
+_MAX_DEPTH = 3
+#: Parameters of other servers that svdq has not, with the texts that ask for nothing.
+_OFF = ("false", "0")
+NO_OPS: Mapping[str, tuple[str, ...]] = {
+    "n": ("1",),
+    "num_outputs_per_prompt": ("1",),
+    "quality": ("auto", "default", "standard"),
+    "output_quality": ("default",),
+    "enable_teacache": _OFF,
+    "enable_upscaling": _OFF,
+    "upscaling_scale": ("4",),
+    "enable_frame_interpolation": _OFF,
+    "frame_interpolation_exp": ("1",),
+    "frame_interpolation_scale": ("1", "1.0"),
+    "generate_sound": _OFF,
+    "true_cfg_scale": ("1", "1.0"),
+    "max_sequence_length": ("512",),
+    "generator_device": ("cpu",),
+}
+#: Parameters that say nothing about the video.
+_IGNORED = ("user",)
 #: Fields that are no parameters of a video, or depend on the family.
 _OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
 _PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in (*RENAMED.values(), *_OWN))
 FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN)))
-#: Spellings of truth that mean that nothing was given.
-_NOTHING = ("", None)
+#: Values that mean that nothing was given; a form has no null.
+_NOTHING = ("", None, "null")
+#: The sizes that OpenAI's clients name, and of which a model may be able to render only one close by.
+_NAMED_SIZES = ((1280, 720), (720, 1280))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +72,8 @@ class VideoRequest:
     spec: JobSpec
     #: The model that is to make the video; "" for whichever runs.
     model: str = ""
-    #: The data URL of the photo; "" if it was sent as a file.
-    photo_url: str = ""
+    #: What of the request could not be kept, as a sentence; "" for nothing.
+    notice: str = ""
 
 
 def read_request(
@@ -63,15 +90,16 @@ def read_request(
     Raises:
         ApiError: a field is unknown, is there twice, or has a value that is not allowed.
     """
-    given = _flatten(fields)
-    photo = given.pop(PHOTO, "")
-    texts = {name: _text(name, value) for name, value in given.items() if value not in _NOTHING or name in PROMPTS}
+    texts = {name: _text(name, value) for name, value in _known(fields).items()}
     spelled: list[str] = []
 
     def spell(field: str) -> str:
         """Spell a parameter as the API does, and record it: an error is about the first that it names."""
-        spelled.append(next((name for name, own in RENAMED.items() if own == field), as_key(field)))
-        return spelled[-1]
+        name = next((name for name, own in RENAMED.items() if own == field), as_key(field))
+        if name in ("min_guidance_scale", "max_guidance_scale") and name not in texts and "guidance_scale" in texts:
+            name = "guidance_scale"
+        spelled.append(name)
+        return name
 
     param = ""
     try:
@@ -82,6 +110,7 @@ def read_request(
             model,
             spell,
         )
+        notice = _take_nearest_size(plain, JOBS[family].side_multiple)
         options = _with_family(plain, texts, family, {} if base is None else base.given())
         if base is not None:
             options = replace(base, **options.given())
@@ -106,53 +135,88 @@ def read_request(
             named = (name for name in (*spelled, "priority", "name") if name in message)
             param = next(named, "")
         raise ApiError(400, message, param=param or None) from error
-    return VideoRequest(spec=spec, model=texts.get("model", ""), photo_url=photo_url(photo))
+    return VideoRequest(spec=spec, model=texts.get("model", ""), notice=notice)
 
 
-def _flatten(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Take the parameters out of `extra_params`, which is an object, its JSON, or names with brackets."""
+def flatten(fields: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str]:
+    """Take parameters out of the objects of `EXTRAS`, which may be JSON or names with brackets.
+
+    Returns:
+        All parameters but the photo, and the data URL of the photo; "" if there is none.
+
+    Raises:
+        ApiError: an object is none, or a photo is no data URL, or there are two.
+    """
+    found: list[tuple[str, Any]] = []
+    photos: dict[str, Any] = {}
+
+    def add(key: str, value: Any, depth: int) -> None:
+        name, _, inner = key.removesuffix("[]").partition("[")
+        inner = inner.removesuffix("]")
+        if name in EXTRAS and depth < _MAX_DEPTH:
+            for each in ({inner: value} if inner else _object(name, value)).items():
+                add(*each, depth + 1)
+        elif name in PHOTOS and inner and isinstance(photos.setdefault(name, {}), dict):
+            photos[name][inner] = value
+        elif name in PHOTOS and not inner:
+            photos[name] = value if photos.get(name) in (None, value) else [photos[name], value]
+        else:
+            found.append((key.removesuffix("[]"), value))
+
+    for field in fields:
+        add(*field, 0)
+    urls = {url for name, value in photos.items() if (url := _photo_url(name, value))}
+    if len(urls) > 1:
+        raise two_photos()
+    return found, next(iter(urls), "")
+
+
+def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the given parameters by name, without those that ask for nothing.
+
+    Raises:
+        ApiError: one is unknown, is not supported, or has two values.
+    """
     given: dict[str, Any] = {}
-
-    def add(name: str, value: Any) -> None:
-        if name not in (*FIELDS, PHOTO):
+    for name, value in fields:
+        if value is None or name in _IGNORED or (value in _NOTHING and (name not in PROMPTS or value == "null")):
+            continue
+        if name in NO_OPS:
+            text = value if isinstance(value, str) else json.dumps(value)
+            if text.strip().lower() not in NO_OPS[name]:
+                allowed = " or ".join(NO_OPS[name])
+                raise _bad(name, f"{name} {text[:80]} is not supported: leave it out, or send {allowed}.")
+        elif name not in FIELDS:
             raise ApiError(
                 400,
-                f"There is no parameter {name[:80]!a}; the parameters are {', '.join(FIELDS)}.",
+                f"There is no parameter {name[:80]!a}; the parameters are {', '.join((PHOTO, *FIELDS))}.",
                 param=name[:80] if name.isascii() else None,
                 code="unknown_parameter",
             )
-        if name in given and not (isinstance(given[name], list) and name in ("format", "formats")):
+        elif name in ("format", "formats"):  # in a form, repeated for each item
+            given[name] = [*given.get(name, ()), *(value if isinstance(value, list) else [value])]
+        elif str(given.setdefault(name, value)) != str(value):
             raise ApiError(400, f"The parameter {name} is given twice; give it once.", param=name, code="duplicate")
-        given[name] = [*given[name], *value] if name in given else value
-
-    for key, value in fields:
-        name = key.removesuffix("[]")
-        if name.startswith(f"{EXTRA}[") and name.endswith("]"):
-            name = name[len(EXTRA) + 1 : -1]
-        if name == EXTRA:
-            for inner, each in _extra(value).items():
-                add(inner, each)
-        elif name in (f"{PHOTO}[{_PHOTO_URL}]", f"{PHOTO}[file_id]"):
-            add(PHOTO, {name[len(PHOTO) + 1 : -1]: value})
-        elif name in ("format", "formats"):
-            if value is not None:  # in a form, repeated for each item
-                add(name, value if isinstance(value, list) else [value])
-        else:
-            add(name, value)
     return given
 
 
-def _extra(value: Any) -> Mapping[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value or "{}")
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"{EXTRA} is not JSON ({error}).", param=EXTRA) from error
-    if value is None:
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    value = _parsed(name, value)
+    if value in _NOTHING:
         return {}
     if not isinstance(value, dict):
-        raise ApiError(400, f"{EXTRA} must be an object of names and values.", param=EXTRA)
+        raise _bad(name, f"{name} must be an object of names and values.")
     return value
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """Parse a text that is an object or a list in JSON."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise _bad(name, f"{name} is not JSON ({error}).") from error
 
 
 def _text(name: str, value: Any) -> str:
@@ -166,6 +230,8 @@ def _text(name: str, value: Any) -> str:
     if name in PROMPTS:
         if len(text) > MAX_PROMPT:
             raise _bad(name, f"{name} has {len(text):,} characters; {MAX_PROMPT:,} are allowed.")
+        if control := next((char for char in text if category(char) == "Cc" and char not in "\t\n\r"), ""):
+            raise _bad(name, f"{name} has the control character {control!r}; remove it.")
         return text
     return text.strip()
 
@@ -180,10 +246,22 @@ def _plain_options(texts: Mapping[str, str]) -> dict[str, Any]:
             values = read_field(RENAMED.get(name, name), text, name)
         except InputError as error:
             raise _bad(name, str(error)) from error
-        if fields.keys() & values.keys():
-            raise _bad(name, f"{name} repeats the value of another parameter; leave one of them out.")
+        if any(fields.get(field, value) != value for field, value in values.items()):
+            raise _bad(name, f"{name} contradicts another parameter; leave one of them out.")
         fields |= values
     return fields
+
+
+def _take_nearest_size(fields: dict[str, Any], multiple: int) -> str:
+    """Change a named size to the nearest one whose sides are multiples; return a notice, or ""."""
+    asked = fields.get("width"), fields.get("height")
+    if asked not in _NAMED_SIZES or "auto_size" in fields:
+        return ""
+    width, height = (nearest_side(side, multiple) for side in asked)
+    if (width, height) == asked:
+        return ""
+    fields |= {"width": width, "height": height}
+    return f"The size is {width}x{height}, the nearest to {asked[0]}x{asked[1]} that this family of models renders."
 
 
 def _with_family(
@@ -230,16 +308,29 @@ def _bad(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param)
 
 
-def photo_url(value: Any) -> str:
-    """Return a data URL, as a text or in an object; an address of a photo is refused, not fetched."""
+def two_photos() -> ApiError:
+    """Create the error for a request with two photos."""
+    return ApiError(400, "There are two photos; send one in each request.", param=PHOTO, code="duplicate")
+
+
+def _photo_url(name: str, value: Any) -> str:
+    """Return a data URL, as a text, in an object or its JSON; an address of a photo is refused, not fetched."""
+    value = _parsed(name, value)
+    if isinstance(value, list):
+        if len(value) > 1:
+            raise two_photos()
+        value = value[0] if value else None
+    if isinstance(value, dict):
+        value = {key: each for key, each in value.items() if each not in _NOTHING}
+        if "file_id" in value:
+            raise _bad(name, f"There are no files with ids here; send {name} as a file or a data URL.")
+        if value.keys() - {_PHOTO_URL}:
+            raise _bad(name, f'{name} must be a file, a data URL, or {{"{_PHOTO_URL}": "data:…"}}.')
+        value = value.get(_PHOTO_URL)
     if value in _NOTHING:
         return ""
-    if isinstance(value, dict):
-        if set(value) != {_PHOTO_URL}:
-            raise _bad(PHOTO, f'{PHOTO} must be a file, a data URL, or {{"{_PHOTO_URL}": "data:…"}}.')
-        value = value[_PHOTO_URL]
     if not isinstance(value, str) or not value.startswith("data:"):
-        raise _bad(PHOTO, f"{PHOTO} must be a file or a data URL (data:image/jpeg;base64,…); nothing is fetched.")
+        raise _bad(name, f"{name} must be a file or a data URL (data:image/jpeg;base64,…); nothing is fetched.")
     return value
 
 

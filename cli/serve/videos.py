@@ -34,9 +34,9 @@ def model_stem(name: str) -> str:
 
 
 def video_object(
-    view: JobView, estimate: Estimate | None, current_models: Sequence[str], settings: Settings, warning: str = ""
+    view: JobView, estimate: Estimate | None, current_models: Sequence[str], settings: Settings
 ) -> dict[str, Any]:
-    """Describe a job; the warning is that of its submission."""
+    """Describe a job."""
     status = STATUS.get(view.status, "failed")
     parameters = view.parameters
     completed_at = _epoch(view.ended_at) if status in ("completed", "failed") else None
@@ -58,25 +58,24 @@ def video_object(
         "seconds": f"{frames / fps:.3f}".rstrip("0").rstrip("."),
         "size": f"{width}x{height}" if width and height else "auto",
         "remixed_from_video_id": view.notes.get("remixed_from"),
-        "error": _error(view, settings) if status == "failed" else None,
-        "svdq": _own(view, estimate, settings, warning),
+        "error": failure_of(view, settings) if status == "failed" else None,
+        "svdq": _own(view, estimate, settings),
     }
 
 
-def _error(view: JobView, settings: Settings) -> dict[str, str]:
+def failure_of(view: JobView, settings: Settings) -> dict[str, str]:
+    """Return the code and the reason of a video that has failed or was canceled."""
     if view.status in ("canceled", "stopped"):
         return {"code": "cancelled", "message": "The video was canceled."}
     return {"code": "failed", "message": without_paths(view.error or "The video failed.", settings)}
 
 
-def _own(view: JobView, estimate: Estimate | None, settings: Settings, warning: str) -> dict[str, Any]:
+def _own(view: JobView, estimate: Estimate | None, settings: Settings) -> dict[str, Any]:
     estimate = estimate or Estimate()
     ignored = [name for name in ("prompt", "negative_prompt") if name in view.notes and name not in view.parameters]
     notices = [view.notice] if view.notice else []
-    if warning:
-        notices.append(f"{warning[0].upper()}{warning[1:]}.")
     if ignored:
-        notices.append(f"This model takes no {' and no '.join(ignored)}: recorded, and ignored.")
+        notices.append(f"This model takes no {' and no '.join(ignored)}: ignored.")
     return {
         "status": view.status,
         "name": view.name,

@@ -7,12 +7,33 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError
+from svdq.producer import keys
 from svdq.producer.control import cancel
 from svdq.producer.job import Job
 from svdq.producer.queue import ENDED, fetch, fetch_many, is_ours, no_such_job, read_job
 from svdq.producer.results import verdicts
 from svdq.producer.storage.storage import Storage
 from svdq.producer.untrusted_job import key_of
+
+#: Adds to the claims on a job. KEYS: job. ARGV: field, number. Returns the sum, or nil without a job or below zero.
+_CLAIM = """
+local claims = tonumber(redis.call('hget', KEYS[1], ARGV[1]) or 0) + ARGV[2]
+if redis.call('exists', KEYS[1]) == 0 or claims < 0 then
+  return nil
+end
+redis.call('hset', KEYS[1], ARGV[1], claims)
+return claims
+"""
+
+
+def claim(connection: redis.Redis, job_id: str) -> bool:
+    """Record that somebody else relies on a job, so that it outlives one `release`; return False if there is no job."""
+    return connection.eval(_CLAIM, 1, key_of(job_id), keys.CLAIMS_FIELD, 1) is not None
+
+
+def release(connection: redis.Redis, job_id: str) -> bool:
+    """Take back a claim; return False if there was none, so that nobody relies on the job any more."""
+    return connection.eval(_CLAIM, 1, key_of(job_id), keys.CLAIMS_FIELD, -1) is not None
 
 
 def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
@@ -53,13 +74,13 @@ def remove_job(connection: redis.Redis, storage: Storage, job_id: str) -> bool:
 def _files_of(storage: Storage, job: Job, job_id: str) -> list[str]:
     """Return the keys of what svdq has written for a job, which does not include files that others have added."""
     stem = job.output_stem(job_id)
-    keys = [f"{stem}.{kind}" for kind in job.formats if kind != "png"]
+    files = [f"{stem}.{kind}" for kind in job.formats if kind != "png"]
     if "png" in job.formats:
         entries = list(storage.entries(stem))
         frames = [entry.key for entry in entries if entry.key.rpartition("/")[2].startswith("frame_")]
         # A folder of frames is removed as a whole, unless somebody has added files.
-        keys += frames if len(frames) < len(entries) else [stem]
-    return keys
+        files += frames if len(frames) < len(entries) else [stem]
+    return files
 
 
 def forget(connection: redis.Redis, job_id: str, only: Collection[str] = ENDED) -> bool:

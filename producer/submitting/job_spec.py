@@ -48,6 +48,8 @@ class JobSpec:
     depends_on: tuple[str, ...] = ()
     #: Make new jobs although the same ones exist.
     force: bool = False
+    #: Makes jobs of their own: part of the ids, like a name, unless it is "".
+    request_key: str = ""
     #: Names and values that are recorded with the jobs but change neither the videos nor the ids, such as the prompt of
     #: a request to a model that takes none.
     notes: tuple[tuple[str, str], ...] = ()
@@ -125,7 +127,7 @@ class JobSpec:
             seed_was_drawn=drawn,
             given_name=given_name,
             variation=variation if drawn else 0,
-            nonce=secrets.token_hex(8) if self.force else "",
+            nonce=secrets.token_hex(8) if self.force else self.request_key,
         )
         return job, job_id
 

@@ -73,9 +73,9 @@ BAD_FIELDS: list[tuple[dict[str, str], str]] = [
     ({"num_frames": "many"}, "num_frames"),
     ({"num_frames": "0"}, "num_frames"),
     ({"num_inference_steps": "1001"}, "num_inference_steps"),
-    ({"size": "1280x720"}, "size"),
+    ({"size": "1280x721"}, "size"),
     ({"size": "large"}, "size"),
-    ({"size": "576x320", "width": "576"}, "width"),
+    ({"size": "576x320", "width": "640"}, "width"),
     ({"seconds": "-1"}, "seconds"),
     ({"seconds": "nan"}, "seconds"),
     ({"seconds": "1e9"}, "seconds"),
@@ -137,7 +137,9 @@ BROKEN_BODIES = [
     (b'{"prompt": "\\ud800"}', "application/json", "invalid_value"),
     (b'{"prompt": {"a": 1}}', "application/json", "invalid_value"),
     (b'{"\\ud800": 1}', "application/json", "unknown_parameter"),
-    (b"x=1", "application/x-www-form-urlencoded", "unknown_content_type"),
+    (b"x=1", "application/x-www-form-urlencoded", "unknown_parameter"),
+    (b"\xff", "application/x-www-form-urlencoded", "bad_form"),
+    (b"a=1&" * 100, "application/x-www-form-urlencoded", "bad_form"),
     (b"x", "image/jpeg", "unknown_content_type"),
 ]
 
@@ -157,6 +159,8 @@ def test_much_text_is_not_kept_in_memory(server: Server, nothing_left: Any) -> N
 
 
 def test_limits_of_lists(server: Server) -> None:
+    unknown = server.get("/v1/videos?status=completed")
+    assert (unknown.status, unknown.error["code"], unknown.error["param"]) == (400, "unknown_parameter", "status")
     for limit in ("0", "101", "-1", "x", "٣", "000000001000000", "000000001" + "0" * 5000):
         answer = server.get(f"/v1/videos?limit={quote(limit)}")
         assert (answer.status, answer.error["param"]) == (400, "limit"), limit
@@ -173,10 +177,18 @@ def test_broken_logins(server: Server) -> None:
 
 
 def test_wrong_methods_and_paths(server: Server) -> None:
-    for method, path in [("PUT", "/v1/videos"), ("POST", "/v1/models"), ("POST", "/v1/videos/x/content")]:
+    for method, path, allowed in [
+        ("PUT", "/v1/videos", "GET, HEAD, POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("POST", "/v1/videos/x/content", "GET, HEAD"),
+        ("PATCH", "/v1/videos/x", "DELETE, GET, HEAD"),
+    ]:
         answer = server.ask(method, path)
         assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
-        assert answer.headers["Allow"]
+        assert answer.headers["Allow"] == allowed
+    for method, path in [("POST", "edits"), ("POST", "extensions"), ("POST", "characters"), ("GET", "characters/c1")]:
+        answer = server.ask(method, f"/v1/videos/{path}")
+        assert (answer.status, "svdq has no" in answer.error["message"]) == (404, True)
     assert server.get("/v1/nothing").error["code"] == "not_found"
     assert server.get("/static/../../../../etc/passwd").status == 404
     assert server.get("/static/%2e%2e/%2e%2e/access.py").status == 404
@@ -233,6 +245,9 @@ def test_a_body_that_is_too_large(serve: Serve, how: str, nothing_left: Any) -> 
         answer = send(server, head(server, "Transfer-Encoding: chunked"), *coded, b"0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b'"too_large"' in answer
+    assert b"SVDQ_MAX_PIXELS" in answer
+    text = send(server, head(server, "Content-Length: 9999999").replace(TYPE.encode(), b"application/json"))
+    assert (text[9:12], b"as multipart/form-data" in text) == (b"413", True)
     nothing_left()
 
 

@@ -62,10 +62,11 @@ def test_no_temporary_file_is_left(
     server = serve("--port", "0", TMPDIR=str(folder))
     video_id = finish(connection, storage, 1, formats=("png",))
     path = f"/v1/videos/{video_id}/content"
-    for part, status in [("bytes=0-3", 206), ("bytes=9999999-", 416), ("bytes=5-2", 400), ("bytes=0-1,4-5", 206)]:
+    parts = [("bytes=0-3", 206), ("bytes=9999999-", 416), ("bytes=5-2", 200), ("lines=1", 200), ("bytes=0-1,4-5", 206)]
+    for part, status in parts:
         answer = server.get(path, Range=part)
         assert answer.status == status
-        assert status == 206 or answer.error["code"] == "invalid_range"
+        assert status != 416 or answer.error["code"] == "invalid_range"
         wait_until(lambda: not list(folder.iterdir()))
 
     # Larger than what the kernel holds for a client that does not read.

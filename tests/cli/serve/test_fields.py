@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from svdq.cli.serve.errors import ApiError
-from svdq.cli.serve.fields import FIELDS, VideoRequest, decode_data_url, read_request
+from svdq.cli.serve.fields import EXTRAS, FIELDS, NO_OPS, PHOTOS, VideoRequest, decode_data_url, flatten, read_request
 from svdq.producer.submitting.options import SubmitOptions
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
-NAMES = (*FIELDS, "input_reference", "extra_params", "extra_params[fps]", "formats[]", "input_reference[image_url]")
+NAMES = (*FIELDS, *NO_OPS, *PHOTOS, *EXTRAS, "extra_params[fps]", "formats[]", "input_reference[image_url]")
 #: Values that are allowed somewhere, or close to it.
 WORDS = (
     "-1",
@@ -61,12 +61,19 @@ def test_any_fields_are_a_request_or_a_clear_error(fields: list[tuple[str, Any]]
 
 def read(fields: list[tuple[str, Any]], base: SubmitOptions | None = None) -> VideoRequest | ApiError:
     try:
-        request = read_request(fields, NOW, base=base)
-        if request.photo_url:
-            decode_data_url(request.photo_url)
+        plain, photo = flatten(fields)
+        if photo:
+            decode_data_url(photo)
+        return read_request(plain, NOW, base=base)
     except ApiError as error:
         return error
-    return request
+
+
+def options_of(fields: list[tuple[str, Any]]) -> SubmitOptions:
+    found = read(fields)
+    assert isinstance(found, VideoRequest), found
+    [options] = found.spec.options
+    return options
 
 
 @pytest.mark.parametrize(
@@ -81,14 +88,117 @@ def read(fields: list[tuple[str, Any]], base: SubmitOptions | None = None) -> Vi
     ],
 )
 def test_spellings_of_a_list(fields: list[tuple[str, Any]]) -> None:
-    [options] = read_request(fields, NOW).spec.options
-    assert options.formats == ("mp4", "gif")
+    assert options_of(fields).formats == ("mp4", "gif")
 
 
 @pytest.mark.parametrize("fields", [[("fps", "7"), ("fps", "8")], [("fps", 7), ("extra_params", {"fps": 8})]])
 def test_a_field_that_is_given_twice(fields: list[tuple[str, Any]]) -> None:
-    with pytest.raises(ApiError, match="fps is given twice"):
-        read_request(fields, NOW)
+    assert "fps is given twice" in str(read(fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("extra_body", '{"fps": 8}'), ("num_frames", "5")],
+        [("extra_json", {"fps": 8, "num_frames": 5})],
+        [("video_params", {"fps": 8, "num_frames": 5}), ("fps", 8)],
+        [("extra_body[fps]", "8"), ("extra_body", {"extra_params": {"num_frames": 5, "video_params": None}})],
+    ],
+)
+def test_objects_with_parameters_are_merged(fields: list[tuple[str, Any]]) -> None:
+    options = options_of(fields)
+    assert (options.fps, options.frames) == (8, 5)
+
+
+URL = "data:image/png;base64,AAAA"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("input_reference", URL)],
+        [("input_reference", {"image_url": URL, "file_id": None})],
+        [("input_reference[image_url]", URL), ("input_reference[file_id]", "")],
+        [("image_reference", f'{{"image_url": "{URL}"}}')],
+        [("image_reference", [{"image_url": URL}])],
+        [("reference_url", URL)],
+        [("extra_body", {"reference_url": URL}), ("input_reference", None)],
+        [("reference_url", URL), ("input_reference", URL)],
+    ],
+)
+def test_spellings_of_a_photo(fields: list[tuple[str, Any]]) -> None:
+    assert flatten(fields) == ([], URL)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ([("image_reference", {"image_url": "https://example.com/a.png"})], "image_reference"),
+        ([("reference_url", "/etc/passwd")], "reference_url"),
+        ([("input_reference", {"file_id": "file-1"})], "input_reference"),
+        ([("input_reference", URL), ("reference_url", "data:image/png;base64,BBBB")], "input_reference"),
+        ([("image_reference", [URL, URL])], "input_reference"),
+        ([("image_reference", "{")], "image_reference"),
+        ([("extra_body", "fps")], "extra_body"),
+    ],
+)
+def test_photos_that_cannot_be_had(fields: list[tuple[str, Any]], param: str) -> None:
+    error = read(fields)
+    assert isinstance(error, ApiError)
+    assert error.param == param
+
+
+def test_what_asks_for_nothing_changes_nothing() -> None:
+    nothing = [(name, value) for name, values in NO_OPS.items() for value in values[:1]]
+    given = {"n": 1, "enable_teacache": False, "user": "me", "lora": None, "boundary_ratio": "null", "fps": "null"}
+    assert options_of([*nothing, *given.items(), ("negative_prompt", None)]) == options_of([])
+
+
+@pytest.mark.parametrize("name", NO_OPS)
+def test_what_another_server_can_do_is_refused(name: str) -> None:
+    error = read([(name, 3)])
+    assert isinstance(error, ApiError)
+    assert (error.param, "not supported" in str(error)) == (name, True)
+
+
+def test_a_negative_prompt_that_is_null_leaves_it_to_the_model() -> None:
+    assert options_of([("family", "wan"), ("negative_prompt", None)]).negative_prompt is None
+    assert options_of([("family", "wan"), ("negative_prompt", "")]).negative_prompt == ""
+
+
+def test_a_size_may_be_given_in_two_ways() -> None:
+    options = options_of([("size", "576x320"), ("width", "576"), ("height", 320)])
+    assert (options.width, options.height) == (576, 320)
+
+
+@pytest.mark.parametrize(("asked", "size"), [("1280x720", (1280, 704)), ("720x1280", (704, 1280))])
+def test_the_sizes_of_openai_become_the_nearest_that_can_be_rendered(asked: str, size: tuple[int, int]) -> None:
+    found = read([("size", asked)])
+    assert isinstance(found, VideoRequest)
+    [options] = found.spec.options
+    assert ((options.width, options.height), f"nearest to {asked}" in found.notice) == (size, True)
+    kept = read([("size", asked), ("family", "wan")])
+    assert isinstance(kept, VideoRequest)
+    assert (f"{kept.spec.options[0].width}x{kept.spec.options[0].height}", kept.notice) == (asked, "")
+
+
+@pytest.mark.parametrize("scale", ["-1", "1e9"])
+def test_an_error_names_what_was_sent(scale: str) -> None:
+    error = read([("guidance_scale", scale)])
+    assert isinstance(error, ApiError)
+    assert (error.param, "max_guidance" in str(error), "min_guidance" in str(error)) == ("guidance_scale", False, False)
+
+
+def test_an_unknown_parameter_is_answered_with_all_names() -> None:
+    assert all(name in str(read([("colour", "red")])) for name in ("input_reference", "num_frames", "prompt"))
+
+
+@pytest.mark.parametrize("family", ["svd", "wan"])
+def test_prompts_have_no_control_characters(family: str) -> None:
+    error = read([("family", family), ("prompt", "a\x1b[31m dog")])
+    assert isinstance(error, ApiError)
+    assert error.param == "prompt"
+    assert isinstance(read([("family", family), ("prompt", "two\nlines")]), VideoRequest)
 
 
 def test_a_remix_keeps_the_pace_and_the_guidance_of_its_video() -> None:

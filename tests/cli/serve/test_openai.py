@@ -14,6 +14,7 @@ import av
 import pytest
 from PIL import Image
 
+from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import TOKEN, Serve, Server
 from tests.waiting import wait_until
 
@@ -75,6 +76,16 @@ def test_create_poll_list_download_delete(client: Any, openai: ModuleType, serve
         assert (image.format, image.size) == ("JPEG", (512, 284))
     assert server.get(f"/v1/videos/{created.id}/content?format=gif").body[:4] == b"GIF8"
 
+    begin = time.monotonic()
+    fields = {"size": "320x320", "num_frames": 4, "num_inference_steps": 3, "guidance_scale": 1}
+    headers = {**server.bearer, "Content-Type": TYPE}
+    rendered = server.ask("POST", "/v1/videos/sync", multipart(photo.read_bytes(), **fields), headers)
+    assert (rendered.status, rendered.headers["Content-Type"], rendered.body[4:8]) == (200, "video/mp4", b"ftyp")
+    assert rendered.headers["X-Model"] == "preview"
+    assert rendered.headers["X-Request-Id"]
+    assert 0 < float(rendered.headers["X-Inference-Time-S"]) < time.monotonic() - begin
+    assert client.videos.retrieve(rendered.headers["X-Video-Id"]).status == "completed"
+
     remixed = client.videos.remix(created.id, prompt="again")
     assert remixed.remixed_from_video_id == created.id
     assert client.videos.poll(remixed.id, poll_interval_ms=200).status == "completed"
@@ -86,7 +97,7 @@ def test_create_poll_list_download_delete(client: Any, openai: ModuleType, serve
         client.videos.create(prompt="", input_reference=photo, seconds="0")
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").videos.list()
-    assert [model.id for model in client.models.list()] == ["preview"]
+    assert [model.id for model in client.models.list()] == [client.models.retrieve("preview").id] == ["preview"]
 
     fields = {"size": "1024x576", "num_frames": 14, "num_inference_steps": 1000}
     in_flight = server.create(photo.read_bytes(), **fields).json["id"]

@@ -1,13 +1,16 @@
 """`/v1/videos`: create, retrieve, list, delete and remix, without a worker."""
 
 import base64
+import http.client
 import io
+import json
 import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import redis
@@ -21,8 +24,10 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
+from tests.cli.serve.multipart import TYPE, multipart
 from tests.cli.serve.servers import Server
 from tests.producer.status.test_ranks import COSTS, rank, save
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +158,109 @@ def test_priority_and_time(server: Server, data: bytes) -> None:
     later = server.create(data, at="+2h", priority="high").json
     assert (later["status"], later["svdq"]["status"], later["svdq"]["priority"]) == ("queued", "scheduled", "high")
     assert later["svdq"]["at"]
+
+
+def test_a_plain_request_asks_for_a_scheduled_video_now(server: Server, data: bytes, connection: redis.Redis) -> None:
+    later = server.create(data, at="+2h").json
+    assert server.create(data, at="+3h").json["svdq"]["status"] == "scheduled"
+    now = server.create(data).json
+    assert (now["id"], now["svdq"]["status"], now["svdq"]["existing"]) == (later["id"], "queued", True)
+    assert connection.lrange("rq:queue:svdq-default", 0, -1) == [now["id"].encode()]
+    assert connection.zcard("rq:scheduled:svdq-default") == 0
+
+
+def test_the_same_request_again(server: Server, data: bytes) -> None:
+    first = server.create(data, prompt="a dog").json
+    again = server.create(data, prompt="a cat").json
+    assert (first["svdq"]["existing"], again["svdq"]["existing"]) == (False, True)
+    assert (again["id"], again["prompt"]) == (first["id"], "a cat")
+    assert "this prompt was not recorded" in again["svdq"]["notice"]
+    assert server.create(data).json["prompt"] is None
+    assert server.get(f"/v1/videos/{first['id']}").json["prompt"] == "a dog"
+
+
+def test_a_key_makes_a_video_of_its_own(server: Server, data: bytes) -> None:
+    def create(key: str, **fields: object) -> Any:
+        headers = {**server.bearer, "Content-Type": TYPE, "Idempotency-Key": key}
+        return server.ask("POST", "/v1/videos", multipart(data, **fields), headers).json
+
+    plain = server.create(data).json
+    one, one_again, two = create("1"), create("1"), create("2")
+    assert one["id"] == one_again["id"]
+    assert (one["svdq"]["existing"], one_again["svdq"]["existing"]) == (False, True)
+    assert len({plain["id"], one["id"], two["id"]}) == len({each["svdq"]["seed"] for each in (plain, one, two)}) == 3
+    seeded = [create(key, seed=7) for key in "121"]
+    assert [each["svdq"]["seed"] for each in seeded] == [7, 7, 7]
+    assert seeded[0]["id"] == seeded[2]["id"] != seeded[1]["id"]
+    # A repeated request is no other client's.
+    assert "svdq" not in server.ask("DELETE", f"/v1/videos/{one['id']}").json
+    assert server.get(f"/v1/videos/{one['id']}").status == 404
+    assert create("1")["svdq"]["seed"] == one["svdq"]["seed"]
+
+
+def test_a_video_that_two_requests_share_outlives_the_first_delete(server: Server, data: bytes) -> None:
+    [video_id, other] = [server.create(data).json["id"] for _ in range(2)]
+    retried = {**server.bearer, "Content-Type": TYPE, "X-Stainless-Retry-Count": "1"}
+    assert server.ask("POST", "/v1/videos", multipart(data), retried).json["id"] == video_id == other
+    first = server.ask("DELETE", f"/v1/videos/{video_id}").json
+    assert (first["deleted"], "Another request" in first["svdq"]["notice"]) == (True, True)
+    assert server.get(f"/v1/videos/{video_id}").status == 200
+    assert "svdq" not in server.ask("DELETE", f"/v1/videos/{video_id}").json
+    assert server.get(f"/v1/videos/{video_id}").status == 404
+
+
+def test_forms_without_files(server: Server, data: bytes) -> None:
+    """Of clients that send data URLs, and photos without the names of files."""
+    by_file = server.create(data, num_frames=5).json["id"]
+    fields = {"num_frames": 5, "image_reference": json.dumps({"image_url": data_url(data)})}
+    kind = {**server.bearer, "Content-Type": "application/x-www-form-urlencoded"}
+    assert server.ask("POST", "/v1/videos", urlencode(fields), kind).json["id"] == by_file
+    assert server.create(None, **fields).json["id"] == by_file
+    unnamed = multipart(data, num_frames=5).replace(b'; filename="a photo.jpg"', b"")
+    kind = {**server.bearer, "Content-Type": TYPE}
+    assert server.ask("POST", "/v1/videos/generations", unnamed, kind).json["id"] == by_file
+    aliased = multipart(data, num_frames=5).replace(b'name="input_reference"', b'name="image_reference"')
+    assert server.ask("POST", "/v1/videos", aliased, kind).json["id"] == by_file
+
+
+def test_the_nearest_size_is_said(server: Server, data: bytes) -> None:
+    video = server.create(data, size="1280x720").json
+    assert (video["size"], "nearest to 1280x720" in video["svdq"]["notice"]) == ("1280x704", True)
+
+
+def test_when_to_poll_again(server: Server, data: bytes, connection: redis.Redis, svdq: Cli) -> None:
+    made = [server.create(data, seed=seed).json["id"] for seed in range(9)]
+    assert server.get(f"/v1/videos/{made[0]}").headers["openai-poll-after-ms"] == "5000"
+    intake = IntakeStatus(worker="w", in_flight=(), pace_s=2.0, costs=(COSTS,))
+    save(connection, rank(0, intake=intake), rank(1))
+    time.sleep(FRESH_S)
+    answers = [server.get(f"/v1/videos/{each}") for each in made]
+    for answer in answers:
+        due_ms = 1000 * answer.json["svdq"]["eta_s"]
+        assert abs(int(answer.headers["openai-poll-after-ms"]) - min(max(due_ms, 2000), 5000)) <= 50
+    svdq("cancel", made[0])
+    wait_until(lambda: "openai-poll-after-ms" not in server.get(f"/v1/videos/{made[0]}").headers)
+
+
+def test_whoever_waits_for_a_video_may_leave_and_learns_of_its_end(server: Server, data: bytes, svdq: Cli) -> None:
+    kind = {**server.bearer, "Content-Type": TYPE}
+    leaving = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    leaving.request("POST", "/v1/videos/sync", multipart(data), kind)
+    wait_until(lambda: server.get("/v1/videos?limit=1").json["data"])
+    leaving.close()
+    [video] = server.get("/v1/videos").json["data"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.ask, "POST", "/v1/videos/sync", multipart(data), kind)
+        time.sleep(FRESH_S)
+        assert (video["status"], answer.done()) == ("queued", False)
+        svdq("cancel", video["id"])
+        failed = answer.result(60)
+    assert (failed.status, failed.error["code"], failed.error["message"]) == (
+        500,
+        "cancelled",
+        "The video was canceled.",
+    )
+    assert "svdq" not in server.ask("DELETE", f"/v1/videos/{video['id']}").json  # it was nobody else's
 
 
 def test_a_remix_has_another_seed(server: Server, data: bytes, connection: redis.Redis) -> None:
@@ -289,7 +397,7 @@ def test_a_canceled_video_has_failed(server: Server, data: bytes, svdq: Cli) -> 
     video = server.get(f"/v1/videos/{video_id}").json
     assert (video["status"], video["error"]["code"]) == ("failed", "cancelled")
     error = server.get(f"/v1/videos/{video_id}/content").error
-    assert (error["code"], "has failed" in error["message"]) == ("not_ready", True)
+    assert (error["code"], error["message"]) == ("cancelled", "The video was canceled.")
 
 
 def test_the_content_of_a_queued_video(server: Server, data: bytes) -> None:
@@ -307,9 +415,13 @@ def test_a_crop_that_removes_much_is_said_once(server: Server) -> None:
     assert server.get(f"/v1/videos/{video['id']}").json["svdq"]["notice"] is None
 
 
-def test_models(server: Server) -> None:
+def test_models(server: Server, data: bytes) -> None:
     [model] = server.get("/v1/models").json["data"]
     assert (model["id"], model["object"]) == ("preview", "model")
+    assert server.get("/v1/models/preview").json == server.get("/v1/models/hub%2Fpreview").json == model
+    missing = server.get("/v1/models/sora-2")
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+    assert server.create(data, model="hub/preview").json["model"] == "preview"
 
 
 def test_there_is_no_such_video(server: Server) -> None:
