@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import re
+import uuid
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from svdq.cli.serve.errors import ApiError
+from svdq.cli.serve.errors import ApiError, request_id
 from svdq.cli.serve.options import ServeOptions
 
 #: Paths that need no token: probes, and what a browser needs to log in.
@@ -67,6 +68,7 @@ class Access:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        request_id.set(uuid.uuid4().hex)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -74,6 +76,7 @@ class Access:
                 for name, value in RESPONSE_HEADERS.items():
                     headers.setdefault(name, value)
                 headers.setdefault("Cache-Control", "no-store")
+                headers["X-Request-Id"] = request_id.get()
             await send(message)
 
         refusal = self._refusal(HTTPConnection(scope))
@@ -88,7 +91,8 @@ class Access:
         if not _is_addressed_to(request.headers, self._options):
             message = "The request names another host; name it with `svdq serve --allow-host` if it is this one."
             return ApiError(400, message, code="unknown_host").response()
-        if method not in SAFE_METHODS and not _is_same_origin(request.headers):
+        # A page of another site can make a browser send the cookie, but no token.
+        if method not in SAFE_METHODS and _bearer(request) is None and not _is_same_origin(request.headers):
             message = "The request comes from a page of another site; use the page of this server."
             return ApiError(403, message, code="cross_origin").response()
         if path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or self._is_known(request):
@@ -101,12 +105,17 @@ class Access:
         ).response()
 
     def _is_known(self, request: HTTPConnection) -> bool:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return is_token(token.strip(), self._options)
+        if (token := _bearer(request)) is not None:
+            return is_token(token, self._options)
         # Any other scheme is a proxy's own login, which browsers send along.
         cookie = request.cookies.get(cookie_name(self._options), "")
         return hmac.compare_digest(cookie.encode(), cookie_value(self._options).encode())
+
+
+def _bearer(request: HTTPConnection) -> str | None:
+    """Return the token that a program sends, right or wrong."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def _is_addressed_to(headers: Headers, options: ServeOptions) -> bool:

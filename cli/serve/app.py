@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from svdq.cli.serve import api, page
 from svdq.cli.serve.access import Access
@@ -20,6 +21,9 @@ from svdq.producer.settings import Settings
 from svdq.producer.status.snapshot import Snapshot, take
 from svdq.producer.submitting.family import ConfiguredModel
 
+#: Headers that a page of another site may read.
+EXPOSED_HEADERS = ("X-Request-Id", "Openai-Poll-After-Ms", "Retry-After", "Content-Disposition", *api.SYNC_HEADERS)
+
 
 def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     """Create the application of a server."""
@@ -34,9 +38,19 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     async def read_snapshot(_key: None) -> Snapshot:
         return await backend.read(take)
 
+    middleware = [Middleware(Access, options=options), Middleware(Bodies)]
+    if options.allowed_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
+        middleware.insert(0, cors)
     app = Starlette(
         routes=[*api.routes(), *page.routes()],
-        middleware=[Middleware(Access, options=options), Middleware(Bodies)],
+        middleware=middleware,
         exception_handlers=dict.fromkeys(ANSWERED, answer_error),
         lifespan=lifespan,
     )

@@ -34,6 +34,13 @@ _REQUIRED = ("starlette", "uvicorn", "python_multipart", "jinja2", "sse_starlett
     metavar="NAME",
     help="A name that clients may use for this server, such as that of a reverse proxy; repeatable.",
 )
+@click.option(
+    "--allow-origin",
+    "allowed_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="A site whose pages may use the API with the token, such as https://videos.example.com; repeatable.",
+)
 @click.option("--with-worker", is_flag=True, help="Start a worker beside the server, and stop it with the server.")
 @storage_option
 @redis_options
@@ -41,6 +48,7 @@ def serve(
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
+    allowed_origins: tuple[str, ...],
     with_worker: bool,
     storage: str | None,
     redis_url: str | None,
@@ -60,14 +68,17 @@ def serve(
 
     from svdq.cli.main import EXIT_INTERRUPTED
     from svdq.cli.serve.app import make_app
-    from svdq.cli.serve.options import ServeOptions, is_host
+    from svdq.cli.serve.errors import add_request_id
+    from svdq.cli.serve.options import ServeOptions, is_host, is_origin
     from svdq.cli.serve.server import exit_soon, listen, run
     from svdq.cli.serve.token import find_token, token_file
     from svdq.cli.serve.worker_beside import worker_beside
     from svdq.cli.service import notify_systemd
     from svdq.producer.settings import Settings
 
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    log = logging.StreamHandler(sys.stderr)
+    log.addFilter(add_request_id)
+    logging.basicConfig(format="%(message)s", handlers=[log])
     if not is_host(host):  # an empty one is every address of this machine
         raise InputError(f"--host {host!r} is not an address; give one to listen on, such as 127.0.0.1 or 0.0.0.0.")
     for name in allowed_hosts:
@@ -75,11 +86,22 @@ def serve(
             raise InputError(
                 f"--allow-host {name!r} is not a name; give it without http:// and port: videos.example.com"
             )
+    for origin in allowed_origins:
+        if not is_origin(origin):
+            raise InputError(
+                f"--allow-origin {origin!r} is not an origin; give it as browsers do: https://videos.example.com"
+            )
     settings = Settings.load(redis_url=redis_url, storage=storage)
     token, is_new = find_token(settings)
     listener = listen(host, port)
     names = tuple(name.lower() for name in allowed_hosts)
-    options = ServeOptions(host=host, port=listener.getsockname()[1], token=token, allowed_hosts=names)
+    options = ServeOptions(
+        host=host,
+        port=listener.getsockname()[1],
+        token=token,
+        allowed_hosts=names,
+        allowed_origins=allowed_origins,
+    )
 
     def report() -> None:
         if is_new and sys.stdout.isatty():  # a journal may have other readers

@@ -104,8 +104,9 @@ FOREIGN = [
 
 
 def test_writes_from_other_pages_are_refused(server: Server, photo_bytes: bytes) -> None:
+    cookie = server.ask("GET", f"/login?token={TOKEN}", headers={}).headers["Set-Cookie"].partition(";")[0]
     for headers in FOREIGN:
-        sent = {**server.bearer, "Content-Type": TYPE, **headers}
+        sent = {"Cookie": cookie, "Content-Type": TYPE, **headers}
         for method, path in [("POST", "/v1/videos"), ("DELETE", "/v1/videos/x"), ("POST", "/login")]:
             answer = server.ask(method, path, multipart(photo_bytes), sent)
             assert (answer.status, answer.error["code"]) == (403, "cross_origin"), headers
@@ -117,6 +118,33 @@ def test_writes_from_its_own_page(server: Server, photo_bytes: bytes) -> None:
     assert server.ask("POST", "/v1/videos", multipart(photo_bytes), sent).status == 200
 
 
+def test_a_token_shows_that_no_page_was_tricked(server: Server, photo_bytes: bytes) -> None:
+    for headers in FOREIGN:
+        sent = {**server.bearer, "Content-Type": TYPE, **headers}
+        assert server.ask("POST", "/v1/videos", multipart(photo_bytes), sent).status == 200
+
+
+def test_pages_of_named_origins_may_use_the_api(serve: Serve, server: Server) -> None:
+    origin = "https://videos.example"
+    preflight = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    assert "Access-Control-Allow-Origin" not in server.ask("OPTIONS", "/v1/videos", headers=preflight).headers
+    open_to_one = serve("--port", "0", "--allow-origin", origin)
+    allowed = open_to_one.ask("OPTIONS", "/v1/videos", headers=preflight)
+    assert (allowed.status, allowed.headers["Access-Control-Allow-Origin"]) == (200, origin)
+    assert "authorization" in allowed.headers["Access-Control-Allow-Headers"]
+    listed = open_to_one.get("/v1/videos", Origin=origin)
+    assert (listed.status, listed.headers["Access-Control-Allow-Origin"]) == (200, origin)
+    assert "X-Request-Id" in listed.headers["Access-Control-Expose-Headers"]
+    wrong = open_to_one.ask("GET", "/v1/videos", headers={"Origin": origin})
+    assert (wrong.status, wrong.headers["Access-Control-Allow-Origin"]) == (401, origin)
+    other = open_to_one.ask("OPTIONS", "/v1/videos", headers={**preflight, "Origin": "https://evil.example"})
+    assert (other.status, "Access-Control-Allow-Origin" in other.headers) == (400, False)
+
+
 def test_headers_of_every_response(server: Server) -> None:
     for path in ("/", "/login", "/v1/videos", "/v1/nothing", "/static/style.css", "/health"):
         headers = server.get(path).headers
@@ -125,3 +153,4 @@ def test_headers_of_every_response(server: Server) -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert headers["Server"] is None
+        assert len(headers["X-Request-Id"]) == 32

@@ -107,6 +107,19 @@ def test_responses_on_a_kept_connection_are_not_delayed() -> None:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.parametrize("origin", ["videos.example", "https://videos.example/", "https://", ""])
+def test_what_is_no_origin_is_refused(svdq: Cli, origin: str) -> None:
+    refused = svdq("serve", "--port", "0", "--allow-origin", origin)
+    assert (refused.returncode, f"--allow-origin {origin!r} is not an origin" in refused.stderr) == (2, True)
+
+
+def test_a_request_is_named_in_the_log(serve: Serve, home: Path) -> None:
+    server = serve("--port", "0", SVDQ_REDIS_URL="redis://127.0.0.1:1/0")
+    answer = server.get("/v1/videos")
+    assert answer.status == 503
+    assert f"(request {answer.headers['X-Request-Id']})" in server.output.read_text()
+
+
 def test_ctrl_c_ends_it_with_code_130(serve: Serve) -> None:
     server = serve()
     server.process.send_signal(signal.SIGINT)
