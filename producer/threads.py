@@ -33,17 +33,18 @@ def ordered_map(work: Callable[[Item], Result], items: Iterable[Item], *, num_th
 
 
 class Budget:
-    """A budget that threads share, such as memory: a thread that needs more than is left waits."""
+    """A budget that threads share, such as memory. Who needs more than is left waits, and others behind them."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._taken = 0
+        self._turn = threading.Lock()
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def take(self, amount: int) -> Iterator[None]:
         """Reserve an amount within a block; an amount larger than the total waits until it is alone."""
-        with self._changed:
+        with self._turn, self._changed:
             self._changed.wait_for(lambda: not self._taken or self._taken + amount <= self._total)
             self._taken += amount
         try:
@@ -52,3 +53,9 @@ class Budget:
             with self._changed:
                 self._taken -= amount
                 self._changed.notify_all()
+
+
+#: Bytes of memory that decodings of photos take at a time, all of this process together.
+DECODED = Budget(1 << 25)
+#: The same for one photo that somebody else has sent or dropped.
+MAX_DECODED_BYTES = 480 << 20

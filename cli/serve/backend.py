@@ -15,14 +15,21 @@ from svdq.pipeline.errors import UnavailableError
 from svdq.producer.queue import connect
 from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
+from svdq.producer.threads import Budget
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-#: Threads that read at a time, and that check and store photos; others wait.
+#: Bytes of photos in memory at a time; a larger photo waits until it is alone.
+PHOTO_BYTES = Budget(1 << 26)
+
+#: Threads that read at a time, that check and store photos, that read the storage, and that make small pictures; others
+#: wait.
 READING_THREADS = 8
 WRITING_THREADS = 4
+STORAGE_THREADS = 8
+PICTURE_THREADS = 2
 #: Seconds that a read may take, the start of the embedded server included.
 READ_TIMEOUT_S = 10.0
 #: Seconds for which the first requests wait while another connects.
@@ -43,6 +50,8 @@ class Backend:
         self._lock = threading.Lock()
         self._reading = anyio.CapacityLimiter(READING_THREADS)
         self._writing = anyio.CapacityLimiter(WRITING_THREADS)
+        self._storage = anyio.CapacityLimiter(STORAGE_THREADS)
+        self._pictures = anyio.CapacityLimiter(PICTURE_THREADS)
 
     async def read(self, work: Callable[[redis.Redis], Result]) -> Result:
         """Run short work with Redis in a thread.
@@ -67,8 +76,12 @@ class Backend:
         return await anyio.to_thread.run_sync(self._with_redis, work, limiter=self._writing)
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Run work without Redis in a thread."""
-        return await anyio.to_thread.run_sync(work, limiter=self._writing)
+        """Run work with the storage, without Redis, in a thread."""
+        return await anyio.to_thread.run_sync(work, limiter=self._storage)
+
+    async def make_picture(self, work: Callable[[], Result]) -> Result:
+        """Run work that decodes pictures in a thread."""
+        return await anyio.to_thread.run_sync(work, limiter=self._pictures)
 
     def close(self) -> None:
         """Close the connections."""

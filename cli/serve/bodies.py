@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from svdq.cli.serve.errors import ApiError
 from svdq.cli.serve.fields import PHOTOS, decode_data_url, flatten, two_photos
+from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 
 #: Bytes of a body without a photo, and of the text fields of one with a photo.
 MAX_SMALL_BYTES = 1 << 20
@@ -34,8 +35,8 @@ SPOOLED_BYTES = 64 * 1024
 #: Bytes per second at which a body must arrive on average, after the first seconds.
 MIN_BYTES_PER_S = 4096
 GRACE_S = 30.0
-#: JSON bodies that are parsed at a time.
-JSON_TOGETHER = 2
+#: JSON bodies that are parsed at a time; one takes up to three times its size of memory.
+JSON_TOGETHER = 1
 #: Parsing is done in the main thread: after this many chunks of all uploads, other requests have a turn.
 PARSED_TOGETHER = 4
 MAX_FIELDS = 64
@@ -135,7 +136,8 @@ class Reader:
     """Reads the forms of all requests."""
 
     def __init__(self, max_pixels: int) -> None:
-        self._max_bytes = max(max_pixels * BYTES_PER_PIXEL, MAX_SMALL_BYTES) + MAX_SMALL_BYTES
+        photo_bytes = min(max(max_pixels * BYTES_PER_PIXEL, MAX_SMALL_BYTES), MAX_FOREIGN_BYTES)
+        self._max_bytes = photo_bytes + MAX_SMALL_BYTES
         self._turns = asyncio.Semaphore(PARSED_TOGETHER)
         self._documents = asyncio.Semaphore(JSON_TOGETHER)
 

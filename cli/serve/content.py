@@ -1,12 +1,15 @@
 """Files of videos: addressed by job and format, never by a path; with Range; zips and posters."""
 
+import asyncio
+import contextlib
 import io
 import logging
 import os
 import tempfile
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,10 +19,11 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from svdq.cli.serve.backend import Backend
+from svdq.cli.serve.backend import PHOTO_BYTES, Backend
 from svdq.cli.serve.errors import ApiError
 from svdq.cli.serve.videos import STATUS, failure_of, files_of
 from svdq.pipeline.errors import InputError, UnavailableError
+from svdq.pipeline.parameters import Fit
 from svdq.producer.results.poster import poster_of_photo, poster_of_video
 from svdq.producer.results.results import OUTPUTS
 from svdq.producer.settings import Settings
@@ -27,14 +31,15 @@ from svdq.producer.status.status import JobView
 from svdq.producer.storage.storage import STAGING_PREFIX, Storage
 from svdq.producer.storage.temporary import sweep as sweep_files
 from svdq.producer.storage.temporary import temporary_name
+from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES
 
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp", "png": "application/zip"}
 #: A browser keeps a file and asks whether it has changed: a job may be rendered again.
 CACHING = {"Cache-Control": "private, no-cache"}
-#: Posters in memory at a time, of about 20 KB each.
-MAX_POSTERS = 500
+#: Small pictures in memory at a time, of about 20 KB each.
+MAX_PICTURES = 500
 
 
 class _Pipe(io.BytesIO):
@@ -95,7 +100,7 @@ class Content:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._posters: OrderedDict[tuple[object, ...], bytes] = OrderedDict()
+        self._pictures: OrderedDict[tuple[object, ...], asyncio.Task[bytes]] = OrderedDict()
 
     async def video(self, view: JobView, kind: str | None) -> Response:
         """Return a file of a finished video; without a format its mp4, else the first; frames as a zip.
@@ -126,35 +131,44 @@ class Content:
         Raises:
             ApiError: there is neither.
         """
-        key = (view.id, view.status == "finished", view.ended_at)
-        data = self._posters.get(key)
-        if data is None:
-            data = await self._backend.in_thread(lambda: self._make_poster(view))
-            self._posters[key] = data
-            if len(self._posters) > MAX_POSTERS:
-                self._posters.popitem(last=False)
-        else:
-            self._posters.move_to_end(key)
-        return Response(data, headers=CACHING, media_type="image/jpeg")
-
-    def _make_poster(self, view: JobView) -> bytes:
-        try:
-            for kind, key in [each for each in files_of(view).items() if each[0] != "png"][:1]:
-                path, is_temporary = self._local_file(view, kind, key)
-                try:
-                    return poster_of_video(path, kind)
-                finally:
-                    if is_temporary:
-                        path.unlink(missing_ok=True)
-        except (ApiError, InputError, UnavailableError):
-            pass  # a video without a poster shows its photo
+        for kind, key in [each for each in files_of(view).items() if each[0] != "png"][:1]:
+            # A video without a picture shows its photo.
+            with contextlib.suppress(ApiError, InputError, UnavailableError):
+                return await self._picture((view.id, view.ended_at), partial(self._of_video, view, kind, key))
         parameters = view.parameters
         size = parameters.get("width") or 1024, parameters.get("height") or 576
+        image, fit = str(parameters.get("image", "")), parameters.get("fit", "crop")
         try:
-            data = self._backend.storage.read(str(parameters["image"]))
-            return poster_of_photo(data, size, parameters.get("fit", "crop"), self._backend.settings.max_pixels)
-        except (KeyError, InputError, UnavailableError) as error:
+            return await self._picture((image, *size, fit), partial(self._of_photo, image, size, fit))
+        except (InputError, UnavailableError) as error:
             raise ApiError(404, f"The video {view.id!r} has no picture.") from error
+
+    async def _picture(self, key: tuple[object, ...], make: Callable[[], bytes]) -> Response:
+        """Return a picture that all who ask for it share, also while it is made; one that failed is made again."""
+        task = self._pictures.pop(key, None)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.create_task(self._backend.make_picture(make))
+            # Its error is not logged when all who asked have left.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._pictures[key] = task
+        if len(self._pictures) > MAX_PICTURES:
+            self._pictures.popitem(last=False)
+        return Response(await asyncio.shield(task), headers=CACHING, media_type="image/jpeg")
+
+    def _of_video(self, view: JobView, kind: str, key: str) -> bytes:
+        path, is_temporary = self._local_file(view, kind, key)
+        try:
+            return poster_of_video(path, kind)
+        finally:
+            if is_temporary:
+                path.unlink(missing_ok=True)
+
+    def _of_photo(self, key: str, size: tuple[int, int], fit: Fit) -> bytes:
+        entry = self._backend.storage.entry(key)
+        if entry is None or entry.size > MAX_FOREIGN_BYTES:
+            raise InputError(f"There is no photo {key!r}, or it is too large.")
+        with PHOTO_BYTES.take(entry.size):
+            return poster_of_photo(self._backend.storage.read(key), size, fit, self._backend.settings.max_pixels)
 
     def _local_file(self, view: JobView, kind: str, key: str) -> tuple[Path, bool]:
         """Return a path on this machine, and whether the caller removes it."""

@@ -1,13 +1,14 @@
 """Creates videos, for the page and the API alike, by the same function as `svdq submit`."""
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import redis
 
-from svdq.cli.serve.backend import Backend
+from svdq.cli.serve.backend import PHOTO_BYTES, Backend
 from svdq.cli.serve.errors import ApiError, no_such_video, without_paths
 from svdq.pipeline.errors import InputError
 from svdq.producer.control import queue_now
@@ -15,10 +16,7 @@ from svdq.producer.status.status import JobView, view_many
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import SubmitOptions
 from svdq.producer.submitting.submit import Request, Submission, submit_all
-from svdq.producer.threads import Budget
 
-#: Bytes of photos in memory at a time; a larger photo waits until it is alone.
-_BYTES = Budget(1 << 26)
 #: Characters of a file's name that are kept.
 MAX_NAME = 255
 
@@ -35,11 +33,17 @@ async def create(
         ApiError: the photo or a parameter is not allowed, and nothing was stored; or Redis is away.
         UnavailableError: the storage cannot be written.
     """
+    num_bytes = photo.seek(0, io.SEEK_END)
+    photo.seek(0)
+    return await _create(backend, num_bytes, photo.read, file_name, spec, source)
 
+
+async def _create(
+    backend: Backend, num_bytes: int, read: Callable[[], bytes], file_name: str, spec: JobSpec, source: str
+) -> tuple[list[Submission], list[JobView]]:
     def work(connection: redis.Redis) -> tuple[list[Submission], list[JobView]]:
-        with _BYTES.take(photo.seek(0, io.SEEK_END)):
-            photo.seek(0)
-            request = Request(path=_plain_name(file_name), spec=spec, data=photo.read(), source=source)
+        with PHOTO_BYTES.take(num_bytes):
+            request = Request(path=_plain_name(file_name), spec=spec, data=read(), source=source)
             try:
                 submitted = submit_all(backend.settings, [request], connection=connection, storage=backend.storage)
                 submissions = [_asked_for_now(connection, each) if spec.at is None else each for each in submitted]
@@ -74,17 +78,14 @@ def options_of(view: JobView) -> SubmitOptions:
 async def make_again(backend: Backend, view: JobView, spec: JobSpec) -> tuple[list[Submission], list[JobView]]:
     """Make another video of the photo of a video; returns and raises as `create`."""
     key = view.parameters["image"]
-
-    def read() -> bytes:
-        if backend.storage.entry(key) is None:
-            raise ApiError(404, f"The photo of {view.name!r} was removed; add it again.")
-        return backend.storage.read_input(key)
-
+    entry = await backend.in_thread(lambda: backend.storage.entry(key))
+    if entry is None:
+        raise ApiError(404, f"The photo of {view.name!r} was removed; add it again.")
     photo = PurePosixPath(view.photo.replace("\\", "/"))
     # A job is named by the stem of its photo, unless it was given a name.
     file_name = photo.name if photo.stem == view.name else f"{view.name}.photo"
     spec = replace(spec, folder=spec.folder or view.parameters.get("folder", ""))
-    return await create(backend, io.BytesIO(await backend.in_thread(read)), file_name, spec, source=view.source)
+    return await _create(backend, entry.size, lambda: backend.storage.read_input(key), file_name, spec, view.source)
 
 
 def _plain_name(file_name: str) -> Path:

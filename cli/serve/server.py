@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import resource
 import socket
@@ -23,6 +24,8 @@ _MESSAGE = "The request is not valid HTTP, or its headers are too large (32 KiB)
 HEADERS_S = 15.0
 #: Connections at a time; requests on more of them are answered with 503.
 MAX_CONNECTIONS = 1000
+#: An option of glibc's mallopt, from malloc.h.
+_M_MMAP_THRESHOLD = -3
 #: Seconds that running requests have after a signal, and threads after that.
 GRACE_S = 2
 THREADS_S = 0.1
@@ -123,6 +126,7 @@ def run(app: Starlette, listener: socket.socket, on_ready: Callable[[], None]) -
         timeout_graceful_shutdown=GRACE_S,
     )
     _allow_many_connections()
+    _return_freed_memory()
     server = _Server(config, on_ready)
     with StopSignals() as stop:
         with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C
@@ -147,6 +151,12 @@ def _allow_many_connections() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _return_freed_memory() -> None:
+    """Let glibc return large blocks to the system when they are freed; by default it keeps some for each thread."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def exit_soon(code: int) -> None:

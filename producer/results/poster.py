@@ -8,14 +8,17 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.media.ffmpeg import find_ffmpeg
-from svdq.pipeline.media.image import load_photo, open_photo, pillow_without_limits, prepare_photo, upright_srgb
+from svdq.pipeline.media.image import draft, open_photo, pillow_without_limits, prepare_photo, upright_srgb
 from svdq.pipeline.parameters import Fit
+from svdq.producer.threads import DECODED, MAX_DECODED_BYTES
 
 #: Longest side of a poster in pixels.
 MAX_SIDE = 512
 QUALITY = 80
 #: Largest picture for which one is made, in pixels.
 MAX_PIXELS = 100_000_000
+#: Longest side of a reduced picture over its shortest one.
+LONGEST = 8
 #: Seconds that ffmpeg may take for one frame.
 TIMEOUT_S = 30
 
@@ -39,35 +42,58 @@ def poster_of_picture(data: bytes) -> bytes:
     """Return the first frame of a gif, webp, png or photo, upright, as a JPEG.
 
     Raises:
-        InputError: it cannot be decoded, or is too large.
+        InputError: it cannot be decoded, or takes too much memory.
     """
     try:
-        with pillow_without_limits(), open_photo(data) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise InputError("The picture is too large.")
-            image.draft("RGB", (MAX_SIDE, MAX_SIDE))
-            return _encode(upright_srgb(image))
-    except Exception as error:
-        # Pillow's decoders raise more types than they document.
-        raise InputError("The picture cannot be decoded.") from error
+        return _encode(upright_srgb(_reduced(data, MAX_SIDE, MAX_PIXELS)))
+    except SampleError as error:
+        raise InputError(str(error)) from error
 
 
 def poster_of_photo(data: bytes, size: tuple[int, int], fit: Fit, max_pixels: int) -> bytes:
     """Return a photo as its video shows it, as a JPEG.
 
     Raises:
-        InputError: the photo cannot be decoded.
+        InputError: the photo cannot be decoded, or takes too much memory.
     """
     scale = min(1.0, MAX_SIDE / max(size))
     width, height = (max(1, round(side * scale)) for side in size)
     try:
-        return _encode(prepare_photo(load_photo(data, max_pixels), width, height, fit, note=lambda sentence: None))
+        photo = _reduced(data, max(width, height), max_pixels)
+        return _encode(prepare_photo(photo, width, height, fit, note=lambda sentence: None))
     except SampleError as error:
         raise InputError(str(error)) from error
 
 
+def _reduced(data: bytes, side: int, max_pixels: int) -> Image.Image:
+    """Decode the first frame of a picture, and reduce it while its sides stay at least `side` pixels.
+
+    Raises:
+        SampleError: as from `load_photo`, or its decoding takes more memory than a photo of somebody else may.
+    """
+    try:
+        image = open_photo(data)
+        if image.width * image.height > max_pixels:
+            raise SampleError(f"The picture has more than {max_pixels:,} pixels.")
+        num_bytes = draft(image, data, (side, side))
+        num_bytes = max(num_bytes, image.width * image.height * (9 if image.has_transparency_data else 5))  # to resize
+        if num_bytes > MAX_DECODED_BYTES:
+            raise SampleError(f"The picture takes {num_bytes >> 20:,} MiB of memory to decode.")
+        with DECODED.take(num_bytes), pillow_without_limits():
+            image.load()
+            factor = max(min(image.size) // side, 1)
+            size = min(image.width // factor, LONGEST * side), min(image.height // factor, LONGEST * side)
+            image.thumbnail(size, reducing_gap=None if image.mode.startswith("I;") else 2.0)  # I;16 cannot be reduced
+        return image
+    except SampleError:
+        raise
+    except Exception as error:
+        # Pillow's decoders raise more types than they document.
+        raise SampleError("The picture cannot be decoded.") from error
+
+
 def _first_frame(path: Path) -> Image.Image:
-    command = [find_ffmpeg(), "-v", "error", "-nostdin", "-i", str(path), "-frames:v", "1"]
+    command = [find_ffmpeg(), "-v", "error", "-nostdin", "-threads", "1", "-i", str(path), "-frames:v", "1"]
     try:
         done = subprocess.run(
             [*command, "-f", "image2pipe", "-c:v", "png", "-"], capture_output=True, timeout=TIMEOUT_S, check=True

@@ -15,9 +15,9 @@ from typing import BinaryIO
 from PIL import UnidentifiedImageError
 
 from svdq.pipeline.errors import InputError, reason_of
-from svdq.pipeline.media.image import EXTENSIONS, is_turned, open_photo, pillow_without_limits
+from svdq.pipeline.media.image import EXTENSIONS, draft, is_turned, open_photo, pillow_without_limits
 from svdq.producer.regular_file import open_regular
-from svdq.producer.threads import NUM_CORES, Budget, ordered_map
+from svdq.producer.threads import DECODED, MAX_DECODED_BYTES, NUM_CORES, Budget, ordered_map
 
 ACCEPTED = "JPEG, HEIC, PNG, WebP, AVIF, TIFF, GIF, BMP, JPEG 2000 or PPM"
 
@@ -26,9 +26,11 @@ MAX_BYTES_PER_PIXEL = 16
 #: Bytes of UTF-8; leaves room for a suffix within a file system's 255.
 MAX_NAME_BYTES = 180
 
-#: Bytes of files, and pixels of decoded photos, held in memory at a time, independent of the number of threads.
+#: Bytes of a photo that somebody else has sent or dropped.
+MAX_FOREIGN_BYTES = 1 << 28
+
+#: Bytes of files held in memory at a time, independent of the number of threads.
 _BYTES = Budget(1 << 25)
-_PIXELS = Budget(1 << 23)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,38 +99,38 @@ def check_photos(
 
 
 def check_data(data: bytes, path: Path, max_pixels: int) -> Photo:
-    """Decode the first frame of a photo in full; `path` is for its name and messages.
+    """Decode the first frame of a photo that somebody else gives, in full; `path` is for its name and messages.
 
     Raises:
-        InputError: the file is not a photo, is damaged, or has more than `max_pixels` pixels (checked before decoding).
+        InputError: the file is not a photo, is damaged, has more than `max_pixels` pixels, or takes more than
+            `MAX_DECODED_BYTES` of memory to decode; the last two are checked before.
     """
     with pillow_without_limits():
-        return _decode(data, path, max_pixels)
+        return _decode(data, path, max_pixels, MAX_DECODED_BYTES)
 
 
-def read_file(file: BinaryIO, path: Path, max_pixels: int) -> bytes:
+def read_file(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
     """Read an open file.
 
     Raises:
-        InputError: the file is larger than any photo of `max_pixels` pixels.
+        InputError: the file is too large.
         OSError: the file cannot be read.
     """
     num_bytes = os.fstat(file.fileno()).st_size
-    limit = max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20)
-    if num_bytes > limit:
+    if num_bytes > max_bytes:
         raise InputError(
-            f"The file {str(path)!r} has {num_bytes:,} bytes, more than a photo of {max_pixels:,} pixels can have; "
-            "give a photo or raise SVDQ_MAX_PIXELS."
+            f"The file {str(path)!r} has {num_bytes:,} bytes, and a photo may have {max_bytes:,}; give a smaller photo."
         )
     return file.read(num_bytes)
 
 
 def _check(path: Path, max_pixels: int) -> Photo:
     with _plain_errors(path), open_regular(path) as file, _BYTES.take(os.fstat(file.fileno()).st_size):
-        return _decode(read_file(file, path, max_pixels), path, max_pixels)
+        data = read_file(file, path, max(max_pixels * MAX_BYTES_PER_PIXEL, 1 << 20))
+        return _decode(data, path, max_pixels)
 
 
-def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
+def _decode(data: bytes, path: Path, max_pixels: int, max_decoded_bytes: int | None = None) -> Photo:
     if not data:
         raise InputError(f"The photo {str(path)!r} is empty (0 bytes); give a whole copy of it.")
     try:
@@ -140,9 +142,17 @@ def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
                 "that are allowed; make it smaller or raise SVDQ_MAX_PIXELS."
             )
         # A JPEG is decoded at an eighth of its size: this reads every byte and saves most of the arithmetic.
-        image.draft("RGB", (max(width // 8, 1), max(height // 8, 1)))
-        with _PIXELS.take(image.width * image.height):
+        num_bytes = draft(image, data, (max(width // 8, 1), max(height // 8, 1)))
+        if max_decoded_bytes is not None and num_bytes > max_decoded_bytes:
+            raise InputError(
+                f"The photo {str(path)!r} takes {num_bytes >> 20:,} MiB of memory to decode, and here it may take "
+                f"{max_decoded_bytes >> 20:,}; make it smaller, or give it as a JPEG."
+            )
+        with DECODED.take(num_bytes):
             image.load()
+            if is_turned(image):
+                width, height = height, width
+            image.close()
     except InputError:
         raise
     except UnidentifiedImageError as error:
@@ -159,7 +169,7 @@ def _decode(data: bytes, path: Path, max_pixels: int) -> Photo:
         num_bytes=len(data),
         extension=EXTENSIONS[image.format or ""],
         name=safe_name(path.stem),
-        size=(height, width) if is_turned(image) else (width, height),
+        size=(width, height),
     )
 
 

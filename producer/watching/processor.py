@@ -15,7 +15,7 @@ from svdq.pipeline.errors import InputError
 from svdq.producer.storage.storage import Storage
 from svdq.producer.submitting.enqueue import enqueue_many
 from svdq.producer.submitting.job_spec import JobSpec
-from svdq.producer.submitting.photos import Photo, check_data, read_file, source_path
+from svdq.producer.submitting.photos import MAX_FOREIGN_BYTES, Photo, check_data, read_file, source_path
 from svdq.producer.submitting.prompts import SUFFIX
 from svdq.producer.submitting.submit import entries_of, store
 from svdq.producer.watching.directory import delete_file, move_file, open_file, signature
@@ -80,7 +80,7 @@ class Processor:
             return
         try:
             with open_file(self._root, file.path) as opened:
-                data = read_file(opened, self._root / file.path, self.max_pixels)
+                data = read_file(opened, self._root / file.path, MAX_FOREIGN_BYTES)
             if self._has_changed(file):
                 return
             photo = check_data(data, self._root / file.path, self.max_pixels)

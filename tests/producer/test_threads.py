@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from svdq.producer.threads import AHEAD, Budget, ordered_map
+from tests.waiting import wait_until
 
 
 def test_results_are_in_order_and_few_items_start_ahead() -> None:
@@ -29,6 +30,22 @@ def test_several_work_at_a_time() -> None:
 def test_an_error_ends_it() -> None:
     with pytest.raises(ZeroDivisionError):
         list(ordered_map(lambda item: 1 // item, [1, 0, 1], num_threads=2))
+
+
+def test_smaller_items_do_not_overtake_one_that_waits() -> None:
+    budget = Budget(10)
+
+    def take(amount: int) -> threading.Thread:
+        thread = threading.Thread(target=lambda: budget.take(amount).__enter__(), daemon=True)
+        thread.start()
+        thread.join(0.1)
+        return thread
+
+    with budget.take(1):
+        large = take(11)
+        wait_until(lambda: take(0).is_alive(), patience_s=5)
+    large.join(30)
+    assert not large.is_alive()
 
 
 def test_only_a_single_item_exceeds_a_budget() -> None:

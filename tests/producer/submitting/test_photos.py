@@ -10,7 +10,7 @@ from PIL import Image
 
 from svdq.pipeline.errors import InputError
 from svdq.producer.job import SvdJob
-from svdq.producer.submitting.photos import Photo, check_photos, safe_name
+from svdq.producer.submitting.photos import Photo, check_data, check_photos, safe_name
 
 MAX_PIXELS = 100_000_000
 
@@ -109,6 +109,46 @@ def test_a_heic_that_is_larger_than_its_header_says_is_refused(tmp_path: Path) -
     path.write_bytes(data)
     with pytest.raises(InputError, match="1024x512 pixels, more than"):
         check_photo(path, 64 * 64)
+
+
+def jpeg_that_claims(width: int, height: int, *, progressive: bool = False, one_channel: bool = False) -> bytes:
+    """A JPEG of three channels without subsampling; with `one_channel` its first scan has only one of them."""
+    image = Image.effect_noise((64, 48), 60).convert("RGB")
+    image.save(buffer := io.BytesIO(), "JPEG", progressive=progressive, subsampling=0)
+    frame = (b"\xff\xc2" if progressive else b"\xff\xc0") + b"\x00\x11\x08"
+    data = buffer.getvalue().replace(frame + struct.pack(">HH", 48, 64), frame + struct.pack(">HH", height, width))
+    if one_channel:
+        start = data.index(b"\xff\xda\x00\x0c\x03")
+        data = data[:start] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + data[start + 14 :]
+    return data
+
+
+def tiff_that_claims(tile: int) -> bytes:
+    """A compressed TIFF of 64 x 64 pixels with one tile of `tile` x `tile`."""
+    tags = {256: 64, 257: 64, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: 8, 325: 99}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_refused"),
+    [
+        (jpeg_that_claims(10_000, 9_000), False),
+        (jpeg_that_claims(10_000, 9_000, progressive=True), True),
+        (jpeg_that_claims(10_000, 9_000, one_channel=True), True),
+        (jpeg_that_claims(9_000, 8_000, progressive=True), False),
+        (png_that_claims(10_000, 9_999), False),
+        (tiff_that_claims(tile=256), False),
+        (tiff_that_claims(tile=10_000), True),
+    ],
+)
+def test_what_takes_much_memory_to_decode_is_refused_before(data: bytes, is_refused: bool) -> None:
+    reason = ""
+    try:
+        check_data(data, Path("photo"), MAX_PIXELS)  # there are not enough data for the pixels, which libjpeg forgives
+    except InputError as error:
+        reason = str(error)
+    assert ("MiB of memory to decode" in reason) == is_refused, reason
 
 
 def test_damage_beside_a_whole_thumbnail_is_found(tmp_path: Path) -> None:
