@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from svdq.worker.health.crash_marker import (
+    MAX_ID_LENGTH,
+    PHASES,
     RECORD_BYTES,
     SLOT_BYTES,
     CrashMarker,
     CrashSuspect,
+    Phase,
     folder_without_launcher,
     read_suspects,
 )
@@ -101,6 +104,13 @@ def test_a_record_survives_kill_9(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path), JOB]).returncode == -9
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [RECORD_BYTES]
     assert read_suspects(tmp_path, 1) == (CrashSuspect(job_id=JOB, phase="step", step=11, rank=0),)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_longest_id_fits_in_every_phase(tmp_path: Path, phase: Phase) -> None:
+    longest = "a" * MAX_ID_LENGTH
+    CrashMarker(tmp_path, 0, 0).begin(phase, longest, 99_999)
+    assert [suspect.job_id for suspect in read_suspects(tmp_path, 1)] == [longest]
 
 
 def test_an_id_that_does_not_fit_and_a_damaged_file_name_no_job(tmp_path: Path) -> None:

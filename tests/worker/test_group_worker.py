@@ -37,6 +37,7 @@ from svdq.producer.queue import RENDER, SvdqQueue, fetch
 from svdq.producer.status.status import view
 from svdq.producer.status.workers import view_workers
 from svdq.producer.untrusted_job import UntrustedJob
+from svdq.worker.health.crash_marker import MAX_ID_LENGTH
 from svdq.worker.queue import group_worker, recovery, rq_worker, transitions
 from svdq.worker.queue.group_worker import GroupWorker
 from svdq.worker.queue.rq_worker import LEASE_S, ActiveJob
@@ -468,6 +469,14 @@ def test_a_foreign_job_fails_with_a_reason_and_runs_nothing(
     assert connection.llen(active_jobs[0].queue.intermediate_queue_key) == 0
     worker.maintain()
     trap.check()
+
+
+def test_a_job_is_refused_whose_id_no_crash_marker_can_name(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a" * (MAX_ID_LENGTH + 1), "b" * MAX_ID_LENGTH)
+    assert [active.rq_job.id for active in take(worker)] == ["b" * MAX_ID_LENGTH]
+    refused = view(connection, "a" * (MAX_ID_LENGTH + 1))
+    assert refused.status == "failed"
+    assert f"its id has {MAX_ID_LENGTH + 1} characters" in str(refused.error).lower()
 
 
 def test_a_refusal_that_is_not_written_loses_no_job(

@@ -26,8 +26,10 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 #: Videos that a rank may write at the same time.
 MAX_WRITERS = 8
+#: Longest id of a job, in characters; a worker refuses longer ones, which no slot could name.
+MAX_ID_LENGTH = 120
 #: Bytes of a slot, `<phase> <step> <job id>`; the file has ten slots and one byte for the kind of exit.
-SLOT_BYTES = 128
+SLOT_BYTES = MAX_ID_LENGTH + 24
 RECORD_BYTES = (2 + MAX_WRITERS) * SLOT_BYTES + 1
 _EMPTY = b" " * SLOT_BYTES
 _STAGE_LOOP = 0
@@ -105,7 +107,7 @@ class CrashMarker:
 
     def _write(self, slot: int, text: str) -> None:
         record = text.encode()
-        # All ids of svdq fit; a part of a longer id could be the id of another job.
+        # A part of a longer id could be the id of another job.
         content = record.ljust(SLOT_BYTES) if len(record) <= SLOT_BYTES else _EMPTY
         self._put(content, slot * SLOT_BYTES)
 

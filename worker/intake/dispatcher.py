@@ -21,7 +21,7 @@ from svdq.worker.intake.policy import IntakeOptions, is_too_late
 from svdq.worker.intake.prefetcher import Prefetcher, Prepared
 from svdq.worker.output.fence import execution_metadata
 from svdq.worker.queue.crash_count import must_run_alone
-from svdq.worker.queue.group_worker import GroupWorker
+from svdq.worker.queue.group_worker import GroupWorker, refusal_of
 from svdq.worker.queue.rq_worker import ActiveJob
 from svdq.worker.storage_retry import NoLongerWantedError
 
@@ -197,7 +197,7 @@ class Dispatcher:
             return
         self._drop_ahead()  # another group has that job, or it waits for a more urgent one
         rq_job = self._worker.fetch(job_id) if job_id is not None else None
-        if rq_job is not None:
+        if rq_job is not None and refusal_of(rq_job) is None:
             job = read_job(rq_job)
             if job is not None and not must_run_alone(self._worker.connection, rq_job.id):
                 prepare, replaced = self._prefetcher.prepare_ahead, replaced_of(rq_job)

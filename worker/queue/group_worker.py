@@ -25,6 +25,7 @@ from svdq.producer import keys
 from svdq.producer.queue import RENDER, read_job
 from svdq.producer.text import count
 from svdq.producer.untrusted_job import UntrustedJob, key_of
+from svdq.worker.health.crash_marker import MAX_ID_LENGTH
 from svdq.worker.queue import transitions
 from svdq.worker.queue.rq_worker import LEASE_S, STOPPED, ActiveJob, RqWorker
 
@@ -238,6 +239,8 @@ def refusal_of(rq_job: rq.job.Job) -> str | None:
         return "It is not stored as JSON."
     if function != RENDER:
         return f"Its function {function!r} is not svdq's."
+    if len(rq_job.id) > MAX_ID_LENGTH:
+        return f"Its id has {len(rq_job.id)} characters, and at most {MAX_ID_LENGTH} are allowed."
     named = (rq_job._success_callback_name, rq_job._failure_callback_name, rq_job._stopped_callback_name)
     for name in filter(None, named):
         return f"Its callback {name!r} is not run: enqueue a job that depends on it instead."
