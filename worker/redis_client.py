@@ -5,7 +5,7 @@ import time
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
 from svdq.pipeline.errors import UnavailableError
@@ -42,7 +42,9 @@ class ConnectionHealth:
     def failed(self, error: redis.RedisError) -> None:
         """Record that Redis did not answer."""
         if not self._is_unavailable:
-            what = "refuses" if isinstance(error, NoPermissionError | AuthenticationError) else "does not answer"
+            # Such as a command that its user may not give, or that needs more than maxmemory.
+            is_refused = isinstance(error, redis.ResponseError | AuthenticationError)
+            what = "refuses" if is_refused else "does not answer"
             logger.warning("Redis %s (%s); jobs in flight continue, and their ends are reported later.", what, error)
         self._is_unavailable = True
         if self._settings is not None and not self._settings.redis_url:

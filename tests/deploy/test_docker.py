@@ -95,7 +95,9 @@ def test_nothing_but_this_machine_can_reach_the_services(compose: dict) -> None:
 
 def test_redis_keeps_what_it_has_accepted(compose: dict) -> None:
     """A power cut must not lose the jobs of the last second."""
-    assert "--appendonly yes --appendfsync always" in compose["services"]["redis"]["command"][-1]
+    command = " ".join(compose["services"]["redis"]["command"][-1].replace("\\", "").split())
+    assert "--appendonly yes --appendfsync always --maxmemory 614mb --maxmemory-policy noeviction" in command
+    assert compose["services"]["redis"]["mem_limit"] == "1g"
 
 
 def test_images_are_named_by_name_and_tag(compose: dict) -> None:

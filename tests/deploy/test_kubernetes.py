@@ -159,7 +159,9 @@ def test_the_page_is_probed_as_it_answers(check_command: Callable[[list[str]], N
 
 def test_redis_keeps_what_it_has_accepted() -> None:
     """A power cut must not lose the jobs of the last second."""
-    assert "--appendonly yes --appendfsync always" in " ".join((KUBERNETES / "base/redis.yaml").read_text().split())
+    text = " ".join((KUBERNETES / "base/redis.yaml").read_text().replace("\\", "").split())
+    assert "--appendonly yes --appendfsync always --maxmemory 614mb --maxmemory-policy noeviction" in text
+    assert "limits: # maxmemory is 60% of it: Redis forks to rewrite its file. memory: 1Gi" in text
 
 
 def test_secrets_are_named_and_not_given() -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -165,6 +165,33 @@ def test_a_job_of_limited_life_does_not_expire_in_flight(connection: redis.Redis
     assert connection.ttl("rq:job:a") > 0
     take(worker)
     assert connection.ttl("rq:job:a") == -1
+
+
+def test_at_maxmemory_rendering_stops_and_no_job_is_lost(
+    own_server: Path, connection: redis.Redis, worker: GroupWorker
+) -> None:
+    put(connection, "finished", "failed", "abandoned", "queued")
+    finished, failed, left = take(worker, 3)
+    other = GroupWorker(connection, on_stop=lambda _: None, on_shutdown=lambda: None)
+    connection.config_set("maxmemory", 1)
+
+    def is_refused(act: Callable[[], object]) -> None:
+        with pytest.raises(redis.RedisError):
+            act()
+
+    is_refused(worker.pop)
+    is_refused(lambda: worker.renew_leases([finished, failed]))
+    is_refused(lambda: worker.succeed(finished, {"outputs": []}))
+    is_refused(lambda: worker.fail(failed, "It broke."))
+    # A script that removes before it adds is done whole.
+    assert transitions.return_to_queue(connection, left.queue, left.execution)
+    assert waiting(connection) == ["abandoned", "queued"]
+    connection.config_set("maxmemory", 0)
+
+    worker.succeed(finished, {"outputs": []})
+    worker.fail(failed, "It broke.")
+    assert [status_of(connection, active.rq_job.id) for active in (finished, failed)] == ["finished", "failed"]
+    assert [active.rq_job.id for active in take(other, 2)] == ["abandoned", "queued"]
 
 
 # How executions end.

@@ -242,6 +242,12 @@ def test_the_record_of_a_rank_is_served(connection: redis.Redis) -> None:
     assert total(samples, "svdq_group_failed_gpus") == 1
 
 
+def test_the_memory_of_redis_is_served(own_server: Path, connection: redis.Redis) -> None:
+    assert "svdq_redis_memory_ratio" not in {name for name, _ in collected(connection)}
+    connection.config_set("maxmemory", 2 * connection.info("memory")["used_memory"])
+    assert 0.4 < total(collected(connection), "svdq_redis_memory_ratio") < 0.7
+
+
 def test_while_redis_is_away_the_launcher_answers() -> None:
     away = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
     samples = collected(away)

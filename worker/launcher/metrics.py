@@ -68,6 +68,7 @@ FAMILIES = (
     Family("svdq_group_ranks_up", "gauge", "Number of ranks of a group whose process runs", _GROUP),
     Family("svdq_group_failed_gpus", "gauge", "Number of GPUs that a group leaves out because they failed", _GROUP),
     # Queues.
+    Family("svdq_redis_memory_ratio", "gauge", "Memory that Redis uses, as a share of its maxmemory"),
     Family("svdq_jobs", "gauge", "Number of jobs by queue and state; state queued is the queue", ("queue", "state")),
     Family("svdq_queue_oldest_job_age_seconds", "gauge", "Wait of the oldest job in front of a queue", ("queue",)),
     Family("svdq_queue_eta_seconds", "gauge", "Time until all jobs that wait or are in flight will be done"),
@@ -116,6 +117,9 @@ class LauncherCollector(Collector):
         try:
             snapshot = take(self._connection)
             _add_queues(metrics, snapshot, _oldest_s(self._connection, snapshot.at))
+            memory: Any = self._connection.info("memory")
+            if memory["maxmemory"]:
+                metrics["svdq_redis_memory_ratio"].add_metric([], memory["used_memory"] / memory["maxmemory"])
             for group, rank in self._own_ranks(snapshot):
                 _add_rank(metrics, group, rank, snapshot.at)
             is_redis_up, self._was_refused = True, False
