@@ -93,7 +93,7 @@ def watch(
     from svdq.producer.watching.folder_config import PHOTO_GLOBS, Selection, WatchOptions
     from svdq.producer.watching.watch import watch as watch_folder
 
-    settings = Settings.load(redis_url=redis_url, storage=storage)
+    settings = Settings.load_for_watching(folder, redis_url=redis_url, storage=storage)
     options = read_options(**parameters)
 
     def report(event: "Event") -> None:

@@ -1,13 +1,13 @@
 """The settings: paths, Redis, storage, model and limits. The only reader of `SVDQ_` variables.
 
-Sources in order of precedence: command-line flags, `SVDQ_*` environment variables, `./svdq.toml`, `<home>/svdq.toml`,
-defaults.
+Sources in order of precedence: command-line flags, `SVDQ_*` environment variables, `./svdq.toml` unless that is in a
+watched folder, `<home>/svdq.toml`, defaults.
 """
 
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Self
+from typing import Annotated, Any, BinaryIO, ClassVar, Self
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -89,6 +89,8 @@ class Settings(BaseSettings):
     """The frozen settings of one process; create them with `Settings.load`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
+    #: Whether `./svdq.toml` is a source.
+    reads_working_folder: ClassVar[bool] = True
 
     #: Folder of the embedded Redis server and, by default, of the storage.
     home: Annotated[Path, AfterValidator(absolute)] = Field(default_factory=_default_home, validate_default=True)
@@ -138,6 +140,16 @@ class Settings(BaseSettings):
             raise InputError(_sentence(error)) from error
 
     @classmethod
+    def load_for_watching(cls, folder: Path, **flags: Any) -> "Settings":
+        """Read all sources but a file in `folder` or below it: who may drop photos there chooses no Redis or storage.
+
+        Raises:
+            InputError: as `load`.
+        """
+        is_inside = Path.cwd().is_relative_to(absolute(folder).resolve())
+        return (_SettingsFromElsewhere if is_inside else cls).load(**flags)
+
+    @classmethod
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
@@ -147,7 +159,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Add the two files after flags and environment, which determine the home."""
-        here = _read_file(Path(FILE_NAME))
+        here = _read_file(Path(FILE_NAME)) if cls.reads_working_folder else {}
         homes = (source["home"] for source in (init_settings(), env_settings(), here) if "home" in source)
         home = absolute(Path(str(next(homes, _default_home()))))
         there = _read_file(home / FILE_NAME)
@@ -163,6 +175,12 @@ class Settings(BaseSettings):
         # An empty variable counts as not set; the words of a list are separated by spaces.
         texts = {name: " ".join(value) if isinstance(value, tuple) else value for name, value in self}
         return {f"{ENV_PREFIX}{name.upper()}": "" if text is None else str(text) for name, text in texts.items()}
+
+
+class _SettingsFromElsewhere(Settings):
+    """Settings that are not read from the working folder."""
+
+    reads_working_folder: ClassVar[bool] = False
 
 
 def origins(**flags: Any) -> dict[str, str]:

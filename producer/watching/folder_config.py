@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from svdq.pipeline.errors import InputError
-from svdq.producer.settings import FILE_NAME, PHOTO_KEYS, Settings, cannot_be_read, read_toml
+from svdq.producer.settings import ENV_PREFIX, FILE_NAME, PHOTO_KEYS, Settings, cannot_be_read, read_toml
 from svdq.producer.submitting.job_spec import JobSpec
 from svdq.producer.submitting.options import as_key, read_field
 from svdq.producer.submitting.photos import safe_name
@@ -137,12 +137,11 @@ class FolderConfig:
         """Initialize with the resolved folder, and the parameters of the command for one video.
 
         Raises:
-            InputError: a parameter, or the file in the watched folder itself, is not valid.
+            InputError: a parameter is not valid. A file is read with each photo, and a bad one stops no watcher.
         """
         spec.check()
         self._root = root
         self._spec = spec
-        self.spec_for("any.jpg")
 
     @property
     def prompt(self) -> str | None:
@@ -181,8 +180,12 @@ class FolderConfig:
                 name = key.replace("-", "_")
                 if name in PHOTO_KEYS:
                     values |= _fields(name, value)
-                # In the working folder the same file can have settings.
-                elif name not in Settings.model_fields or file_path != Path(FILE_NAME).resolve():
+                elif name in Settings.model_fields:
+                    raise InputError(
+                        f"{key!r} is a setting, and a watched folder has none: set {ENV_PREFIX}{name.upper()}, or move "
+                        f"it to the {FILE_NAME} of SVDQ_HOME."
+                    )
+                else:
                     raise InputError(f"there is no key {key!r}; the keys are {', '.join(PHOTO_KEYS)}.")
             priority = values.pop("priority", spec.priority)
             if self.prompt is not None:

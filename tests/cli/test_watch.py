@@ -267,7 +267,6 @@ def test_files_with_other_suffixes_are_reported_once(once: Once, drop: Drop, inb
         (["{inbox}", "--glob", "*.jpg", "--glob", ""], "--glob is empty"),
         (["{inbox}", "--size", "100x100"], "--size 100x100"),
         (["{inbox}", "--frames", "0"], "--frames 0"),
-        (["{inbox}/set"], "framez"),
         (["{inbox}", "--storage", "{inbox}"], "svdq's own storage"),
         (["{inbox}", "--storage", "nonsense://there"], "nonsense"),
         (["{inbox}", "--redis-url", "nonsense"], "nonsense"),
@@ -277,8 +276,6 @@ def test_errors_are_sentences(
     inbox: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
     (inbox / "file.jpg").touch()
-    (inbox / "set").mkdir()
-    (inbox / "set" / "svdq.toml").write_text("framez = 3")
     assert run(["watch", *(argument.format(inbox=inbox) for argument in arguments)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

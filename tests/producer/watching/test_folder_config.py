@@ -57,7 +57,7 @@ def test_the_file_is_read_for_each_photo(tmp_path: Path) -> None:
         ('format = "avi"', "format avi is not allowed"),
         ('priority = "highest"', "There is no priority 'highest'"),
         ("min-guidance-scale = 9", "min_guidance_scale 9"),
-        ('model = "other"', "there is no key 'model'"),
+        ('model = "other"', "'model' is a setting"),
         ("frames = ", "cannot be read"),
         ('seed = "7"', "seed '7' is not allowed"),
         ("seed = 2027-01-31", "seed 2027-01-31 is not allowed"),
@@ -90,23 +90,30 @@ def test_errors_name_the_file(tmp_path: Path, text: str, reason: str) -> None:
     assert config.spec_for("a.jpg").options == FLAGS.options
 
 
-def test_the_watched_folders_own_file_and_the_flags_are_checked_at_once(tmp_path: Path) -> None:
+def test_the_flags_are_checked_at_once_and_a_file_stops_no_watcher(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--frames 0"):
         FolderConfig(tmp_path, JobSpec(options=(SubmitOptions(frames=0),)))
     write(tmp_path / "svdq.toml", "framez = 3")
+    config = FolderConfig(tmp_path, FLAGS)
     with pytest.raises(InputError, match="framez"):
-        FolderConfig(tmp_path, FLAGS)
+        config.spec_for("a.jpg")
 
 
-def test_the_file_of_the_working_folder_may_have_both_settings_and_parameters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("working_folder", [".", "day"])
+def test_settings_are_not_read_from_a_watched_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, working_folder: str
 ) -> None:
     for name in [name for name in os.environ if name.startswith("SVDQ_")]:
         monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "svdq.toml", 'frames = 3\nmax_pixels = 1000\nhome = "here"')
-    assert Settings.load().max_pixels == 1000
-    assert FolderConfig(tmp_path, FLAGS).spec_for("a.jpg").options[0].frames == 3
+    (tmp_path / "inbox" / "day").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "inbox")
+    monkeypatch.chdir(tmp_path / "inbox" / working_folder)
+    Path("svdq.toml").write_text('frames = 3\nredis_url = "redis://elsewhere"')
+    for folder in (tmp_path / "inbox", tmp_path / "link"):
+        assert Settings.load_for_watching(folder).redis_url is None
+    assert Settings.load_for_watching(tmp_path / "other").redis_url == "redis://elsewhere"
+    with pytest.raises(InputError, match="'redis_url' is a setting"):
+        FolderConfig(Path.cwd(), FLAGS).spec_for("a.jpg")
 
 
 def test_unusual_folder_names_become_names_that_all_storages_accept(tmp_path: Path) -> None:
