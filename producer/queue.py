@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
 from svdq.producer.untrusted_job import UnreadableJobError, UntrustedJob, key_of, read_many
 
+logger = logging.getLogger(__name__)
+
 #: The function named by our jobs. It exists so that RQ's tools can show it; our worker never calls it.
 RENDER = "svdq.producer.queue.render"
 
@@ -29,7 +32,7 @@ ENDED = frozenset({"finished", "failed", "stopped", "canceled"})
 #: Timeouts in seconds for connecting and for an answer: a person is waiting.
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 4.5
-#: Two seconds of retries while a server refuses connections or loads its data.
+#: Two seconds of retries while a server refuses connections.
 _RESTART = Retry(ConstantBackoff(0.2), 10, supported_errors=(redis.ConnectionError,))
 
 #: The note that says where a photo was, from the folder that was submitted on: no path of a machine.
@@ -71,6 +74,8 @@ def server_url(settings: Settings) -> str:
 def connect(settings: Settings) -> redis.Redis:
     """Connect for an interactive command: return a connection or raise within about five seconds.
 
+    Waits as long as the server answers that it loads its data.
+
     Raises:
         UnavailableError: the server cannot be reached.
         InputError: the URL is invalid.
@@ -83,8 +88,13 @@ def connect(settings: Settings) -> redis.Redis:
     )
     with plain_errors(settings):
         try:
-            # No other command is retried: it might be done twice.
-            _RESTART.call_with_retry(connection.ping, _unless_refused)
+            while True:
+                try:
+                    # No other command is retried: it might be done twice.
+                    _RESTART.call_with_retry(connection.ping, _unless_refused)
+                    break
+                except redis.BusyLoadingError:
+                    logger.warning("Redis loads its data; waiting for it.")
         except RedisError:
             connection.close()
             raise

@@ -9,6 +9,8 @@
 
 import contextlib
 import fcntl
+import logging
+import math
 import os
 import shutil
 import signal
@@ -27,9 +29,13 @@ from svdq.producer.embedded_redis.binary import find_binaries
 from svdq.producer.embedded_redis.socket_path import private_folder, socket_path
 from svdq.producer.storage.local import reserve_bytes
 
-#: Timeouts in seconds for loading the data, and for writing it and exiting.
+logger = logging.getLogger(__name__)
+
+#: Timeouts in seconds for an answer, which may be that it still loads its data, and for writing the data and exiting.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+#: Seconds after which it is said that the server loads its data.
+LOADING_S = 5.0
 #: Seconds in which a process ends that a killed server has forked to rewrite its data: it checks once a second.
 ORPHAN_TIMEOUT_S = 2.5
 POLL_S = 0.005
@@ -84,9 +90,9 @@ def stop_server(home: Path) -> bool:
 
 
 def _running(folder: Path) -> Path | None:
-    """Return the socket of the server if it answers; wait for one that is busy or still loading its data."""
+    """Return the socket of the server if it answers; wait for one that is busy, and as long as one loads its data."""
     socket = socket_path(folder)
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline, say_at = time.monotonic() + START_TIMEOUT_S, time.monotonic() + LOADING_S
     while True:
         try:
             if socket.stat().st_uid != os.getuid():
@@ -96,7 +102,13 @@ def _running(folder: Path) -> Path | None:
             with _client(socket) as client:
                 client.ping()
             return socket
-        except (redis.exceptions.BusyLoadingError, redis.TimeoutError):
+        except redis.BusyLoadingError:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            if time.monotonic() > say_at:
+                logger.warning("The embedded Redis server loads its data; waiting for it.")
+                say_at = math.inf
+            time.sleep(POLL_S)
+        except redis.TimeoutError:
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"The embedded Redis server does not answer; see its log {str(folder / LOG)!r}."

@@ -1,6 +1,7 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import redis
@@ -22,6 +23,7 @@ from svdq.producer.queue import (
 )
 from svdq.producer.settings import Settings
 from tests.conftest import Cli
+from tests.loading_redis import loading_redis
 from tests.queued import enqueue
 
 JOB = SvdJob(image=f"inputs/{'0' * 64}.jpg", name="photo", seed=1)
@@ -41,6 +43,13 @@ def test_enqueues_json_once(connection: redis.Redis) -> None:
     assert SvdqQueue("svdq-low", connection=connection).count == 0
     assert fetch(connection, ID).id == ID
     assert statuses(connection, ["f" * 20, ID]) == [None, "queued"]
+
+
+@pytest.mark.slow
+def test_commands_wait_for_a_server_that_loads_its_data(home: Path, tmp_path: Path) -> None:
+    with loading_redis(tmp_path / "redis.sock", 12) as pings:  # longer than a restart takes
+        connect(Settings.load(redis_url=f"unix://{tmp_path}/redis.sock")).close()
+        assert len(pings) == 13
 
 
 @pytest.mark.parametrize("job_id", ["f" * 20, "no id at all", ""])

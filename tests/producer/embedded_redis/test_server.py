@@ -12,9 +12,12 @@ import pytest
 import redis
 
 from svdq.pipeline.errors import UnavailableError
+from svdq.producer.embedded_redis import server
 from svdq.producer.embedded_redis.server import ensure_server, running_url, stop_server
+from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.storage.storage import Storage
 from tests.faults.small_disk import SmallDisk
+from tests.loading_redis import loading_redis
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("own_server")
@@ -72,6 +75,18 @@ def test_a_server_that_was_killed_while_it_rewrote_its_data_is_started_again(hom
         wait_until(lambda: client.info("persistence")["aof_rewrite_in_progress"] == 1)
     os.kill(pid_of(home), signal.SIGKILL)
     assert set_and_get(ensure_server(home)) == b"kept"
+
+
+def test_a_server_that_loads_its_data_is_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(server, "LOADING_S", 0.1)
+    folder = private_folder(home / "redis")
+    with loading_redis(folder / "redis.sock", 100) as pings:
+        assert ensure_server(home) == f"unix://{folder}/redis.sock"
+        assert len(pings) == 101
+    assert caplog.messages == ["The embedded Redis server loads its data; waiting for it."]
 
 
 def test_stopping_when_no_server_runs(home: Path) -> None:
