@@ -161,10 +161,11 @@ def _videos(
     """
     from svdq.pipeline.bench.cases import denoising_components
     from svdq.pipeline.errors import InputError
+    from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
     from svdq.pipeline.models.folder_check import check_folder
     from svdq.pipeline.models.hub import find_folder
     from svdq.pipeline.models.names import has_weights
-    from svdq.pipeline.models.registry import DEFAULT_FAMILY, family_named, family_of, layout_of
+    from svdq.pipeline.models.registry import family_named, family_of, layout_of
     from svdq.producer.submitting.options import SubmitOptions, make_job, read_field
 
     family = family_named(DEFAULT_FAMILY)

@@ -7,7 +7,7 @@ import annotated_types
 import click
 
 from svdq.cli.main import Command, json_option
-from svdq.pipeline.models.registry import PARAMETERS
+from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.pipeline.parameters import Format
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.keys import PRIORITIES

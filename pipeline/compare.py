@@ -27,17 +27,11 @@ from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.family import Family, imported
+from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions
-from svdq.pipeline.models.registry import (
-    DEFAULT_FAMILY,
-    FAMILIES,
-    PARAMETERS,
-    family_for,
-    family_named,
-    family_of,
-)
+from svdq.pipeline.models.registry import FAMILIES, family_for, family_named, family_of
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from svdq.pipeline.inbox import Inbox, PendingWarmup
-from svdq.pipeline.models.registry import parse_parameters
+from svdq.pipeline.models.family_parameters import parse_parameters
 from svdq.pipeline.protocols import Report, Sink
 from svdq.pipeline.transport.message import Kind, sample_from
 from svdq.pipeline.transport.transport import Arrival, Sender

@@ -4,7 +4,7 @@ Statuses are RQ's: a job canceled before a group has started it becomes `cancele
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import redis
 import rq
@@ -32,7 +32,9 @@ from svdq.producer.queue import (
     replace_result,
     sidecar_digest,
 )
-from svdq.producer.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from svdq.producer.storage.storage import Storage
 
 #: Actions on jobs.
 Action = Literal["cancel", "retry", "retry --force", "move"]
@@ -152,7 +154,7 @@ def _in_transaction(connection: redis.Redis, job: rq.job.Job, change: Callable[[
     return True
 
 
-def retry(connection: redis.Redis, job_id: str, *, storage: Storage | None = None) -> None:
+def retry(connection: redis.Redis, job_id: str, *, storage: "Storage | None" = None) -> None:
     """Requeue a failed, stopped or canceled job: same id, same seed, at the end of its queue.
 
     With a storage, a finished job is requeued, too; its files in this storage stay until new ones replace them.

@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from svdq.pipeline.models.registry import PARAMETERS, class_for
+from svdq.pipeline.models.family_parameters import PARAMETERS, class_for
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.parameters import MAX_FPS, Fit, Format, VideoParameters

@@ -21,7 +21,7 @@ from svdq.cli.serve.errors import ApiError, Json, no_such_video, without_paths
 from svdq.cli.serve.form import estimate_of, families, fields, label_of, read_options, read_spec, whole_number
 from svdq.cli.serve.now import events
 from svdq.cli.serve.videos import JOB_ID, files_of
-from svdq.pipeline.models.registry import PARAMETERS
+from svdq.pipeline.models.family_parameters import PARAMETERS
 from svdq.producer.queue import MAX_SOURCE_LENGTH
 from svdq.producer.status.status import JobView, view_many
 from svdq.producer.submitting.job_spec import JobSpec

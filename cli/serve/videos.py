@@ -8,7 +8,7 @@ from typing import Any
 
 from svdq.cli.serve.errors import without_paths
 from svdq.cli.serve.fields import USUAL
-from svdq.pipeline.models.registry import DEFAULT_FAMILY
+from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.producer import keys
 from svdq.producer.results.results import OUTPUTS
 from svdq.producer.settings import Settings

@@ -6,10 +6,11 @@ from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.family import imported
+from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, dtype_of
-from svdq.pipeline.models.registry import DEFAULT_FAMILY, family_named, family_of, family_of_model
+from svdq.pipeline.models.registry import family_named, family_of, family_of_model
 
 
 def dtype_for(name: str, device: torch.device, options: ComputeOptions = DEFAULTS) -> torch.dtype:

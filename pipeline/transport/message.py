@@ -13,7 +13,7 @@ import torch
 from pydantic_core import from_json, to_json
 from torch import Tensor
 
-from svdq.pipeline.models.registry import parse_parameters
+from svdq.pipeline.models.family_parameters import parse_parameters
 from svdq.pipeline.sample import Resumption, Sample
 
 #: Bytes of a header, and of all tensors of a message, at most: a corrupt neighbor must not fill the memory. The

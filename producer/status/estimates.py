@@ -14,7 +14,7 @@ from typing import Any
 
 from rq.job import JobStatus
 
-from svdq.pipeline.models.registry import FAMILIES, PARAMETERS, class_for
+from svdq.pipeline.models.family_parameters import PARAMETERS, class_for
 from svdq.producer.status.ranks import SILENT_S, Condition, GroupFinder, GroupStatus, ShapeCosts, conditions_of
 from svdq.producer.status.status import JobView
 
@@ -260,6 +260,8 @@ def _is_guided(parameters: Parameters) -> bool:
 @cache
 def _default_steps(family: str) -> int:
     """Return the steps of a published model, for a job that leaves them to its model."""
+    from svdq.pipeline.models.registry import FAMILIES
+
     found = next((each for each in FAMILIES if each.name == family), FAMILIES[0])
     return found.complete(found.parameters.model_validate({"seed": 0}), found.published).steps
 

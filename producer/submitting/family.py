@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.registry import DEFAULT_FAMILY, PARAMETERS, family_of_model
+from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY, PARAMETERS
+from svdq.pipeline.models.registry import family_of_model
 from svdq.producer.job import JOBS
 
 #: The fields of each family's jobs.

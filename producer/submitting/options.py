@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from svdq.pipeline.errors import InputError
-from svdq.pipeline.models.registry import DEFAULT_FAMILY
+from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
 from svdq.pipeline.parameters import MAX_SIDE
 from svdq.producer.job import JOBS, VIDEO_FIELDS, Job
 from svdq.producer.submitting.family import ConfiguredModel, choose_family

@@ -11,7 +11,8 @@ import redis
 from rq.job import JobStatus
 
 from svdq.pipeline.errors import InputError, SvdqError
-from svdq.pipeline.models.registry import DEFAULT_FAMILY, family_of_model
+from svdq.pipeline.models.family_parameters import DEFAULT_FAMILY
+from svdq.pipeline.models.registry import family_of_model
 from svdq.producer.control import retry
 from svdq.producer.queue import SOURCE_NOTE, connect, read_job, session
 from svdq.producer.settings import Settings

@@ -16,10 +16,10 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def modules_after(*arguments: object) -> set[str]:
-    """The top-level modules that a command has imported by its end."""
+    """The modules that a command has imported by its end."""
     code = (
         "import sys; from svdq.cli.main import run; code = run(sys.argv[1:]);"
-        "print('MODULES', *{name.partition('.')[0] for name in sys.modules}); sys.exit(code)"
+        "print('MODULES', *sys.modules); sys.exit(code)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=60
@@ -29,6 +29,11 @@ def modules_after(*arguments: object) -> set[str]:
 
 
 HEAVY = {"torch", "diffusers", "transformers", "numpy"}
+#: What only single commands need: each takes a tenth of the time of a command, or more.
+LATE = HEAVY | {
+    *("PIL", "apprise", "fsspec", "huggingface_hub", "jinja2", "mutagen", "psutil", "starlette", "uvicorn"),
+    *("svdq.pipeline.models.registry", "svdq.producer.storage.storage"),
+}
 
 
 def test_help_imports_nothing_but_click() -> None:
@@ -39,6 +44,13 @@ def test_help_imports_nothing_but_click() -> None:
 
 def test_submit_imports_no_torch(home: Path, photo: Path) -> None:
     assert not modules_after("submit", photo) & (HEAVY | {"rich", "fsspec", "mutagen"})
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["list"], ["list", "--status", "failed"], ["pause"], ["resume"]])
+def test_what_talks_to_redis_only_is_quick_to_start(home: Path, arguments: list[str]) -> None:
+    modules = modules_after(*arguments)
+    assert not modules & LATE
+    assert arguments == ["status"] or "rich" not in modules
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)

@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from safetensors import SafetensorError
 
 from svdq.pipeline.models.base import State
-from svdq.pipeline.models.registry import AnyParameters
+from svdq.pipeline.models.family_parameters import AnyParameters
 from svdq.pipeline.parameters import VideoParameters
 from svdq.pipeline.sample import Resumption, Sample
 from svdq.pipeline.transport.message import byte_views, sample_body

@@ -12,6 +12,7 @@ from svdq.pipeline.binding import Components
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.family import Facts, Family
+from svdq.pipeline.models.family_parameters import parse_parameters
 from svdq.pipeline.models.memory import (
     RESERVE_BYTES,
     WORKSPACE_BYTES,
@@ -22,7 +23,6 @@ from svdq.pipeline.models.memory import (
     size_text,
 )
 from svdq.pipeline.models.names import has_weights
-from svdq.pipeline.models.registry import parse_parameters
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.parameters import VideoParameters
 from svdq.producer.text import count

@@ -5,7 +5,7 @@ import torch
 
 from svdq.pipeline.errors import InputError, SampleError
 from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.registry import parse_parameters
+from svdq.pipeline.models.family_parameters import parse_parameters
 from svdq.pipeline.models.simulated import SimulatedModel
 
 CPU = torch.device("cpu")
