@@ -97,8 +97,8 @@ class CostModel:
 
     @property
     def shapes(self) -> list[Shape]:
-        """The measured shapes, in the order of their first measurement."""
-        return list(self._measured)
+        """The shapes of which encode, steps and decode were measured, in the order of their first measurement."""
+        return [shape for shape, one in list(self._measured.items()) if one.encode_s and one.step_s and one.decode_s]
 
     def estimate(self, shape: Shape) -> Costs:
         """Estimate the costs of a sample; what is not measured follows from the other ranks, or else from the prior."""

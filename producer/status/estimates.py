@@ -20,6 +20,11 @@ from svdq.producer.status.status import JobView
 
 Parameters = Mapping[str, Any]
 
+#: Costs of a shape are scaled to another one that is at most so many times as large or small: they grow neither evenly
+#: nor from nothing.
+MAX_SCALE = 2.0
+#: Smallest share of the jobs that wait whose costs must be known for an estimate of all.
+MIN_KNOWN = 0.9
 #: Largest number of jobs in the sample for those that are asked about; more would not change a mean.
 MAX_ADDED = 1000
 
@@ -28,7 +33,7 @@ STARTING = "A worker is starting."
 PAUSED = "Jobs are not taken."
 STORAGE = "The storage is unavailable."
 DRAINING = "The workers take no more jobs."
-UNMEASURED = "No worker has finished a video yet."
+UNMEASURED = "No worker has finished a video of such a size yet."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +116,13 @@ def estimate_all(
     takers, why_none = _takers(groups, pauses, no_group)
     interval_s = _mean_interval_s(map(_shape_of, waiting.sample), takers)
     alone_s = _alone_s(_shape_of(waiting.sample[-1]), takers) if waiting.sample else None
-    if interval_s is None or alone_s is None:
+    if interval_s is None:
         return Estimate(reason=why_none)
     # All ranks work until the end, but the last video takes as long as it does alone (docs/internals/capacity.md).
     num_ranks = sum(len(group.ranks) for group in takers)
     begun_s = sum(end.eta_s or 0.0 for end in ends) / num_ranks
     total_s = begun_s + waiting.num_jobs * interval_s
-    return Estimate(eta_s=max(total_s, alone_s, *(end.eta_s or 0.0 for end in ends)))
+    return Estimate(eta_s=max(total_s, alone_s or 0.0, *(end.eta_s or 0.0 for end in ends)))
 
 
 def with_more(waiting: Waiting, parameters: Parameters, num_jobs: int) -> Waiting:
@@ -173,11 +178,9 @@ def _of_started_in(group: GroupStatus, view: JobView) -> Estimate:
     shape = _shape_of(view.parameters)
     steps_left = max(0, shape.steps - view.step)
     costs = _costs_of(shape, group)
-    if costs is not None:
-        return Estimate(eta_s=steps_left * fmean(costs.step_s) + costs.decode_s)
-    # In the first video ever, the time of the last step is known, and that of the decode is not.
-    step_s = next((rank.step_s for rank in group.ranks if rank.job_id == view.id and rank.step_s is not None), None)
-    return Estimate(reason=UNMEASURED) if step_s is None else Estimate(eta_s=steps_left * step_s)
+    if costs is None:  # its first step may have taken far longer than the others, and its decode is not known
+        return Estimate(reason=UNMEASURED)
+    return Estimate(eta_s=steps_left * fmean(costs.step_s) + costs.decode_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +210,15 @@ def _alone_s(shape: _Shape, groups: Sequence[GroupStatus]) -> float | None:
 
 
 def _mean_interval_s(sample: Iterable[_Shape], groups: Sequence[GroupStatus]) -> float | None:
-    """Estimate the mean seconds between two finished videos while all groups run."""
+    """Estimate the mean seconds between two finished videos while all groups run; None if too few costs are known."""
     shapes = Counter(sample)  # thousands of jobs have a few shapes
     rate = 0.0
     for group in groups:
-        intervals = [_interval_s(shape, costs) for shape in shapes if (costs := _costs_of(shape, group))]
-        if intervals and (mean_s := fmean(intervals, shapes.values())) > 0:
-            rate += 1 / mean_s
+        known = {shape: costs for shape in shapes if (costs := _costs_of(shape, group))}
+        num_known = sum(shapes[shape] for shape in known)
+        total_s = sum(shapes[shape] * _interval_s(shape, costs) for shape, costs in known.items())
+        if total_s > 0 and num_known >= MIN_KNOWN * shapes.total():
+            rate += num_known / total_s
     return 1 / rate if rate else None
 
 
@@ -224,7 +229,7 @@ def _interval_s(shape: _Shape, costs: ShapeCosts) -> float:
 
 
 def _costs_of(shape: _Shape, group: GroupStatus) -> ShapeCosts | None:
-    """Return a group's measured costs of a shape, or scale those of the most similar shape."""
+    """Return a group's measured costs of a shape, or scale those of a similar one; None if there is none."""
     measured = group.intake.costs if group.intake else ()
     if not measured:
         return None
@@ -236,6 +241,8 @@ def _costs_of(shape: _Shape, group: GroupStatus) -> ShapeCosts | None:
 
     nearest = min(reversed(measured), key=lambda costs: (costs.guided != shape.guided, abs(math.log(scale(costs)))))
     factor = scale(nearest)
+    if not 1 / MAX_SCALE <= factor <= MAX_SCALE:
+        return None
     # Guidance doubles the batch of a step.
     step_factor = factor * {(True, False): 2.0, (False, True): 0.5}.get((shape.guided, nearest.guided), 1.0)
     return nearest.model_copy(

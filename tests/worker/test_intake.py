@@ -573,7 +573,8 @@ def test_a_group_tells_what_it_has_and_how_it_went(house, open_intake: Open) -> 
     assert (status.in_flight, status.finished, status.failed, status.pace_s) == (tuple(ids), 0, 0, None)
     (worker,) = view_workers(house.connection)
     assert status.worker == worker.name
-    made = {"metadata": {}, "seed": 1}  # by a rank: not found finished already
+    parameters = {"frames": 2, "width": 64, "height": 64, "steps": 4}
+    made = {"metadata": {}, "parameters": parameters}  # by a rank: not found finished already
     for request in requests[:2]:
         intake.ended(Report(job_id=request.job_id, body=made, result={"outputs": [], "used": {}, "notice": ""}))
     intake.ended(Report(job_id=ids[2], body=made, result={}, failure="It broke."))

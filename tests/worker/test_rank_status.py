@@ -59,13 +59,26 @@ def test_the_pace_leaves_idle_time_out() -> None:
     pace = Pace()
     assert pace.seconds is None
     for now_s in (100.0, 103.0, 108.0):
-        pace.finished(now_s)
+        pace.finished(now_s, 10)
     assert pace.seconds == 4.0
     pace.idle()
-    pace.finished(5000.0)
+    pace.finished(5000.0, 10)
     assert pace.seconds == 4.0
-    pace.finished(5007.0)
+    pace.finished(5007.0, 10)
     assert pace.seconds == 5.0
+
+
+def test_the_pace_is_not_that_of_other_sizes() -> None:
+    pace = Pace()
+    for now_s, size in ((1.0, 10), (2.0, 10), (3.0, 12)):
+        pace.finished(now_s, size)
+    assert pace.seconds == 1.0
+    pace.finished(33.0, 300)
+    assert pace.seconds is None
+    pace.finished(63.0, 300)
+    assert pace.seconds == 30.0
+    pace.finished(65.0, 11)  # both sizes, mixed
+    assert pace.seconds == 16.0
 
 
 def test_a_record_says_what_is_computed_and_what_is_waited_for() -> None:
@@ -82,11 +95,11 @@ def test_a_record_says_what_is_computed_and_what_is_waited_for() -> None:
     assert (stuck.activity, stuck.conditions) == ("waiting", (Stuck.condition,))
 
 
-def test_costs_are_told_by_shape() -> None:
+def test_costs_are_told_by_shape_once_all_are_measured() -> None:
     cost_model = CostModel(2, CostPrior(encode_steps=1, decode_steps=1))
-    assert costs_in(cost_model) == ()
     for rank, kind, num_steps, seconds in [(0, "encode", 0, 0.25), (0, "steps", 3, 1.5), (1, "steps", 5, 5.0)]:
         cost_model.record(Shape.of(PARAMETERS), rank, kind, num_steps, seconds)
+        assert costs_in(cost_model) == ()  # a guess of the decode would be taken for a measurement
     cost_model.record(Shape.of(PARAMETERS), 1, "decode", 0, 4.0)
     (costs,) = costs_in(cost_model)
     assert (costs.frames, costs.width, costs.height, costs.guided) == (2, 64, 64, True)

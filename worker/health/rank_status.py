@@ -22,8 +22,8 @@ from svdq.worker.health.histograms import Histogram
 
 #: Seconds over which the busy share is averaged.
 SHARE_OVER_S = 10.0
-#: Largest number of shapes whose costs are published; a queue rarely has more.
-MAX_SHAPES = 8
+#: Largest number of shapes whose costs are published; a group rarely renders more.
+MAX_SHAPES = 32
 
 
 class BusyMeter:
@@ -143,7 +143,7 @@ def describe(topology: Topology, device: torch.device, model_name: str, notice: 
 
 
 def costs_in(cost_model: CostModel) -> tuple[ShapeCosts, ...]:
-    """Return the measured costs of each shape, in the order of their first measurement."""
+    """Return the costs of each shape that was measured as a whole, in the order of their first measurement."""
     return tuple(
         ShapeCosts(**shape._asdict(), step_s=costs.step_s, encode_s=costs.encode_s, decode_s=costs.decode_s)
         for shape in cost_model.shapes[-MAX_SHAPES:]

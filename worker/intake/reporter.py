@@ -1,6 +1,7 @@
 """Reports to RQ how the executions of a group ended, and renews the leases of the others. Bookkeeping thread only."""
 
 import logging
+import math
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -129,7 +130,9 @@ class Reporter:
         self._on_ended(active, True)
         self._breaker.record_success()
         if report.body:  # without one its files were there already
-            self.pace.finished(time.monotonic())
+            parameters = report.body["parameters"]
+            size = math.prod(parameters[name] for name in ("frames", "width", "height", "steps"))
+            self.pace.finished(time.monotonic(), size)
 
     def _failed(self, active: ActiveJob, report: Report) -> None:
         self.num_failed += 1

@@ -228,11 +228,14 @@ def test_the_nearest_size_is_said(server: Server, data: bytes) -> None:
     assert (video["size"], "nearest to 1280x720" in video["svdq"]["notice"]) == ("1280x704", True)
 
 
+#: Of the size that these videos have by default.
+COSTS_HERE = COSTS.model_copy(update={"width": 1024, "height": 576, "step_s": (0.02, 0.02)})
+
+
 def test_when_to_poll_again(server: Server, data: bytes, connection: redis.Redis, svdq: Cli) -> None:
     made = [server.create(data, seed=seed).json["id"] for seed in range(9)]
     assert server.get(f"/v1/videos/{made[0]}").headers["openai-poll-after-ms"] == "5000"
-    intake = IntakeStatus(worker="w", in_flight=(), pace_s=2.0, costs=(COSTS,))
-    save(connection, rank(0, intake=intake), rank(1))
+    save(connection, rank(0, intake=IntakeStatus(worker="w", costs=(COSTS_HERE,))), rank(1))
     time.sleep(FRESH_S)
     answers = [server.get(f"/v1/videos/{each}") for each in made]
     for answer in answers:
@@ -358,8 +361,7 @@ def test_a_list_has_the_estimates_of_its_videos(server: Server, data: bytes, con
     made = [server.create(data, seed=seed).json["id"] for seed in range(3)]
     [video, *_] = server.get("/v1/videos").json["data"]
     assert (video["svdq"]["eta_s"], video["svdq"]["eta_reason"]) == (None, "No worker is running.")
-    intake = IntakeStatus(worker="w", in_flight=(), pace_s=2.0, costs=(COSTS,))
-    save(connection, rank(0, intake=intake), rank(1))
+    save(connection, rank(0, intake=IntakeStatus(worker="w", costs=(COSTS_HERE,))), rank(1))
     time.sleep(FRESH_S)
     listed = {each["id"]: each["svdq"]["eta_s"] for each in server.get("/v1/videos").json["data"]}
     assert listed == {each: server.get(f"/v1/videos/{each}").json["svdq"]["eta_s"] for each in made}

@@ -60,18 +60,26 @@ def test_many_jobs_in_many_groups_are_estimated_at_once() -> None:
     assert [each.eta_s for each in found.values()] == [pytest.approx(7 * INTERVAL_S / 200 + ALONE_S)] * len(jobs)
 
 
-def test_the_first_video_of_all_goes_by_its_last_step() -> None:
-    first = group(in_flight=("a",), measured=False, job_id="a", step_s=0.5)
-    assert eta(started("a", 3), first).eta_s == pytest.approx(2.5)
-    assert eta(started("a", 3), group(in_flight=("a",), measured=False)).reason == estimates.UNMEASURED
+def test_nothing_is_promised_of_the_first_video_of_its_size() -> None:
+    """Its first step took a minute and was multiplied; a small video, scaled to its size, said 948 s for 30 s."""
+    first = group(in_flight=("a",), measured=False, job_id="a", step_s=50.0)
+    assert eta(started("a", 1), first) == Estimate(reason=estimates.UNMEASURED)
+    assert eta(started("a", 1, width=256), group(in_flight=("a",))) == Estimate(reason=estimates.UNMEASURED)
 
 
-def test_a_shape_that_was_not_measured_is_scaled_from_one_that_was() -> None:
-    """The pace of the last videos says nothing of larger ones: this was five times too long, or too short."""
+def test_a_shape_that_was_not_measured_is_scaled_from_a_similar_one() -> None:
     same = estimate_all([], waiting(10), [group()], ()).eta_s
     assert same == pytest.approx(10 * INTERVAL_S)
-    larger = estimate_all([], waiting(10, width=128, frames=4), [group()], ()).eta_s
-    assert larger == pytest.approx(4 * same)
+    larger = estimate_all([], waiting(10, width=128), [group()], ()).eta_s
+    assert larger == pytest.approx(2 * same)
+    for much in ({"width": 128, "frames": 4}, {"width": 32, "height": 32}):
+        assert estimate_all([], waiting(10, **much), [group()], ()) == Estimate(reason=estimates.UNMEASURED)
+    # A few of an unknown size are no reason to say nothing.
+    odd = PARAMETERS | {"frames": 50}
+    few = Waiting(num_jobs=100, sample=[PARAMETERS] * 19 + [odd])
+    assert estimate_all([], few, [group()], ()).eta_s == pytest.approx(100 * INTERVAL_S)
+    many = Waiting(num_jobs=100, sample=[PARAMETERS] * 17 + [odd] * 3)
+    assert estimate_all([], many, [group()], ()).reason == estimates.UNMEASURED
     unguided = estimate_all([], waiting(10, max_guidance_scale=1.0), [group()], ()).eta_s
     assert same is not None
     assert unguided is not None
