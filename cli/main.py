@@ -61,7 +61,6 @@ SECTIONS = {
     "Measure and plan": {
         "bench": ("svdq.cli.bench:bench", "Measure the pipeline."),
         "plan": ("svdq.cli.plan:plan", "Estimate GPUs, time and cost of a number of videos."),
-        "advise": ("svdq.cli.plan:advise", "Show where the time goes and what would help most."),
     },
 }
 COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in commands.items()}

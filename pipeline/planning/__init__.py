@@ -1,5 +1,5 @@
-"""Capacity planning: the law of a pipeline's pace, plans made with it, and advice about measured runs.
+"""Capacity planning: the law of a pipeline's pace, and plans made with it.
 
-Pure code without torch, Redis and a terminal, but for reading recordings and drawing. docs/internals/capacity.md has
+Pure code without torch, Redis and a terminal. docs/internals/capacity.md has
 the formulas.
 """

@@ -31,7 +31,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "svdq retry": ["--failed"],
     "svdq move": ["f" * 20, "--front"],
     "svdq worker": ["--burst", "--ranks", "1"],
-    "svdq plan": ["--videos", "10", "--from", "live"],
+    "svdq plan": ["--videos", "10", "--step-ms", "50"],
 }
 COMMANDS = [
     context

@@ -23,8 +23,6 @@ from svdq.pipeline.media.video import write_video
 from svdq.pipeline.models.base import ModelInfo, State, check_tensor
 from svdq.pipeline.models.memory import ACTIVITIES, MeasuredMemory, shape_for
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.planning.advice import advise
-from svdq.pipeline.planning.recordings import read_profile
 from svdq.producer.job import SvdJob
 from svdq.producer.results.provenance import notice_of, read_provenance
 from svdq.producer.results.results import find_results
@@ -286,20 +284,6 @@ def memory_file(folder: Path, stack: ExitStack) -> Target:
     return Target(seeds=seeds, mutate=mutate_json, read=read, allowed=())
 
 
-def recording(folder: Path, stack: ExitStack) -> Target:
-    """What `svdq plan` and `svdq advise` read."""
-    run = {"ranks": 2, "steps": 4}
-    run |= {"busy_share": [0.9, 0.9], "step_ms": 500.0, "encode_ms": 50.0, "decode_ms": 100.0}
-    seeds = [json.dumps({"runs": [run, run | {"ranks": 1, "busy_share": [0.9]}]})]
-    path = folder / "recording.json"
-
-    def read(data: bytes) -> None:
-        path.write_bytes(data)
-        advise(read_profile(path))
-
-    return Target(seeds=[seed.encode() for seed in seeds], mutate=mutate_json, read=read, allowed=(InputError,))
-
-
 TARGETS: dict[str, Callable[[Path, ExitStack], Target]] = {
     "photo": photos,
     "list-csv": _lists("list.csv", [_CSV, _CSV.replace(b",", b";"), _WAN_CSV], mutate_csv),
@@ -312,5 +296,4 @@ TARGETS: dict[str, Callable[[Path, ExitStack], Target]] = {
     "rank-message": rank_message,
     "checkpoint": checkpoint,
     "memory-file": memory_file,
-    "recording": recording,
 }
