@@ -9,10 +9,8 @@ while data is in transit; every host has a receiving end, since the channels of 
 """
 
 import contextlib
-import os
 import socket
 import struct
-from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -26,14 +24,11 @@ from svdq.pipeline.transport.message import (
     byte_views,
     decode_header,
     encode_header,
-    num_payload_bytes,
     on_host,
 )
 
 #: Length of the header that follows, in bytes.
 _LENGTH: Final = struct.Struct("!I")
-#: Bytes that are passed on at a time, at most: a pipe holds as many.
-_PIECE_BYTES: Final = 1 << 16
 #: Largest number of buffers per system call (IOV_MAX is 1024 on Linux and macOS).
 _MAX_BUFFERS = 256
 
@@ -49,8 +44,6 @@ class Channel:
         """Wrap a connected socket; tensors are copied from and to the rank's device."""
         self._connection = connection
         self.device = device
-        #: For what is passed on; made once.
-        self._pipe: tuple[int, int] | None = None
 
     @property
     def is_direct(self) -> bool:
@@ -75,23 +68,6 @@ class Channel:
         """
         while buffers:
             buffers = self._send_some(buffers, 0)
-
-    def send_header(self, message: Message, layout: Layout) -> None:
-        """Send a message whose tensors follow, with `send_piece`.
-
-        Raises:
-            OSError: the neighbor is gone.
-        """
-        self._connection.sendall(_framed(encode_header(message, layout)))
-
-    def send_piece(self, pipe: int, num_bytes: int) -> None:
-        """Send a part of the tensors that `send_header` has announced, from a pipe, without copying it.
-
-        Raises:
-            OSError: the neighbor is gone.
-        """
-        while num_bytes:
-            num_bytes -= os.splice(pipe, self._connection.fileno(), num_bytes)
 
     def _send_some(self, buffers: list[memoryview], flags: int) -> list[memoryview]:
         num_sent = self._connection.sendmsg(buffers[:_MAX_BUFFERS], (), flags)
@@ -124,32 +100,9 @@ class Channel:
             self._receive_exactly(view)
         return tensors
 
-    def receive_pieces(self, layout: Layout) -> Iterator[tuple[int, int]]:
-        """Receive the tensors that a header has announced piece by piece, each into a pipe, without copying them.
-
-        Yields:
-            The pipe's reading end, and the number of bytes in it; all must be read before the next piece.
-
-        Raises:
-            ChannelClosedError: the neighbor is gone.
-        """
-        rest = num_payload_bytes(layout)
-        if rest and self._pipe is None:
-            self._pipe = os.pipe()
-        while rest:
-            assert self._pipe is not None
-            num_received = os.splice(self._connection.fileno(), self._pipe[1], min(rest, _PIECE_BYTES))
-            if num_received == 0:
-                raise ChannelClosedError("it closed the connection")
-            yield self._pipe[0], num_received
-            rest -= num_received
-
     def close(self) -> None:
         """Close the socket; sent data still arrives."""
         self._connection.close()
-        for end in self._pipe or ():
-            os.close(end)
-        self._pipe = None
 
     def _receive_exactly(self, rest: memoryview) -> None:
         while rest:

@@ -123,16 +123,11 @@ def sample_from(body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sampl
         raise ValueError(f"this is not a sample: {error!r}") from error
 
 
-def encode_header(message: Message, layout: Layout | None = None) -> bytes:
-    """Encode all of a message but the content of its tensors as JSON.
-
-    `layout` is that of tensors that are still on their way from another rank; None: of the message's own.
-    """
-    if layout is None:
-        layout = [
-            (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-            for name, tensor in message.tensors.items()
-        ]
+def encode_header(message: Message) -> bytes:
+    """Encode all of a message but the content of its tensors as JSON."""
+    layout = [
+        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in message.tensors.items()
+    ]
     document: dict[str, Any] = {"kind": message.kind.value, "body": message.body, "layout": layout}
     if message.work:
         document["work"] = message.work

@@ -6,7 +6,6 @@ thread what it passes on. Each message is sent as a whole, and only one is on it
 rank 0.
 """
 
-import os
 import queue
 import threading
 import time
@@ -96,28 +95,6 @@ class Sender:
         else:
             self._turn.release()
 
-    def relay(self, message: Message, layout: Layout, pieces: Iterable[tuple[int, int]]) -> None:
-        """Send a message from another link while its tensors arrive: they are neither kept nor looked at.
-
-        `layout` is that of its tensors, and `pieces` are those of `Channel.receive_pieces`; what iterating raises is
-        passed on.
-        """
-        self._turn.acquire()
-        if self._released:
-            return
-        try:
-            self._channel.send_header(self._with_work(message), layout)
-        except OSError as error:
-            self._lost(error)
-            return
-        for pipe, num_bytes in pieces:
-            try:
-                self._channel.send_piece(pipe, num_bytes)
-            except OSError as error:
-                self._lost(error)
-                return
-        self._turn.release()
-
     def note(self, work: Iterable[Work]) -> None:
         """Have the next message carry finished work along."""
         self._work.extend(work)
@@ -201,11 +178,8 @@ class Arrival:
         return self.channel.receive_tensors(self.layout)
 
     def relay(self, to: Sender) -> None:
-        """Pass the message on, as it arrives where the system can splice: Linux, not macOS."""
-        if hasattr(os, "splice"):
-            to.relay(self.message, self.layout, self.channel.receive_pieces(self.layout))
-        else:
-            to.send(replace(self.message, tensors=self.receive()))
+        """Receive the tensors and pass the message on."""
+        to.send(replace(self.message, tensors=self.receive()))
 
 
 class Receiver:

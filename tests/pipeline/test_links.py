@@ -1,6 +1,5 @@
 """The ends of a link: messages arrive whole and in order, and a rank that stops waits for no neighbor."""
 
-import os
 import queue
 import socket
 import threading
@@ -92,10 +91,7 @@ def test_messages_of_several_threads_arrive_whole_and_in_the_order_of_each_threa
             assert bool((latents == message.body["count"]).all())
 
 
-@pytest.mark.parametrize("splices", [True, False])
-def test_a_message_is_passed_on_bit_by_bit(pair, second_pair, monkeypatch, splices) -> None:
-    if not splices:  # as on macOS
-        monkeypatch.delattr(os, "splice")
+def test_a_message_is_passed_on_bit_by_bit(pair, second_pair) -> None:
     sender = Sender(Channel(pair[0], CPU), 1, print)
     onward = Sender(Channel(second_pair[0], CPU), 2, print)
     frames = torch.arange(5_000_000, dtype=torch.int32).view(torch.uint8)
