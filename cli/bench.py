@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from svdq.cli.bench_model import bench_model
 from svdq.cli.formatting import echo, table
 from svdq.cli.option_types import MILLISECONDS, Number, OutputFile, parse_experts
 
@@ -35,7 +34,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     return numbers
 
 
-@click.group(invoke_without_command=True)
+@click.command()
 @click.option("--model", default="simulated", show_default=True, help="simulated, tiny, preview, or a model folder.")
 @click.option("--ranks", callback=_numbers, default="7", show_default=True, help="Ranks of each run: 1,2,4,7.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=25, show_default=True, help="Denoising steps.")
@@ -71,10 +70,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--json", "json_path", type=OutputFile(), help="Write the figures to this file.")
 @click.option("--plot", "plot_path", type=OutputFile(".png"), help="Write a timeline to this PNG file.")
 @click.option("--trace", "trace_path", type=OutputFile(), help="Write a Chrome trace to this file.")
-@click.pass_context
 def bench(
-    context: click.Context,
-    /,
+    *,
     model: str,
     ranks: tuple[int, ...],
     json_path: Path | None,
@@ -99,14 +96,10 @@ def bench(
       svdq bench --through daemon                 with real Redis and real files
       svdq bench --burst 1,2,7,8,10,14,20,50      a few videos at a time, and replicas
       svdq bench --steps 40 --segments 15+25      ranks that hold one of two experts each
-      svdq bench model --size 1024x576            step, encode and decode of the real model
     """
     # Treated like Ctrl-C, so that ranks, workers and their Redis server end and temporary folders of gigabytes are
     # removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if context.invoked_subcommand is not None:
-        _refuse_options(context, context.invoked_subcommand)
-        return
     from svdq.pipeline.installed import require_torch
 
     require_torch("`svdq bench`")
@@ -119,20 +112,6 @@ def bench(
     rows = _rows(BURST_COLUMNS, report.bursts) if report.bursts else _rows(RUN_COLUMNS, report.runs)
     echo(*table(rows))
     write_results(report, json_path=json_path, plot_path=plot_path, trace_path=trace_path)
-
-
-def _refuse_options(context: click.Context, command: str) -> None:
-    """Refuse options that precede the name of a subcommand, where they have no effect.
-
-    Raises:
-        UsageError: there is such an option.
-    """
-    for option in context.command.params:
-        if context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{option.opts[0]} before {command} has no effect; write it after {command}.")
-
-
-bench.add_command(bench_model)
 
 
 #: Columns of a table: head -> what is in it of a run or a burst.

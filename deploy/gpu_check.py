@@ -74,8 +74,7 @@ def _where(device: str) -> str:
 def _random_model(folder: Path) -> str:
     """Write a model of the published sizes, unless it exists from an earlier run."""
     import torch
-
-    from svdq.pipeline.models.svd.full_size import COMPONENTS, write_full_size_model
+    from gpu_checks.full_size import COMPONENTS, write_full_size_model
 
     write_once(folder, lambda new: write_full_size_model(new, torch.float16, components=COMPONENTS))
     print("Without `--model`, the published sizes get random weights, and the videos show noise.\n")  # noqa: T201

@@ -38,11 +38,11 @@ class Check:
         self.on_gpu = options.device == "cuda"
         self.device = ["--device", options.device]
 
-    def bench_model(self, name: str, *arguments: object) -> list[dict[str, Any]]:
-        """Run `svdq bench model` and return the rows that could be measured, also if the time limit ended the run."""
+    def measure_parts(self, name: str, *arguments: object) -> list[dict[str, Any]]:
+        """Measure parts of a model; return the rows that could be measured, also if the time limit ended the run."""
         path = self.folder / f"{name}.json"
         path.unlink(missing_ok=True)
-        command = ["svdq.cli", "bench", "model", *self.device, "--repeats", self.options.repeats]
+        command = ["gpu_checks.model_parts", *self.device, "--repeats", self.options.repeats]
         try:
             self.report.run(*command, *arguments, "--json", path)
         except RuntimeError as error:
@@ -55,7 +55,7 @@ class Check:
         return rows
 
     def measured(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows that `svdq bench model` has measured for a section, in this run or an earlier one."""
+        """Return the rows that were measured for a section, in this run or an earlier one."""
         path = self.folder / f"{name}.json"
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else ()
         return [row for row in rows if not row["failure"]]

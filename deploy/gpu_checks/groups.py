@@ -53,7 +53,7 @@ def parity(check: Check) -> None:
     common = ["--model", check.model, *check.device, "--image", options.photo, "--size", options.parity_size]
     for count, against in ((1, "diffusers"), *((count, "one rank") for count in sorted({min(3, most), most}))):
         more = ["--ranks", count, *(["--alone"] if against == "one rank" else [])]
-        said = check.report.run("svdq.pipeline.compare", *common, "--steps", 8, *more, "--tolerance", 255)
+        said = check.report.run("gpu_checks.compare", *common, "--steps", 8, *more, "--tolerance", 255)
         difference = re.findall(r"largest pixel difference over .*: (\d+)$", said, re.MULTILINE)[-1]
         # Half precision on a GPU may differ from diffusers; the number of ranks must not change a pixel.
         good = difference == "0" if against == "one rank" or not check.on_gpu else None

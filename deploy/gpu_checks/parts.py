@@ -30,7 +30,7 @@ def model(check: Check) -> None:
     chunks = [f"--decode-chunk-size={size}" for size in (1, 4, 8, options.frames)]
     common = ["--model", check.model, "--size", options.size, "--frames", options.frames]
     dtypes = ("fp16", "bf16") if check.on_gpu else ("fp32",)
-    rows = check.bench_model("model", *common, *(f"--dtype={name}" for name in dtypes), *chunks)
+    rows = check.measure_parts("model", *common, *(f"--dtype={name}" for name in dtypes), *chunks)
     for row in rows:
         if not row["finite"]:
             what = f"Finite results of the {row['part']} in {row['dtype']}"
@@ -46,7 +46,7 @@ def decode(check: Check) -> None:
     sizes = [f"--decode-chunk-size={size}" for size in (4, options.frames)]
     common = ["--model", check.model, "--size", options.parity_size, "--frames", options.frames, "--part=decode"]
     dtypes = ["--dtype=fp32", *(["--dtype=fp16"] if check.on_gpu else [])]
-    for row in check.bench_model("decode", *common, *dtypes, *sizes)[1:]:
+    for row in check.measure_parts("decode", *common, *dtypes, *sizes)[1:]:
         what = f"Decode in {row['dtype']}, {row['decode_chunk_size']} frames at a time, to float32 4 at a time"
         check.report.judge(f"{what}: largest difference", shown(row), "", None)
 
@@ -55,8 +55,8 @@ def compiled(check: Check) -> None:
     """Measure a compiled step and one with int8 weights against a step as diffusers computes it, before and after."""
     options = check.options
     common = ["--model", check.model, "--size", options.size, "--frames", options.frames, "--part=step"]
-    plain, *others = check.bench_model("compile", *common, "--compile=off", "--compile=blocks", "--approximate=int8")
-    again = check.bench_model("again", *common)[0]
+    plain, *others = check.measure_parts("compile", *common, "--compile=off", "--compile=blocks", "--approximate=int8")
+    again = check.measure_parts("again", *common)[0]
     drift = again["seconds"] / plain["seconds"]
     check.report.judge("Seconds of a step as diffusers does it, at the end over the start", f"{drift:.3f}", "", None)
     plain_s = (plain["seconds"] + again["seconds"]) / 2
@@ -121,7 +121,7 @@ def wan(check: Check) -> None:
         folder = check.folder / f"wan-{layers}"
         write_once(folder, partial(write_wide_wan, layers=layers, narrow=not check.on_gpu))
         parts = ["--part=step"] if layers != LAYERS[-1] else []
-        rows = check.bench_model(f"wan-{layers}", "--model", folder, *shape, *parts)
+        rows = check.measure_parts(f"wan-{layers}", "--model", folder, *shape, *parts)
         step_s[layers] = next(row["seconds"] for row in rows if row["part"] == "step")
     few, many = LAYERS
     layer_s = (step_s[many] - step_s[few]) / (many - few)
@@ -155,7 +155,7 @@ def peaks(check: Check, family: Family, rows: Sequence[Mapping[str, Any]]) -> No
 
 
 def estimate(family: Family, row: Mapping[str, Any]) -> int:
-    """Return the bytes that a family estimates for a row of `svdq bench model`, with guidance."""
+    """Return the bytes that a family estimates for a row of the measured parts, with guidance."""
     size = (row["width"], row["height"])
     shape = {
         "encode": size,

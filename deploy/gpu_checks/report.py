@@ -68,7 +68,7 @@ class Report:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**(environment or os.environ), "PYTHONUNBUFFERED": "1"},
+            env={**(environment or os.environ), "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
         )
         assert process.stdout is not None
         lines = []

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from svdq.pipeline.bench.model import differences
+from gpu_checks.model_parts import differences
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import dtype_for, open_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.models.svd.full_size import with_random_weights
+from gpu_checks.full_size import with_random_weights
 from svdq.pipeline.models.wan.family import PUBLISHED
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.tiny import write_tiny_wan

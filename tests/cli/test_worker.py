@@ -51,7 +51,7 @@ def test_a_storage_that_is_read_only(svdq: Cli, home: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "command",
-    ["worker --burst", "bench", "bench model", "model tiny folder"],
+    ["worker --burst", "bench", "model tiny folder"],
 )
 def test_without_pytorch_there_is_a_sentence(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gpu_checks import compare
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from svdq.pipeline import compare
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.parameters import SvdParameters

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gpu_checks.references import call_diffusers
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.components import be_quiet
 from svdq.pipeline.models.svd.model import SvdModel
-from svdq.pipeline.models.svd.reference import call_diffusers
 from tests.pipeline.fakes import Alone, request
 
 pytestmark = pytest.mark.slow

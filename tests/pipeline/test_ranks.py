@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 import torch
+from gpu_checks import compare
 
-from svdq.pipeline import compare
 from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role

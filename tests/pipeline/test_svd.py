@@ -8,6 +8,7 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
+from gpu_checks.references import call_diffusers
 from safetensors.torch import load_file, save_file
 
 from svdq.pipeline.errors import InputError, SampleError
@@ -17,7 +18,6 @@ from svdq.pipeline.models.diffusers_model import to_uint8
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.svd.reference import call_diffusers
 
 CPU = torch.device("cpu")
 #: Guidance on, off, and both scales high.

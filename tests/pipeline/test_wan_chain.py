@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from gpu_checks.references import call_diffusers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.wan.layout import HIGH_NOISE, LOW_NOISE
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.reference import call_diffusers
 from svdq.pipeline.plan import Assignment, Planner
 from svdq.pipeline.protocols import Request
 from svdq.worker.checkpoint.codec import Codec

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu_checks.references import call_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.reference import call_diffusers
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from gpu_checks import compare
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svdq.pipeline import compare
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import options

@@ -12,12 +12,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from gpu_checks.compare import ListSource
+from gpu_checks.full_size import write_full_size_model
 from PIL import Image
 
-from svdq.pipeline.compare import ListSource
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.svd.full_size import write_full_size_model
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.plan import Assignment

@@ -7,12 +7,12 @@ the real arithmetic is compared in `test_svd.py`, and here for whole videos by t
 import numpy as np
 import pytest
 import torch
+from gpu_checks.references import call_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.models.svd.reference import call_diffusers
 
 pytestmark = pytest.mark.slow
 

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from gpu_checks.references import call_diffusers
 from safetensors.torch import load, save
 
 from svdq.pipeline.decoding import Decoder
@@ -15,7 +16,6 @@ from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.reference import call_diffusers
 from svdq.pipeline.models.wan.tiny import VARIANTS, write_tiny_wan
 from svdq.pipeline.sample import Sample
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from gpu_checks.references import call_diffusers, open_diffusers
 
 from svdq.pipeline.media.image import prepare_photo
 from svdq.pipeline.models import options as compute
@@ -12,7 +13,6 @@ from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.wan.layout import TRANSFORMER_DEFAULTS
 from svdq.pipeline.models.wan.parameters import WanParameters
-from svdq.pipeline.models.wan.reference import call_diffusers, open_diffusers
 from svdq.pipeline.models.wan.tiny import write_tiny_wan
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def test_bfloat16_keeps_what_must_be_float32_and_equals_diffusers(tmp_path, phot
     state = denoise(model, photo, values)
     assert state["prompt_embeds"].dtype == torch.bfloat16
     assert state["condition"].dtype == torch.float32
-    theirs = open_diffusers(str(tmp_path), torch.bfloat16)
+    theirs = open_diffusers("wan", str(tmp_path), torch.bfloat16)
     theirs.set_progress_bar_config(disable=True)
     expected = call_diffusers(theirs, photo, values, output_type="latent")
     assert torch.equal(state["latents"], expected.to(state["latents"].dtype))

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from gpu_checks import compare
 
-from svdq.pipeline import compare
 from svdq.pipeline.models.wan.family import FAMILY
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.tiny import write_tiny_wan

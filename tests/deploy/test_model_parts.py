@@ -1,4 +1,4 @@
-"""`svdq bench model` on the untrained models: rows, the file that grows with them, and what cannot be measured."""
+"""Measured parts of the untrained models: rows, the file that grows with them, and what cannot be measured."""
 
 import json
 from dataclasses import asdict
@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_checks import model_parts
+from gpu_checks.model_cases import Row
 
-from svdq.cli.main import run
-from svdq.pipeline.bench import model as bench
-from svdq.pipeline.bench.cases import Row
 from svdq.pipeline.models.svd import model as svd
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.wan import model as wan
@@ -52,7 +51,7 @@ def size_of(folder: Path) -> int:
 
 def measure(folder: Path, path: Path, *options: str, sizes: tuple[str, ...] = ("64x64",)) -> int:
     arguments = ["--model", str(folder), "--frames", "2", "--repeats", "2", "--device", "cpu", "--json", str(path)]
-    return run(["bench", "model", *arguments, *(word for size in sizes for word in ("--size", size)), *options])
+    return model_parts.main([*arguments, *(word for size in sizes for word in ("--size", size)), *options])
 
 
 def rows_in(path: Path) -> list[dict[str, Any]]:
@@ -66,7 +65,7 @@ def test_each_part_is_measured_alone(tiny_model: Path, tmp_path: Path, capsys: A
     code = measure(tiny_model, path, "--decode-chunk-size", "9", "--decode-chunk-size", "1")
     printed = capsys.readouterr()
     assert code == 0, printed.err
-    assert [line.split()[0] for line in printed.out.splitlines()] == ["part", "step", "encode", "decode", "decode"]
+    assert [line.split()[0] for line in printed.out.splitlines()] == ["step", "encode", "decode", "decode"]
     step, encode, *decodes = rows_in(path)
     # More frames at a time than there are is all of them.
     assert [one["decode_chunk_size"] for one in (step, encode, *decodes)] == [None, None, 1, 2]
@@ -107,9 +106,9 @@ def test_a_step_with_int8_weights_is_smaller_and_near(tiny_model: Path, tmp_path
 
 def test_both_experts_of_wan_are_measured_alone(tiny_wan: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "wan.json"
-    command = ["bench", "model", "--model", str(tiny_wan), "--size", "80x48", "--frames", "5", "--repeats", "1"]
+    command = ["--model", str(tiny_wan), "--size", "80x48", "--frames", "5", "--repeats", "1"]
     dtypes = ("--dtype", "fp32", "--dtype", "bf16")
-    assert run([*command, "--device", "cpu", "--json", str(path), *dtypes]) == 0, capsys.readouterr().err
+    assert model_parts.main([*command, "--device", "cpu", "--json", str(path), *dtypes]) == 0
     printed = capsys.readouterr()
     rows = rows_in(path)
     assert [(one["part"], one["component"], one["dtype"], one["decode_chunk_size"]) for one in rows] == [
@@ -125,9 +124,7 @@ def test_both_experts_of_wan_are_measured_alone(tiny_wan: Path, tmp_path: Path, 
         ("decode", None, "bf16", 1),
         ("decode", None, "bf16", 5),
     ]
-    assert "step transformer_2 at 80x48 (bf16): " in printed.err
-    names = [line.split("  ")[0] for line in printed.out.splitlines()]
-    assert names[1:5:2] == ["step transformer", "step transformer_2"]
+    assert "step transformer_2 at 80x48 (bf16): " in printed.out
     for one in rows:
         assert (one["failure"], one["finite"], one["peak_bytes"], len(one["all_s"])) == ("", True, None, 1)
         assert one["seconds"] > 0
@@ -157,30 +154,15 @@ def test_the_prompt_is_encoded_in_each_run(
 
     monkeypatch.setattr(wan, "WanModel", Reading)
     options = ("--part", "encode", "--frames", "5", "--repeats", "1", "--device", "cpu")
-    assert run(["bench", "model", "--model", str(tiny_wan), *options, "--size", "64x64", "--size", "80x64"]) == 0
+    sizes = ["--size", "64x64", "--size", "80x64", "--json", str(tmp_path / "rows.json")]
+    assert model_parts.main(["--model", str(tiny_wan), *options, *sizes]) == 0
     # Embeddings are cached by text.
     assert len(texts) == len(set(texts)) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--size", "100x100"], "multiples of 16"),
-        (["--frames", "6"], "the nearest being 5 and 9"),
-        (["--size", "auto"], "--size auto needs a photo"),
-        (["--size", "64x64", "--size", "8192x64"], "from 16 to 4096"),
-    ],
-)
-def test_the_family_says_which_videos_it_makes(
-    tiny_wan: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
-) -> None:
-    assert run(["bench", "model", "--device", "cpu", "--model", str(tiny_wan), *options]) == 2
-    assert words in capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(("family", "shape"), [("svd", (1024, 576, 14)), ("wan", (832, 480, 81))])
 def test_shapes_are_the_models_own_by_default(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: Any, family: str, shape: tuple[int, ...]
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, shape: tuple[int, ...]
 ) -> None:
     folder = request.getfixturevalue({"svd": "tiny_model", "wan": "tiny_wan"}[family])
     seen: list[tuple[int, ...]] = []
@@ -189,8 +171,9 @@ def test_shapes_are_the_models_own_by_default(
         seen.extend((case.width, case.height, case.frames) for case in cases)
         return iter([Row(**asdict(case), failure="not measured") for case in cases])
 
-    monkeypatch.setattr(bench, "measure", record)
-    assert run(["bench", "model", "--device", "cpu", "--part", "step", "--model", str(folder)]) == 1
+    monkeypatch.setattr(model_parts, "measure", record)
+    options = ["--device", "cpu", "--part", "step", "--json", str(tmp_path / "rows.json")]
+    assert model_parts.main([*options, "--model", str(folder)]) == 1
     assert set(seen) == {shape}
 
 
@@ -202,8 +185,7 @@ def test_what_does_not_fit_is_said_and_the_next_is_tried(
     chunks = ("--decode-chunk-size", "1", "--decode-chunk-size", "2")
     assert measure(tiny_model, path, "--part", "decode", "--dtype", "fp16", "--dtype", "fp32", *chunks) == 0
     printed = capsys.readouterr()
-    assert [line.split()[:4] for line in printed.out.splitlines()[1:]] == [["decode", "64x64", "fp32", "1"]]
-    assert [line for line in printed.err.splitlines() if "cannot be measured" in line] == [
+    assert [line for line in printed.out.splitlines() if "cannot be measured" in line] == [
         "decode at 64x64 (fp16 1 frames at a time) cannot be measured: out of memory",
         "decode at 64x64 (fp16 2 frames at a time) cannot be measured: out of memory",
         "decode at 64x64 (fp32 2 frames at a time) cannot be measured: out of memory",
@@ -243,51 +225,23 @@ def test_rows_are_in_the_file_as_soon_as_they_are_measured_and_are_resumed_from(
     path = tmp_path / "model.json"
     with monkeypatch.context() as patched:
         patched.setattr(svd, "SvdModel", KilledAfterTwo)
-        assert measure(tiny_model, path, "--decode-chunk-size", "1") == 130
+        with pytest.raises(KeyboardInterrupt):
+            measure(tiny_model, path, "--decode-chunk-size", "1")
     before = rows_in(path)
     assert [one["part"] for one in before] == ["step", "encode"]
     assert list(tmp_path.iterdir()) == [path]
 
     capsys.readouterr()
-    assert measure(tiny_model, path, "--decode-chunk-size", "1", "--resume") == 0
+    assert measure(tiny_model, path, "--decode-chunk-size", "1") == 0
     after = rows_in(path)
     assert after[:2] == before
     assert [one["part"] for one in after] == ["step", "encode", "decode"]
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["part", "step", "encode", "decode"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["decode"]
 
     # The result of an earlier run is gone, so that of another dtype is not compared.
     more = ("--part", "encode", "--dtype", "fp32", "--dtype", "bf16")
-    assert measure(tiny_model, path, *more, "--resume") == 0
+    assert measure(tiny_model, path, *more) == 0
     assert [(one["dtype"], one["difference"]) for one in rows_in(path)] == [
         *[("fp32", 0)] * 3,
         ("bf16", None),
     ]
-
-    # Without --resume all is measured again; rows that were measured in another way are not mixed in.
-    assert measure(tiny_model, path, "--part", "encode") == 0
-    assert len(rows_in(path)) == 1
-    assert measure(tiny_model, path, "--part", "encode", "--resume", "--repeats", "1") == 2
-    assert "were measured with repeats 2, not 1" in capsys.readouterr().err
-    path.write_text('{"runs": []}')
-    assert measure(tiny_model, path, "--resume") == 2
-    assert "has no rows of svdq bench model" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--size", "100x100"], "multiples of 64"),
-        (["--size", "0x0"], "--size 0x0 is not allowed"),
-        (["--size", "64x64", "--size", "large"], "--size large"),
-        (["--model", "preview"], "no weights to measure"),
-        (["--decode-chunk-size", "0"], "0"),
-        (["--dtype", "fp8"], "fp8"),
-        (["--model", "/nowhere"], "/nowhere"),
-        (["--resume"], "--json"),
-    ],
-)
-def test_wrong_input_is_one_sentence(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
-    assert run(["bench", "model", "--device", "cpu", *options]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert words in printed.err.splitlines()[-1]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_checks import full_size
 
 from svdq.pipeline.models.base import Role
-from svdq.pipeline.models.svd import full_size
 from svdq.pipeline.models.svd.model import SvdModel
 
 

@@ -1,4 +1,4 @@
-"""Compare this pipeline with diffusers' own: `python -m svdq.pipeline.compare [--family NAME | --model DIR]`.
+"""Compare this pipeline with diffusers' own: `python -m gpu_checks.compare [--family NAME | --model DIR]` in deploy.
 
 Both get the same prepared photo, the same arguments and a CPU generator with the same seed, and run one thread a
 process, since float32 sums on a CPU depend on the number of threads. Prints the largest difference of any pixel, from 0
@@ -7,7 +7,6 @@ With `--bound`, each rank loads only the expert of its steps, as on GPUs without
 """
 
 import argparse
-import importlib
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
+from gpu_checks.references import call_diffusers, open_diffusers
 from svdq.pipeline.binding import Components, bind
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
@@ -143,10 +143,10 @@ def render_with_diffusers(
 
     be_quiet()  # before the import, since transformers warns while it is imported
     torch.set_num_threads(1)
-    reference = importlib.import_module(f"svdq.pipeline.models.{family_for(parameters).name}.reference")
-    pipeline = reference.open_diffusers(model, dtype_for(model, torch.device(device))).to(device)
+    dtype = dtype_for(model, torch.device(device))
+    pipeline = open_diffusers(family_for(parameters).name, model, dtype).to(device)
     pipeline.set_progress_bar_config(disable=True)
-    frames = reference.call_diffusers(pipeline, image, parameters)[0]
+    frames = call_diffusers(pipeline, image, parameters)[0]
     return np.stack([np.asarray(frame) for frame in frames])
 
 
@@ -228,7 +228,7 @@ def _videos(options: argparse.Namespace, model: str, family: Family) -> list[Vid
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m svdq.pipeline.compare", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gpu_checks.compare", description=__doc__)
     names = [family.name for family in FAMILIES]
     parser.add_argument("--family", choices=names, help="family of the tiny model [default: svd, or that of --model]")
     parser.add_argument("--model", type=Path, help="folder of a diffusers pipeline [default: the family's tiny one]")

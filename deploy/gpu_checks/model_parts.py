@@ -3,11 +3,13 @@
 Each part runs through the model that a worker opens, with nothing else loaded, as on a rank that has only this part.
 """
 
+import argparse
 import contextlib
 import gc
 import itertools
+import json
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
@@ -16,9 +18,11 @@ from typing import Any
 
 import torch
 from PIL import Image
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from svdq.pipeline.bench.cases import Case, Row
+from gpu_checks.model_cases import PARTS, Case, Row, cases_of, denoising_components
+from svdq.pipeline.device import choose_device
 from svdq.pipeline.models.base import Role, all_finite
 from svdq.pipeline.models.components import acceptable
 from svdq.pipeline.models.device_memory import is_out_of_memory
@@ -26,9 +30,8 @@ from svdq.pipeline.models.diffusers_model import DiffusersModel
 from svdq.pipeline.models.folder_check import check_folder
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.loader import open_folder
-from svdq.pipeline.models.options import DTYPES, ComputeOptions
-from svdq.pipeline.models.registry import layout_of
-from svdq.pipeline.models.svd.full_size import COMPONENTS, write_full_size_model
+from svdq.pipeline.models.options import APPROXIMATE, COMPILED, DTYPES, ComputeOptions
+from svdq.pipeline.models.registry import family_of, layout_of
 from svdq.pipeline.parameters import VideoParameters
 
 #: What a part computes, in float32 on the host.
@@ -88,21 +91,6 @@ def differences(results: Results, references: Results | None) -> dict[str, Any]:
         largest, apart = float(reference.abs().max()) or 1.0, (result - reference).abs()
         found.append((float(apart.max()) / largest, float(apart.mean()) / largest))
     return {"difference": max(most for most, _ in found), "mean_difference": max(mean for _, mean in found)}
-
-
-@contextlib.contextmanager
-def model_folder(model: str | None, parts: Collection[str]) -> Iterator[str]:
-    """Yield a model, or a temporary folder of SVD-XT's published sizes with random weights in half precision.
-
-    The published sizes take 1.5 GB of disk without the UNet and 4.5 GB with it.
-    """
-    if model is not None:
-        yield model
-        return
-    components = [name for name in COMPONENTS if name != "unet" or "step" in parts]
-    with tempfile.TemporaryDirectory(prefix="svdq-bench-") as folder:
-        write_full_size_model(Path(folder), torch.float16, components=components)
-        yield folder
 
 
 def _role(case: Case) -> Role:
@@ -218,3 +206,61 @@ class _Bench:
     def _keep(self, number: int, *results: Tensor) -> None:
         if number == 0:
             self._results = tuple(result.float().cpu() for result in results)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write each row into the file of --json as soon as it is there; 1 if no row could be measured."""
+    options = _parse(arguments)
+    device = choose_device(options.device, 0)
+    folder = find_folder(options.model)
+    family = family_of(folder, options.model)
+    facts = family.read_facts(folder, options.model)
+    shapes: list[dict[str, int]] = []
+    for size in options.size or [""]:
+        sides = dict(zip(("width", "height"), map(int, size.split("x")), strict=True)) if size else {}
+        shapes.append(sides | ({"frames": options.frames} if options.frames else {}))
+    videos = [
+        family.fill_in(family.parameters.model_validate({**shape, "seed": 0}), options.model, facts) for shape in shapes
+    ]
+    cases = cases_of(
+        options.part or PARTS,
+        videos,
+        denoising_components(videos, facts),
+        dtypes=options.dtype or (family.half if device.type == "cuda" else "fp32",),
+        compiled=options.compile or ("off",),
+        approximate=options.approximate,
+        # Fewer frames than all at a time are tiles to Wan, whatever the number.
+        chunk_sizes=options.decode_chunk_size or (videos[0].smaller_chunk(16), videos[0].num_frames),
+    )
+    rows = (
+        TypeAdapter(dict[str, list[Row]]).validate_json(options.json.read_bytes())["rows"]
+        if options.json.exists()
+        else []
+    )
+    done = {row.case: row for row in rows if not row.failure}
+    missing = [case for case in cases if case not in done]
+    for row in measure(options.model, missing, device=device, repeats=options.repeats, earlier=list(done)):
+        done[row.case] = row
+        print(row.sentence(), flush=True)  # noqa: T201
+        options.json.write_text(json.dumps({"rows": [asdict(one) for one in done.values()]}, indent=2))
+    return 0 if any(not done[case].failure for case in cases) else 1
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m gpu_checks.model_parts", description=__doc__)
+    parser.add_argument("--model", required=True, help="a model folder or hub id")
+    parser.add_argument("--json", type=Path, required=True, help="file of the rows; those in it are kept")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--frames", type=int, help="frames of the video [default: the model's]")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each row")
+    for name, choices in {"part": PARTS, "dtype": DTYPES, "compile": COMPILED, "approximate": APPROXIMATE}.items():
+        parser.add_argument(f"--{name}", action="append", choices=list(choices), default=[], help="repeatable")
+    parser.add_argument("--size", action="append", default=[], help="WIDTHxHEIGHT; repeatable [default: the model's]")
+    parser.add_argument(
+        "--decode-chunk-size", action="append", type=int, default=[], help="frames at a time; repeatable"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

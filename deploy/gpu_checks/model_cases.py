@@ -1,7 +1,7 @@
-"""What `svdq bench model` measures: the cases, and the row of each in the table and the JSON. Does not import torch."""
+"""The parts of a model that are measured: the cases, and the row of each in the JSON."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from svdq.pipeline.models.family import Facts
@@ -56,6 +56,22 @@ class Row(Case):
     mean_difference: float | None = None
     #: Whether the result is finite: a worker fails the video otherwise.
     finite: bool = True
+
+    @property
+    def case(self) -> Case:
+        """The case that this row measures."""
+        return Case(**{each.name: getattr(self, each.name) for each in fields(Case)})
+
+    def sentence(self) -> str:
+        """Describe the row with its time, or with the reason why it has none."""
+        words = [self.dtype, *[f"compiled {self.compiled}"] * (self.compiled != "off"), *self.approximate]
+        if self.decode_chunk_size is not None:
+            words.append(f"{self.decode_chunk_size} frames at a time")
+        part = f"{self.part} {self.component}" if self.component else self.part
+        what = f"{part} at {self.width}x{self.height} ({' '.join(words)})"
+        if self.failure:
+            return f"{what} cannot be measured: {self.failure}"
+        return f"{what}: {self.seconds:.4g} s" + ("" if self.finite else ", not finite")
 
 
 def cases_of(
