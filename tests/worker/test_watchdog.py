@@ -40,7 +40,6 @@ class Dog:
             on_stall=self.stalled.set,
             look_s=LOOK_S,
             shortest_bound_s=shortest_bound_s,
-            gil_bound_s=NEVER_S,
         )
 
 
@@ -136,7 +135,7 @@ def test_everything_is_passed_on() -> None:
 
 
 PROGRAM = """
-import ctypes, os, sys
+import os, sys
 import torch
 from svdq.pipeline.costs import Shape
 from svdq.pipeline.models.svd.parameters import SvdParameters
@@ -148,20 +147,18 @@ parameters = SvdParameters(seed=1, steps=8, frames=2, width=64, height=64)
 sample = Sample(job_id="j", parameters=parameters, boundaries=(0, 8), step=0, tensors={"latents": torch.zeros(1)})
 watchdog = Watchdog(
     ListMonitor(), 0, float(sys.argv[1]), on_stall=lambda: os._exit(3), look_s=1.0,
-    shortest_bound_s=2.5, gil_bound_s=float(sys.argv[2])
+    shortest_bound_s=2.5,
 )
 watchdog.step(sample, 0)
 print("in the step", flush=True)
-if sys.stdin.readline() == "hold the GIL":
-    ctypes.PyDLL(None).sleep(600)
+sys.stdin.readline()
 watchdog.step(sample, 1)
-print(watchdog.bounds.slowest_s.popitem()[1], flush=True)
 """
 
 
-def start(first_bound_s: float, gil_bound_s: float = NEVER_S) -> "subprocess.Popen[str]":
+def start(first_bound_s: float) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(first_bound_s), str(gil_bound_s)],
+        [sys.executable, "-c", PROGRAM, str(first_bound_s)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -179,20 +176,10 @@ def test_a_process_that_makes_no_progress_ends() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_whose_native_code_holds_the_gil_ends_with_its_stacks() -> None:
-    with start(first_bound_s=NEVER_S, gil_bound_s=5.0) as process:
-        _, errors = process.communicate("hold the GIL", timeout=60)
-        assert process.returncode == 1
-        assert "Timeout (0:00:05)!" in errors
-        assert 'File "<string>"' in errors
-
-
-@pytest.mark.slow
 def test_a_process_that_was_paused_has_nothing_to_report() -> None:
     with start(first_bound_s=2.5) as process:
         os.kill(process.pid, signal.SIGSTOP)
         threading.Event().wait(6)  # longer than any bound of its
         os.kill(process.pid, signal.SIGCONT)
-        output, errors = process.communicate("go on\n", timeout=60)
+        _, errors = process.communicate("go on\n", timeout=60)
         assert (process.returncode, errors) == (0, "")
-        assert float(output) < 4, "the pause is not taken for the time of a step"

@@ -1,11 +1,9 @@
 """Ends a rank that makes no progress, so that its group is restarted. Does not import Redis.
 
 A thread wakes up every few seconds while something is computed. It measures time by the number of its wake-ups: while a
-process is paused as a whole (SIGSTOP), neither the step nor the thread runs. Native code that holds the GIL stops the
-thread, too. So at each wake-up the thread restarts the timer of faulthandler, which needs no GIL but counts pauses.
+process is paused as a whole (SIGSTOP), neither the step nor the thread runs.
 """
 
-import faulthandler
 import logging
 import sys
 import threading
@@ -27,8 +25,6 @@ LOOK_S: Final = 5.0
 #: A step may take this many times as long as the slowest of its kind so far, and at least this many seconds.
 FACTOR: Final = 20.0
 SHORTEST_BOUND_S: Final = 60.0
-#: Seconds for which native code may hold the GIL; also the longest pause that a rank survives.
-GIL_BOUND_S: Final = 3600.0
 #: Number of wake-ups within the shortest bound.
 MIN_LOOKS: Final = 4
 
@@ -81,18 +77,15 @@ class Watchdog(Monitor):
         on_stall: Callable[[], None],
         look_s: float = LOOK_S,
         shortest_bound_s: float = SHORTEST_BOUND_S,
-        gil_bound_s: float = GIL_BOUND_S,
     ) -> None:
         """Watch the thread that calls this; `on_stall` is called after the report and ends the process.
 
-        The first step of a kind may take `first_bound_s`, any step `shortest_bound_s`. If native code holds the GIL for
-        `gil_bound_s`, faulthandler prints all stacks and ends the process with exit code 1.
+        The first step of a kind may take `first_bound_s`, any step `shortest_bound_s`.
         """
         self._monitor = monitor
         self._rank = rank
         self._on_stall = on_stall
         self._look_s = min(look_s, first_bound_s / MIN_LOOKS)
-        self._gil_bound_s = gil_bound_s
         self._watched = threading.get_ident()
         self.bounds = StepBounds(first_bound_s, min(shortest_bound_s, first_bound_s))
         #: What is being computed; replaced as a whole by the step loop.
@@ -129,28 +122,18 @@ class Watchdog(Monitor):
 
     def _watch(self, work: _Work) -> None:
         self._work = work
-        if not self._is_busy.is_set():
-            self._is_busy.set()
-            self._restart_timer()  # the step may take the GIL before the thread runs
+        self._is_busy.set()
 
     def _learn(self) -> None:
         work = self._work
         if work is not None:
-            # A pause adds to the clock, but not to the number of wake-ups.
-            took_s = min(time.monotonic() - work.began_at, (work.num_looks + 1) * self._look_s)
-            self.bounds.learn(work.kind, took_s)
-
-    def _restart_timer(self) -> None:
-        faulthandler.dump_traceback_later(self._gil_bound_s, exit=True, file=2)
+            self.bounds.learn(work.kind, time.monotonic() - work.began_at)
 
     # The watchdog's thread.
 
     def _run(self) -> None:
         while True:
-            if not self._is_busy.is_set():
-                faulthandler.cancel_dump_traceback_later()
-                self._is_busy.wait()
-            self._restart_timer()
+            self._is_busy.wait()
             time.sleep(self._look_s)
             work = self._work
             if work is None:
@@ -158,7 +141,6 @@ class Watchdog(Monitor):
             work.num_looks += 1
             waited_s = work.num_looks * self._look_s
             if work is self._work and waited_s > self.bounds.bound_s(work.kind):
-                faulthandler.cancel_dump_traceback_later()
                 self._report(work, waited_s)
                 self._on_stall()
                 return
