@@ -255,7 +255,7 @@ def checkpoint(folder: Path, stack: ExitStack) -> Target:
         check_tensor(state, "latents", (1, parameters.num_frames, 4, 8, 8), "float32")
 
     codec = Codec(model="tiny", device=torch.device("cpu"), compute={"dtype": "float32"}, check_state=check_state)
-    seeds = [bytes(codec.encode(replace(sample(_PARAMETERS), step=step))) for step in (1, 5)]
+    seeds = [codec.encode(replace(sample(_PARAMETERS), step=step)) for step in (1, 5)]
 
     def read(data: bytes) -> None:
         found = codec.decode(data, "job", _PARAMETERS)

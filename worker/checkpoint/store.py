@@ -43,7 +43,7 @@ class FolderCheckpointStore:
         except FileNotFoundError:
             return None
 
-    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
+    def write(self, job_id: str, step: int, data: bytes) -> None:
         """Write a checkpoint under a temporary name, flush, rename, and remove those before it.
 
         Does nothing if the folder was removed meanwhile.
@@ -110,7 +110,7 @@ class ObjectCheckpointStore:
         """List the job's objects."""
         return _steps(self._storage.names(f"{FOLDER}/{job_id}"))
 
-    def write(self, job_id: str, step: int, data: bytes | memoryview) -> None:
+    def write(self, job_id: str, step: int, data: bytes) -> None:
         """Write the object, with the marker beside the first of a job, then remove those before it."""
         there = self.steps(job_id)
         if not there:
