@@ -114,23 +114,21 @@ def worker(
 
 @contextlib.contextmanager
 def _logging(log_format: str) -> Iterator[None]:
-    """Configure what this process writes to stderr within a block and, for JSON, what its children write."""
+    """Configure what this process logs to stderr within a block."""
     from svdq.pipeline.errors import SvdqError
-    from svdq.worker.health.logging import TextFormatter, json_stderr
+    from svdq.worker.health.logging import JsonFormatter, TextFormatter
 
     logging.getLogger("svdq.worker.launcher").setLevel(logging.INFO)
-    if log_format == "text":
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(TextFormatter("%(message)s"))
-        logging.basicConfig(handlers=[handler])
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter("%(message)s") if log_format == "text" else JsonFormatter())
+    logging.basicConfig(handlers=[handler])
+    try:
         yield
-        return
-    with json_stderr():
-        try:
-            yield
-        except SvdqError as error:
-            logging.getLogger("svdq.worker").critical("%s", error)
-            sys.exit(error.exit_code)
+    except SvdqError as error:
+        if log_format == "text":
+            raise
+        logging.getLogger("svdq.worker").critical("%s", error)
+        sys.exit(error.exit_code)
 
 
 def _start(settings: "Settings", options: "LaunchOptions", report: Path | None, *, no_lock: bool) -> int:

@@ -30,7 +30,7 @@ class RankConfig(BaseModel):
         default=(), title="WxHxF", description="Shape to prepare for at the start, such as 1024x576x25; repeatable."
     )
     log_format: Literal["text", "json"] = Field(
-        default="text", description="Format of all output on stderr; json prints an object a line."
+        default="text", description="Format of the log on stderr; json prints an object a line."
     )
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
         default="auto", description="Type to compute in; auto: fp16 on GPUs (Wan: bf16), fp32 on processors."
