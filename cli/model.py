@@ -46,21 +46,9 @@ def pull(name: str, variant: Literal["fp16", "full"] | None, revision: str | Non
     note = " (it has no fp16 weights)" if wanted != plan.variant else ""
     echo(
         f"{plan.name}: {len(plan.files)} files, {plan.variant} weights{note}; "
-        f"{len(plan.missing)} to fetch, {size_text(plan.bytes_missing)} of {size_text(free)} free."
+        f"{size_text(plan.bytes_missing)} to fetch, {size_text(free)} free."
     )
-    if plan.large:
-        sizes = " and ".join(f"{component} has {size_text(size)}" for component, size in plan.large.items())
-        echo(
-            f"Its weights are float32 ({sizes}), twice what GPUs compute with; "
-            f"`svdq model convert {plan.name} DIR --dtype bf16` writes a copy of half the size afterwards.",
-            err=True,
-        )
-    numbers = {file.path: number for number, file in enumerate(plan.missing, 1)}
-    folder = hub.pull(
-        plan,
-        lambda file: echo(f"{numbers[file.path]}/{len(numbers)}  {file.path}  {size_text(file.size)}", err=True),
-    )
-    echo(folder)
+    echo(hub.pull(plan))
     echo(f"Use it with SVDQ_MODEL={plan.name}")
 
 

@@ -4,15 +4,13 @@ Only what svdq reads is fetched: configs, and the weights in one precision. The 
 an incomplete model is not found.
 """
 
-import contextlib
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from svdq.pipeline.errors import InputError, UnavailableError
-from svdq.pipeline.models.files import is_half, read_json, read_shapes, weight_files
+from svdq.pipeline.models.files import is_half, read_json, weight_files
 from svdq.pipeline.models.folder_check import Layout, class_in
 from svdq.pipeline.models.hub import cached, explained, hub_client
 from svdq.pipeline.models.memory import size_text
@@ -25,18 +23,6 @@ Variant = Literal["fp16", "full"]
 INDEX = "model_index.json"
 #: Timeout of the hub's answers in seconds.
 _TIMEOUT_S = 30.0
-#: Components with more bytes of weights than this are looked at: a copy in half precision may be worth it.
-LARGE_BYTES = 20_000_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteFile:
-    """One file of a model on the hub."""
-
-    #: Path in the repository.
-    path: str
-    #: Size in bytes.
-    size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +35,11 @@ class Plan:
     commit: str
     #: The weights to fetch, depending on what the hub has.
     variant: Variant
-    #: All files that svdq reads, small files first.
-    files: tuple[RemoteFile, ...]
-    #: Files that are missing from the cache or incomplete.
-    missing: tuple[RemoteFile, ...]
-    #: Bytes of each large component whose weights are float32.
-    large: dict[str, int]
-
-    @property
-    def bytes_missing(self) -> int:
-        """Number of bytes to fetch."""
-        return sum(file.size for file in self.missing)
+    #: Paths in the repository of all files that svdq reads.
+    files: tuple[str, ...]
+    #: Those that are missing from the cache or have another size there, small ones first, and their bytes.
+    missing: tuple[str, ...]
+    bytes_missing: int
 
 
 def cache_folder() -> Path:
@@ -93,17 +73,17 @@ def make_plan(name: str, variant: Variant) -> Plan:
     layout = layout_of(Path(index_file).parent, name)
     index = read_json(Path(index_file).parent, INDEX, name)
     components = [each for each in layout.components if class_in(index, each) is not None]
-    chosen, variant = _choose(list(sizes), variant, layout, components)
-    files = sorted((RemoteFile(path=path, size=sizes[path]) for path in chosen), key=lambda file: file.size)
-    place = _snapshot(repository, found.sha)
-    missing = tuple(file for file in files if not _is_whole(place / file.path, file.size))
-    large = {}
-    for component in components:
-        weights = [file for file in files if file.path.startswith(f"{component}/")]
-        num_bytes = sum(file.size for file in weights)
-        if num_bytes > LARGE_BYTES and _is_float32(client, repository, weights[-1].path, found.sha):
-            large[component] = num_bytes
-    return Plan(name=name, commit=found.sha, variant=variant, files=tuple(files), missing=missing, large=large)
+    files, variant = _choose(list(sizes), variant, layout, components)
+    place = Path(index_file).parent
+    missing = [file for file in files if not (place / file).exists() or (place / file).stat().st_size != sizes[file]]
+    return Plan(
+        name=name,
+        commit=found.sha,
+        variant=variant,
+        files=tuple(files),
+        missing=tuple(sorted(missing, key=sizes.__getitem__)),
+        bytes_missing=sum(sizes[file] for file in missing),
+    )
 
 
 def check_space(plan: Plan) -> int:
@@ -123,10 +103,10 @@ def check_space(plan: Plan) -> int:
     return free
 
 
-def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
-    """Fetch the missing files and return the model's folder; complete files are not fetched again.
+def pull(plan: Plan) -> Path:
+    """Fetch the missing files with the hub's progress bars, and return the model's folder.
 
-    `on_file` is called with each file before it is fetched.
+    One by one, since `snapshot_download` takes what is there for all when the hub cannot be reached.
 
     Raises:
         InputError: the files must not be read, or the disk is full.
@@ -134,13 +114,11 @@ def pull(plan: Plan, on_file: Callable[[RemoteFile], None]) -> Path:
     """
     repository, revision = split_id(plan.name)
     client = hub_client()
-    place = _snapshot(repository, plan.commit)
     with explained(plan.name):
         for file in plan.missing:
-            on_file(file)
-            # An existing file in the list of missing ones is broken.
-            again = (place / file.path).exists()
-            client.hf_hub_download(repository, file.path, revision=plan.commit, force_download=again)
+            # One that is there has another size. A transfer that broke off goes on.
+            broken = isinstance(client.try_to_load_from_cache(repository, file, revision=plan.commit), str)
+            client.hf_hub_download(repository, file, revision=plan.commit, force_download=broken)
         client.hf_hub_download(repository, INDEX, revision=revision)
     folder = cached(plan.name)
     if folder is None or folder.name != plan.commit:
@@ -166,25 +144,3 @@ def _choose(names: list[str], variant: Variant, layout: Layout, components: list
         ]
         chosen += [f"{component}/{name}" for name in configs + wanted]
     return chosen, "fp16" if variant == "fp16" and any_half else "full"
-
-
-def _is_float32(client: Any, repository: str, path: str, commit: str) -> bool:
-    """Return whether a weights file on the hub is mostly float32; False if its header cannot be read."""
-    with contextlib.suppress(Exception):  # only a hint depends on it
-        header = client.HfApi().parse_safetensors_file_metadata(repository, path, revision=commit, timeout=_TIMEOUT_S)
-        return bool(max(header.parameter_count, key=header.parameter_count.__getitem__) == "F32")
-    return False
-
-
-def _snapshot(repository: str, commit: str) -> Path:
-    """Return the folder for a commit's files in the cache."""
-    return cache_folder() / f"models--{repository.replace('/', '--')}" / "snapshots" / commit
-
-
-def _is_whole(file: Path, size: int) -> bool:
-    try:
-        if file.stat().st_size != size:
-            return False
-    except OSError:
-        return False
-    return file.suffix != ".safetensors" or not isinstance(read_shapes(file), str)

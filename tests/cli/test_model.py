@@ -114,7 +114,6 @@ def test_a_model_is_fetched_and_used(svdq: Cli, hub: Hub, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert f"SVDQ_MODEL={NAME}" in done.stdout
     assert str(place(tmp_path)) in done.stdout
-    assert UNET in done.stderr, "one sees how far it is"
     files = fetched(tmp_path)
     assert {"model_index.json", "LICENSE.md", UNET, "unet/config.json", "scheduler/scheduler_config.json"} <= files
     assert not {name for name in files if ".fp16" in name or name.endswith(".bin") or name.startswith("all_in_one")}
@@ -230,7 +229,7 @@ def test_a_file_that_went_bad_on_the_disk_is_fetched_again(pull: Pull, hub: Hub,
     assert pull(NAME).exit_code == 0
     file = place(tmp_path) / UNET
     file.resolve().write_bytes(b"\0" * 100)
-    with pytest.raises(InputError, match=f"fetch it again with `svdq model pull {NAME}`"):
+    with pytest.raises(InputError, match="fetch it again"):
         check_model(NAME)
     given = len(hub.given)
     assert pull(NAME).exit_code == 0
@@ -238,18 +237,13 @@ def test_a_file_that_went_bad_on_the_disk_is_fetched_again(pull: Pull, hub: Hub,
     assert file.read_bytes() == (folder / UNET).read_bytes()
 
 
-def test_a_model_of_wan_is_fetched_with_its_tokenizer_and_a_hint_about_its_size(
-    tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_model_of_wan_is_fetched_with_its_tokenizer(
+    tiny_wan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(NAME, tiny_wan) as hub:
         know(hub.url, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
-        monkeypatch.setattr("svdq.pipeline.models.pull.LARGE_BYTES", 50_000)
         assert run(["model", "pull", NAME]) == 0
-    out, err = capfd.readouterr()
-    assert "Its weights are float32 (transformer has" in err
-    assert f"`svdq model convert {NAME} DIR --dtype bf16`" in err
-    assert f"SVDQ_MODEL={NAME}" in out
     wanted = {"transformer_2/config.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"}
     assert wanted <= fetched(tmp_path)
     check_model(NAME)
