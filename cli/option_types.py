@@ -60,7 +60,7 @@ def name_option(what: str) -> Callable[[Command], Command]:
 
 def parse_experts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
     """Parse the steps of two experts, such as 15+25, in a callback."""
-    from svdq.pipeline.models.names import parse_segments
+    from svdq.pipeline.planning.binding import parse_segments
 
     try:
         return None if value is None else parse_segments(value)

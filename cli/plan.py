@@ -58,9 +58,9 @@ def plan(
       svdq plan --videos 500 --deadline 8h --step-ms 764 --encode-ms 140 --decode-ms 3383 --gpu-hour-price 2.5
       svdq plan --videos 50 --step-ms 5000 --decode-ms 5000 --segments 15+25 --gpus 7
     """
-    from svdq.pipeline.costs import Costs
-    from svdq.pipeline.models.names import split_steps
+    from svdq.pipeline.planning.binding import split_steps
     from svdq.pipeline.planning.capacity import Question, VideoCosts, make_plan
+    from svdq.pipeline.planning.costs import Costs
 
     now = datetime.now().astimezone()
     costs = Costs(step_s=(step_ms / 1000,), encode_s=encode_ms / 1000, decode_s=decode_ms / 1000)

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from svdq.pipeline.binding import Components, bounds_of
-from svdq.pipeline.costs import CostModel, Shape
 from svdq.pipeline.failures import describe_failure
 from svdq.pipeline.models.base import VideoModel
-from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.planning.binding import Components, bounds_of
 from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import CostModel, Shape
+from svdq.pipeline.planning.planner import Assignment, Planner
 from svdq.pipeline.protocols import Monitor, Report, Request, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.trace import Tracer

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.admission import Admission
-from svdq.pipeline.binding import Components
-from svdq.pipeline.costs import CostModel
 from svdq.pipeline.decoding import Decoder
 from svdq.pipeline.denoising import KEEP_EVERY_S, StepLoop
 from svdq.pipeline.inbox import Inbox
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.parameters import VideoParameters
-from svdq.pipeline.plan import Planner
+from svdq.pipeline.planning.binding import Components
+from svdq.pipeline.planning.costs import CostModel
+from svdq.pipeline.planning.planner import Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
 from svdq.pipeline.receiving import Router
 from svdq.pipeline.sample import Sample

@@ -2,10 +2,10 @@
 
 import logging
 
-from svdq.pipeline.costs import Shape
 from svdq.pipeline.failures import describe_failure
 from svdq.pipeline.models.base import VideoModel
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.protocols import Request
 from svdq.pipeline.trace import Tracer
 from svdq.pipeline.transport.message import Kind, Message

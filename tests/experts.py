@@ -10,10 +10,9 @@ The pipeline's times are those of the plan that a worker follows, in a simulatio
 import math
 from collections.abc import Iterator
 
-from svdq.pipeline.binding import bind, bounds_of
-from svdq.pipeline.costs import CostPrior, Costs
-from svdq.pipeline.models.family import Segment
-from svdq.pipeline.plan import Planner
+from svdq.pipeline.planning.binding import Segment, bind, bounds_of
+from svdq.pipeline.planning.costs import CostPrior, Costs
+from svdq.pipeline.planning.planner import Planner
 from tests.pipeline.chain import Chain, Video
 
 #: The experts of Wan 2.2 at 40 steps and shift 5.

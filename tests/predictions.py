@@ -9,8 +9,8 @@ state, and the time of the whole run of N videos, from the first admission to th
 
 import sys
 
-from svdq.pipeline.costs import Costs
 from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import Costs
 from svdq.worker.bench.bench import BenchOptions, run_bench
 
 STEP_MS = 50.0

@@ -14,10 +14,9 @@ from typing import Literal
 
 import torch
 
-from svdq.pipeline.binding import Components, bind
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.components import acceptable
-from svdq.pipeline.models.family import Facts, Family, Segment
+from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.files import loaded_files, stored_shapes
 from svdq.pipeline.models.folder_check import pipeline_of
 from svdq.pipeline.models.hub import find_folder
@@ -27,6 +26,7 @@ from svdq.pipeline.models.options import ComputeOptions
 from svdq.pipeline.models.registry import family_of
 from svdq.pipeline.models.simulated import SimulatedModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.planning.binding import Components, Segment, bind
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from typing import TypeVar
 import torch
 from pydantic import TypeAdapter
 
-from svdq.pipeline.binding import Components
 from svdq.pipeline.device import check_computes, check_options, choose_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role, VideoModel
 from svdq.pipeline.models.device_memory import capacity, name_of
 from svdq.pipeline.models.loader import dtype_for, open_model
+from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.topology import Links, Topology, agree, join
 from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.settings import Settings

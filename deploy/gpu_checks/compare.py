@@ -20,7 +20,6 @@ from PIL import Image
 from pydantic import ValidationError
 
 from gpu_checks.references import call_diffusers, open_diffusers
-from svdq.pipeline.binding import Components, bind
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
@@ -33,6 +32,7 @@ from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions
 from svdq.pipeline.models.registry import FAMILIES, family_for, family_named, family_of
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.binding import Components, bind
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage

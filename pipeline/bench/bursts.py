@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from svdq.pipeline.bench.report import RankLog, check_failures, measured_costs
-from svdq.pipeline.costs import Costs
 from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import Costs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from svdq.pipeline.bench.report import RankLog
-from svdq.pipeline.binding import Components
 from svdq.pipeline.device import choose_device
 from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.base import Frames, Role
 from svdq.pipeline.models.loader import dtype_for, open_model
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.binding import Components
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage

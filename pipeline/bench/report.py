@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean, median, quantiles
 
-from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import Span
 
 

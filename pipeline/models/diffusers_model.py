@@ -15,12 +15,13 @@ from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, all_finite, check_tensor, nan_advice
 from svdq.pipeline.models.components import Components
 from svdq.pipeline.models.device_memory import MemoryMeter
-from svdq.pipeline.models.family import Family, Segment
+from svdq.pipeline.models.family import Family
 from svdq.pipeline.models.load_errors import in_a_sentence
 from svdq.pipeline.models.memory import shape_for
 from svdq.pipeline.models.options import DEFAULTS, ComputeOptions, apply, stored_parts, weight_bytes
 from svdq.pipeline.models.untrained import is_untrained
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.binding import Segment
 
 logger = logging.getLogger(__name__)
 

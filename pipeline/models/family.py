@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.folder_check import Layout
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.planning.costs import CostPrior
 
 #: What a family has read from the configs of a folder, such as the default number of frames.
 Facts = Mapping[str, Any]
@@ -23,18 +24,6 @@ def imported(target: str) -> Any:
     """Import what a family names as `module:attribute`."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """The steps of a video that one component of a model does."""
-
-    #: Name of the component in the model folder, such as `unet`.
-    component: str
-    #: Its first step.
-    start: int
-    #: The step after its last.
-    stop: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from svdq.pipeline.errors import InputError
+from svdq.pipeline.planning.binding import parse_segments
 
 #: The form of a hub id: organisation/model, optionally with @ and a branch, tag or commit.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
@@ -31,24 +32,6 @@ def split_id(name: str) -> tuple[str, str | None]:
         )
     repository, _, revision = name.partition("@")
     return repository, revision or None
-
-
-def parse_segments(text: str) -> tuple[int, int]:
-    """Parse the steps of two experts, such as 15+25.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    found = re.fullmatch(r"([1-9]\d{0,2})\+([1-9]\d{0,2})", text)
-    if found is None:
-        raise ValueError("the steps of two experts are written like 15+25")
-    return int(found[1]), int(found[2])
-
-
-def split_steps(num_steps: int, segments: tuple[int, int]) -> tuple[int, int]:
-    """Divide the steps of a video between two experts, in proportion to their `segments`."""
-    first = round(num_steps * segments[0] / sum(segments))
-    return first, num_steps - first
 
 
 class Timings(BaseModel):

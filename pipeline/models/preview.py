@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor
-from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.registry import family_for
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.binding import Segment
+from svdq.pipeline.planning.costs import CostPrior
 
 #: Side of the square of pixels that becomes the channels of one latent position, as the VAE's 8x downsampling.
 BLOCK = 8

@@ -17,13 +17,13 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import SampleError
 from svdq.pipeline.models.base import ModelInfo, Role, State, VideoModel, check_tensor
-from svdq.pipeline.models.family import Segment
-from svdq.pipeline.models.names import Timings, split_steps, timings_of
+from svdq.pipeline.models.names import Timings, timings_of
 from svdq.pipeline.models.registry import family_for
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.binding import Segment, split_steps
+from svdq.pipeline.planning.costs import CostPrior
 
 #: Of Stable Video Diffusion without -xt.
 DEFAULT_FRAMES = 14

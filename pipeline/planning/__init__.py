@@ -1,5 +1,1 @@
-"""Capacity planning: the law of a pipeline's pace, and plans made with it.
-
-Pure code without torch, Redis and a terminal. docs/internals/capacity.md has
-the formulas.
-"""
+"""Who does which steps of a video, on measured costs, and how long a number of GPUs takes. Pure code without torch."""

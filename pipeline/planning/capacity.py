@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Self
 
-from svdq.pipeline.costs import Costs
+from svdq.pipeline.planning.costs import Costs
 
 #: Largest number of GPUs that a plan considers.
 MOST_GPUS = 512

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
-from svdq.pipeline.costs import Costs
-from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.planning.costs import Costs
+from svdq.pipeline.planning.planner import Assignment, Planner
 
 
 @dataclass(kw_only=True)

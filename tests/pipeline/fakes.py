@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from svdq.pipeline.binding import Components
-from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.models.base import Frames, ModelInfo, State, VideoModel
-from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.planning.binding import Components, Segment
+from svdq.pipeline.planning.costs import CostPrior
+from svdq.pipeline.planning.planner import Assignment, Planner
 from svdq.pipeline.protocols import Checkpointer, Monitor, Report, Request, Sink, Source
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.stage import Stage

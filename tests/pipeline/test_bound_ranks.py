@@ -7,9 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from svdq.pipeline.binding import Components, bind
-from svdq.pipeline.models.family import Segment
-from svdq.pipeline.plan import Planner
+from svdq.pipeline.planning.binding import Components, Segment, bind
+from svdq.pipeline.planning.planner import Planner
 from tests.pipeline.fakes import Alone, Chain, CountingDenoiser, CountingModel, request
 
 HIGH, LOW = frozenset({"high"}), frozenset({"low"})

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.planning.planner import Assignment, Planner
 from svdq.pipeline.protocols import Request
 from svdq.pipeline.sample import Sample
 from tests.pipeline.fakes import CPU, Chain, CountingModel, ListSink, request

@@ -4,9 +4,9 @@ import pytest
 
 from svdq.pipeline.bench.bursts import burst_times, make_bursts
 from svdq.pipeline.bench.report import RankLog, busy_share, make_run, work_rate
-from svdq.pipeline.costs import Costs
 from svdq.pipeline.errors import SvdqError
 from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import Span
 
 

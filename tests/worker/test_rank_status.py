@@ -10,8 +10,8 @@ import pytest
 import redis
 import torch
 
-from svdq.pipeline.costs import CostModel, CostPrior, Shape
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Topology
 from svdq.producer.job import SvdJob

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from svdq.pipeline.costs import Shape
 from svdq.pipeline.models.svd.parameters import SvdParameters
+from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.sample import Sample
 from svdq.worker.health.watchdog import StepBounds, Watchdog
 from tests.pipeline.fakes import ListMonitor
@@ -137,7 +137,7 @@ def test_everything_is_passed_on() -> None:
 PROGRAM = """
 import os, sys
 import torch
-from svdq.pipeline.costs import Shape
+from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.sample import Sample
 from svdq.worker.health.watchdog import StepBounds, Watchdog

@@ -11,15 +11,15 @@ from svdq.pipeline.bench.bursts import Burst, burst_times, make_bursts
 from svdq.pipeline.bench.harness import Workload, run_loop
 from svdq.pipeline.bench.plot import plot_timeline
 from svdq.pipeline.bench.report import RankLog, Run, make_run
-from svdq.pipeline.binding import Components, bind
-from svdq.pipeline.costs import Costs
 from svdq.pipeline.device import check_device
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.loader import open_model
-from svdq.pipeline.models.names import has_weights, split_steps
+from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.registry import parameters_of
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.binding import Components, bind, split_steps
+from svdq.pipeline.planning.costs import Costs
 from svdq.pipeline.trace import span_events, trace_text
 from svdq.producer.storage.temporary import write_file
 from svdq.worker.bench.daemon import run_daemon

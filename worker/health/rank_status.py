@@ -13,7 +13,7 @@ from typing import Protocol
 import psutil
 import torch
 
-from svdq.pipeline.costs import CostModel
+from svdq.pipeline.planning.costs import CostModel
 from svdq.pipeline.sample import Sample
 from svdq.pipeline.topology import Topology
 from svdq.producer import process_identity

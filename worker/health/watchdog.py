@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from svdq.pipeline.costs import Shape
+from svdq.pipeline.planning.costs import Shape
 from svdq.pipeline.protocols import Monitor
 from svdq.pipeline.sample import Sample
 from svdq.worker.health.crash_marker import Phase, phase_of

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from svdq.pipeline.binding import Components
 from svdq.pipeline.errors import InputError, SvdqError
 from svdq.pipeline.models.base import ModelInfo
 from svdq.pipeline.models.family import Facts, Family
@@ -25,6 +24,7 @@ from svdq.pipeline.models.memory import (
 from svdq.pipeline.models.names import has_weights
 from svdq.pipeline.models.svd.family import FAMILY as SVD
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.binding import Components
 from svdq.producer.text import count
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from svdq.pipeline.models.base import State
-from svdq.pipeline.models.family import Facts, Segment
+from svdq.pipeline.models.family import Facts
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.binding import Segment
 
 
 def segments(parameters: VideoParameters, facts: Facts) -> tuple[Segment, ...]:

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.files import read_json
 from svdq.pipeline.models.memory import ITEM_BYTES, Activity, Shape
 from svdq.pipeline.models.svd.layout import LAYOUT, UNET_DEFAULTS
 from svdq.pipeline.models.svd.parameters import SvdParameters
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.costs import CostPrior
 
 # Elements (of the dtype computed in) alive at the peak, besides the weights. Taken from the published modules with
 # attention as a fused kernel; the table is in docs/internals/performance.md.

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from svdq.pipeline.costs import CostPrior
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.models.family import Facts, Family
 from svdq.pipeline.models.files import read_json
@@ -25,6 +24,7 @@ from svdq.pipeline.models.wan.layout import (
 )
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.parameters import VideoParameters
+from svdq.pipeline.planning.costs import CostPrior
 
 #: The facts of Wan 2.2 I2V-A14B as published.
 PUBLISHED: Facts = {

@@ -20,7 +20,7 @@ from svdq.pipeline.local import exit_when_lost, spawn_ranks
 from svdq.pipeline.models.base import Role
 from svdq.pipeline.models.svd.model import SvdModel
 from svdq.pipeline.models.svd.parameters import SvdParameters
-from svdq.pipeline.plan import Assignment
+from svdq.pipeline.planning.planner import Assignment
 from svdq.pipeline.protocols import Monitor, Report, Request, Sink
 from svdq.pipeline.stage import Stage
 from svdq.pipeline.topology import Links, Topology

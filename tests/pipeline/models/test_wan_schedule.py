@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from svdq.pipeline.models.family import Segment
 from svdq.pipeline.models.wan.denoiser import Schedule
 from svdq.pipeline.models.wan.family import FAMILY, PUBLISHED
 from svdq.pipeline.models.wan.parameters import WanParameters
 from svdq.pipeline.models.wan.tiny import SCHEDULERS
+from svdq.pipeline.planning.binding import Segment
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svdq.pipeline.binding import bind
-from svdq.pipeline.costs import CostPrior, Costs
-from svdq.pipeline.models.family import Segment
+from svdq.pipeline.planning.binding import Segment, bind
 from svdq.pipeline.planning.capacity import MOST_GPUS, Question, VideoCosts, make_plan
+from svdq.pipeline.planning.costs import CostPrior, Costs
 
 #: SVD-XT at 576x1024x25 on an H100: W = 22.623 s.
 H100 = VideoCosts(steps=25, costs=Costs(step_s=(0.764,), encode_s=0.140, decode_s=3.383))

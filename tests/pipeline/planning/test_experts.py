@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from svdq.pipeline.costs import Costs
 from svdq.pipeline.planning.capacity import VideoCosts
+from svdq.pipeline.planning.costs import Costs
 from tests import experts
 
 DOCS = Path(__file__).parents[3] / "docs/internals/capacity.md"

@@ -3,15 +3,28 @@
 Samples go down the chain, so the ranks with the component of the first steps come before those of the next.
 """
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from svdq.pipeline.costs import CostPrior
-from svdq.pipeline.models.family import Segment
+from svdq.pipeline.planning.costs import CostPrior
 
 #: The denoising components that a rank holds; None: all of the model.
 Components = frozenset[str] | None
 #: The steps that a rank may do of a video: the first, and the one after the last.
 Bounds = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The steps of a video that one component of a model does."""
+
+    #: Name of the component in the model folder, such as `unet`.
+    component: str
+    #: Its first step.
+    start: int
+    #: The step after its last.
+    stop: int
 
 
 def bind(segments: Sequence[Segment], has_room: Sequence[bool], prior: CostPrior) -> list[Components]:
@@ -63,3 +76,21 @@ def bounds_of(segments: Sequence[Segment], components: Sequence[Components]) -> 
     assert bounds[0][0] == 0, "no rank has the component of the first step"
     assert bounds[-1][1] == num_steps, "no rank has the component of the last step"
     return bounds
+
+
+def parse_segments(text: str) -> tuple[int, int]:
+    """Parse the steps of two experts, such as 15+25.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,2})\+([1-9]\d{0,2})", text)
+    if found is None:
+        raise ValueError("the steps of two experts are written like 15+25")
+    return int(found[1]), int(found[2])
+
+
+def split_steps(num_steps: int, segments: tuple[int, int]) -> tuple[int, int]:
+    """Divide the steps of a video between two experts, in proportion to their `segments`."""
+    first = round(num_steps * segments[0] / sum(segments))
+    return first, num_steps - first

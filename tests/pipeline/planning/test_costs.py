@@ -4,7 +4,7 @@ from statistics import quantiles
 
 import pytest
 
-from svdq.pipeline.costs import CostModel, CostPrior, Shape
+from svdq.pipeline.planning.costs import CostModel, CostPrior, Shape
 
 SHAPE = Shape(frames=14, width=576, height=320, guided=True)
 OTHER = Shape(frames=25, width=1024, height=576, guided=True)

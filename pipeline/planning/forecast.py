@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from svdq.pipeline.costs import Costs
+from svdq.pipeline.planning.costs import Costs
 
 #: Seconds for which the reports of other ranks may be on their way: so long, work counts as finished when expected.
 REPORT_LAG_S = 0.15

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svdq.pipeline.binding import bind, bounds_of
-from svdq.pipeline.costs import CostPrior
-from svdq.pipeline.models.family import Segment
+from svdq.pipeline.planning.binding import Segment, bind, bounds_of
+from svdq.pipeline.planning.costs import CostPrior
 
 HIGH, LOW = frozenset({"high"}), frozenset({"low"})
 FREE = CostPrior(encode_steps=0, decode_steps=0)

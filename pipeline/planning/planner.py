@@ -8,10 +8,10 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from svdq.pipeline.blocks import Block, divide, narrow
-from svdq.pipeline.costs import Costs
-from svdq.pipeline.forecast import Forecast, InFlight, RankWork
-from svdq.pipeline.layout import lay_out
+from svdq.pipeline.planning.blocks import Block, divide, narrow
+from svdq.pipeline.planning.costs import Costs
+from svdq.pipeline.planning.forecast import Forecast, InFlight, RankWork
+from svdq.pipeline.planning.spread import spread
 
 #: How much further ahead each rank is than the one before, in fair shares: one is the rank's part of a sample, the rest
 #: covers decodes that exceed a share, whole steps and disturbances.
@@ -176,7 +176,7 @@ class Planner:
                     # Rank 0 only encodes: that it is idle does not mean that a sample can start.
                     ranks = range(block.rank, self._num_starters)
                     reach.append(_Reach(ranks=ranks, least_s=encode_s + max(costs.step_s), ahead_s=0.0))
-            steps, decoder = lay_out(
+            steps, decoder = spread(
                 block,
                 first=first - block.rank,
                 free_s=free_s[block.rank : block.rank + len(block.costs.step_s)],

@@ -12,14 +12,13 @@ samples this is the wrap-around rule of R. McNaughton, "Scheduling with deadline
 
 from collections.abc import Sequence
 
-from svdq.pipeline.blocks import Block
-from svdq.pipeline.filling import common_end_s, fill
+from svdq.pipeline.planning.blocks import Block, common_end_s, fill
 
 #: How much more than the end of the common time weighs than the same time elsewhere, squared.
 _OVERTIME_WEIGHT = 10.0
 
 
-def lay_out(
+def spread(
     block: Block,
     *,
     first: int,
@@ -80,7 +79,7 @@ def lay_out(
         room = int(room_s / step_s[last] + 0.5)
         tail = max(0, min(num_steps - block.least[last], room)) if last > first else num_steps
         until_s[last] = end_s
-        steps = _spread(block, first, last, decoder, tail, free_s, until_s, stair_s)
+        steps = _spread_steps(block, first, last, decoder, tail, free_s, until_s, stair_s)
         return steps, decoder
     best: tuple[float, list[int], int] | None = None
     ideal_s = fill(
@@ -94,7 +93,7 @@ def lay_out(
     for decoder in decoders:
         if decoder < first:
             continue
-        steps = _spread(block, first, decoder, decoder, 0, free_s, until_s, stair_s)
+        steps = _spread_steps(block, first, decoder, decoder, 0, free_s, until_s, stair_s)
         at_s, score = free_s[first], 0.0
         for rank in ranks[first:]:
             after_s = free_s[rank]
@@ -110,7 +109,7 @@ def lay_out(
     return best[1], best[2]
 
 
-def _spread(
+def _spread_steps(
     block: Block,
     first: int,
     last: int,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from svdq.pipeline.costs import Costs
-from svdq.pipeline.filling import common_end_s
-from svdq.pipeline.plan import Assignment, Planner
+from svdq.pipeline.planning.blocks import common_end_s
+from svdq.pipeline.planning.costs import Costs
+from svdq.pipeline.planning.planner import Assignment, Planner
 from tests.pipeline.chain import Chain, Video
-from tests.pipeline.test_plan import costs_of, loads
+from tests.pipeline.planning.test_planner import costs_of, loads
 
 Bounds = Sequence[tuple[int, int]]
 

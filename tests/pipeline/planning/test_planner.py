@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from svdq.pipeline.costs import Costs
-from svdq.pipeline.filling import common_end_s
-from svdq.pipeline.forecast import REPORT_LAG_S
-from svdq.pipeline.plan import MIN_STAGE_S, Assignment, Planner
+from svdq.pipeline.planning.blocks import common_end_s
+from svdq.pipeline.planning.costs import Costs
+from svdq.pipeline.planning.forecast import REPORT_LAG_S
+from svdq.pipeline.planning.planner import MIN_STAGE_S, Assignment, Planner
 from tests.pipeline.chain import Chain, Video
 
 RANKS = 7
