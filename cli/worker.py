@@ -30,16 +30,6 @@ COUNT = click.IntRange(1, 1000)
     help="Ranks of the group [default: one per GPU; without GPUs one per core, at most 7].",
 )
 @click.option("--groups", type=COUNT, default=1, show_default=True, help="Groups that share the queue.")
-@click.option(
-    "--nnodes",
-    type=COUNT,
-    default=1,
-    show_default=True,
-    help="Hosts of one group; run the same command on each, with the --ranks of that host.",
-)
-@click.option(
-    "--rdzv-endpoint", metavar="HOST[:PORT]", help="Rendezvous of these hosts: one of them, and a port on it (29400)."
-)
 @click.option("--no-lock", is_flag=True, help="Start a burst although another one uses the same devices.")
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Also write the summary to a .json file."
@@ -93,7 +83,6 @@ def worker(
       svdq worker                          one rank per GPU
       svdq worker --ranks 7 --device cpu   seven ranks on the CPU
       svdq worker --groups 7 --ranks 1     seven workers that render whole videos
-      svdq worker --nnodes 2 --rdzv-endpoint render1   one host of a group over two hosts
       svdq worker --burst                  render the queued jobs, then exit
       svdq worker --until 06:00            stop in the morning, keep unfinished videos
       svdq worker --burst --until 06:00 --report night.json

@@ -95,7 +95,7 @@ def _enter(
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
-    topology = Topology(rank=rank, num_ranks=num_ranks, local_rank=rank, local_num_ranks=num_ranks)
+    topology = Topology(rank=rank, num_ranks=num_ranks, local_rank=rank)
     if replicas:
         topology = replace(topology, rank=0, num_ranks=1)
     try:

@@ -11,8 +11,8 @@ from typing import Self
 
 import torch
 
+from svdq.pipeline.errors import InputError
 from svdq.pipeline.transport import rendezvous
-from svdq.pipeline.transport.address_book import AddressBook, FolderBook, address_among_hosts
 from svdq.pipeline.transport.channel import Channel
 
 
@@ -24,19 +24,23 @@ class Topology:
     rank: int
     #: Number of ranks K; rank K-1 writes videos.
     num_ranks: int
-    #: The process's number on its host, which selects its GPU.
+    #: The process's number on this host, which selects its GPU; replicas of a bench are rank 0 each.
     local_rank: int
-    #: Number of the group's processes on this host.
-    local_num_ranks: int
 
     @classmethod
     def from_torchrun(cls) -> Self:
-        """Read torchrun's environment; a process that torchrun did not start is a group of one."""
+        """Read torchrun's environment; a process that torchrun did not start is a group of one.
+
+        Raises:
+            InputError: the ranks are on several hosts.
+        """
+        environment = os.environ
+        if environment.get("LOCAL_WORLD_SIZE") != environment.get("WORLD_SIZE"):
+            raise InputError("A group runs on one host; start one on each host, and they share the queue.")
         return cls(
-            rank=int(os.environ.get("RANK", "0")),
-            num_ranks=int(os.environ.get("WORLD_SIZE", "1")),
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            local_num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            rank=int(environment.get("RANK", "0")),
+            num_ranks=int(environment.get("WORLD_SIZE", "1")),
+            local_rank=int(environment.get("LOCAL_RANK", "0")),
         )
 
     @property
@@ -62,16 +66,13 @@ class Links:
     rank_info: tuple[str, ...] = ()
 
 
-def join(
-    topology: Topology, device: torch.device, *, folder: Path, book: AddressBook | None = None, rank_info: str = ""
-) -> Links:
+def join(topology: Topology, device: torch.device, *, folder: Path, rank_info: str = "") -> Links:
     """Connect to the neighbors; waits while other ranks load their models.
 
     Args:
         topology: which rank this is.
         device: of this rank.
-        folder: of this group's ranks on this host, which only this user can enter: for Unix sockets and their names.
-        book: where ranks of several hosts find each other; not needed on one host.
+        folder: of this group's ranks, which only this user can enter.
         rank_info: what this rank reports to rank 0.
 
     Raises:
@@ -79,8 +80,7 @@ def join(
     """
     if topology.num_ranks == 1:
         return Links(rank_info=(rank_info,))
-    book, address = _rendezvous(topology, folder, book)
-    ring = rendezvous.close_ring(book, topology.rank, topology.num_ranks, address, rank_info)
+    ring = rendezvous.close_ring(folder, topology.rank, topology.num_ranks, rank_info)
     return Links(
         incoming=Channel(ring.preceding, device),
         outgoing=Channel(ring.following, device),
@@ -88,33 +88,14 @@ def join(
     )
 
 
-def agree(
-    topology: Topology,
-    rank_info: str,
-    decide: Callable[[tuple[str, ...]], str],
-    *,
-    folder: Path,
-    book: AddressBook | None = None,
-) -> str:
+def agree(topology: Topology, rank_info: str, decide: Callable[[tuple[str, ...]], str], *, folder: Path) -> str:
     """Return what rank 0 decides from the information of all ranks, before they load their models.
 
-    `decide` is called on rank 0 alone, with the `rank_info` of all ranks in order; `folder` and `book` are those of
-    `join`.
+    `decide` is called on rank 0 alone, with the `rank_info` of all ranks in order; `folder` is that of `join`.
 
     Raises:
         OSError: the other ranks have ended.
     """
     if topology.num_ranks == 1:
         return decide((rank_info,))
-    book, address = _rendezvous(topology, folder, book)
-    return rendezvous.agree(book, topology.rank, topology.num_ranks, address, rank_info, decide)
-
-
-def _rendezvous(topology: Topology, folder: Path, book: AddressBook | None) -> tuple[AddressBook, str]:
-    """Return where the ranks find each other, and where this one listens."""
-    if topology.local_num_ranks == topology.num_ranks:
-        return FolderBook(folder), str(folder / f"rank{topology.rank}.sock")
-    assert book is not None
-    elsewhere = (topology.rank - topology.local_rank + topology.local_num_ranks) % topology.num_ranks
-    master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    return book, address_among_hosts(book, topology.rank, elsewhere, *master)
+    return rendezvous.agree(folder, topology.rank, topology.num_ranks, rank_info, decide)

@@ -53,11 +53,6 @@ RANK_TTL_S: Final = 15
 STARTING: Final = "svdq:starting"
 #: Seconds after its last update at which a launcher's entry expires.
 STARTING_TTL_S: Final = 15
-#: String, JSON: the address of a rank of a group over several hosts, and the secret of its next connection; one for
-#: each rank, with the key suffix `<group>:<rank>`.
-RENDEZVOUS: Final = "svdq:rendezvous:"
-#: Seconds until it expires; a rank that waits for its neighbor keeps renewing it.
-RENDEZVOUS_TTL_S: Final = 60 * 60
 #: Field of a job's own hash, so that it expires with the job: the job's log, a JSON object a line.
 LOG_FIELD: Final = "svdq_log"
 #: Field of a job's own hash: the number of later requests for the same video, each of which may delete it once.

@@ -31,16 +31,10 @@ def process_name(pid: int, label: str) -> str:
     return f"{PREFIX}-{socket.gethostname()}-{pid}-{scope()}.{start_of(pid) or ''}.{label}"
 
 
-def group_name(*, on_one_host: bool) -> str:
-    """Return the name of this rank's group: the same for all its ranks, and after every restart of the group.
-
-    That of ranks on one host is named after their torchrun, else after its --rdzv-id and the host of rank 0.
-    """
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    if run_id is not None and not on_one_host:
-        return f"{run_id}-{os.environ['MASTER_ADDR']}"
+def group_name() -> str:
+    """Return the name of this rank's group: the same for all its ranks, and after every restart of the group."""
     # A rank that was started without torchrun is a group by itself.
-    pid = os.getpid() if run_id is None else os.getppid()
+    pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
     return f"{socket.gethostname()}-{pid}-{scope()}"
 
 

@@ -49,7 +49,6 @@ DEAREST = (
     "worker/test_poison.py",
     "worker/test_resume.py",
     "worker/test_cron.py",
-    "hosts/test_one_group.py",
     "test_faults.py",
     "pipeline/models/test_parity.py",
     "pipeline/models/test_compute.py",

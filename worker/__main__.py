@@ -57,7 +57,10 @@ def main(run_dir: Path | None, **options: Any) -> None:
     """Run one rank of a group under torchrun; settings come from SVDQ_ variables and svdq.toml."""
     # `svdq worker` leaves the configuration in the run folder.
     config = RankConfig(**options) if run_dir is None else run_dirs.read_config(run_dir)
-    topology = Topology.from_torchrun()
+    try:
+        topology = Topology.from_torchrun()
+    except SvdqError as error:
+        raise click.UsageError(str(error)) from error
     restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     log = start_logging(config.log_format, topology.rank, config.group)
     logging.getLogger("rq.worker").setLevel(logging.WARNING)

@@ -108,7 +108,7 @@ def run_rank(process: RankProcess) -> None:
         _warm_up(stage, plan, config, loaded.model)
     if intake is not None:
         intake.start()
-    if process.run_dir is not None and topology.local_rank == 0:
+    if process.run_dir is not None and topology.first:
         run_dirs.write_ready(process.run_dir)
     stage.run()
     ending.close()

@@ -23,13 +23,10 @@ from svdq.producer.embedded_redis.socket_path import private_folder
 from svdq.producer.settings import Settings
 from svdq.worker import roles
 from svdq.worker.config import RankConfig
-from svdq.worker.health.crash_marker import CrashMarker, read_suspects
+from svdq.worker.health.crash_marker import CrashMarker
 from svdq.worker.health.logging import JobLogHandler
 from svdq.worker.intake.memory import RankInfo
 from svdq.worker.launcher.gpus import ranks_per_gpu, visible_gpus
-from svdq.worker.launcher.hosts import address_book
-from svdq.worker.queue.crash_count import count_crash
-from svdq.worker.redis_client import ConnectionHealth, connect, wait_for
 from svdq.worker.roles import Experts
 from svdq.worker.signals import Signals
 
@@ -98,10 +95,10 @@ def _load_model(process: RankProcess) -> LoadedModel:
         # Ranks share the cores, and one thread each gives the same bits on every machine.
         torch.set_num_threads(1)
     if config.compile != "off":
-        prepare_compiling(settings.home, topology.local_num_ranks)
+        prepare_compiling(settings.home, topology.num_ranks)
     check_options(compute, device)
     # svdq worker counts the ranks of all groups; torchrun has one group.
-    sharing = config.ranks_per_gpu or ranks_per_gpu(torch.cuda.device_count(), topology.local_num_ranks)
+    sharing = config.ranks_per_gpu or ranks_per_gpu(torch.cuda.device_count(), topology.num_ranks)
     components = _agree_on_components(process, lambda: capacity(device, settings.memory_limit, sharing), dtype)
     role = replace(Role.of_rank(topology.rank), components=components)
     if config.encoder_rank and topology.first:
@@ -144,28 +141,20 @@ def _agree_on_components(process: RankProcess, granted: Callable[[], int | None]
         bound = experts.assign(capacities, config.bind, config.compute, dtype, encoder_rank=config.encoder_rank)
         return _OF_ALL.dump_json(bound).decode()
 
-    decided = _with_others(process, lambda **where: agree(topology, json.dumps(granted()), decide, **where))
+    decided = _with_others(process, lambda folder: agree(topology, json.dumps(granted()), decide, folder=folder))
     return _OF_ALL.validate_json(decided)[topology.rank]
 
 
 def _connect(process: RankProcess, loaded: LoadedModel) -> Links:
-    topology, marker = process.topology, process.marker
-    # The first host is left out: its crashes are counted by rank 0 before it takes a job.
-    is_other_host = topology.local_rank == 0 and not topology.first
-    if is_other_host and (suspects := read_suspects(marker.folder, marker.restart_count)):
-        connection = connect(process.url)
-        wait_for(connection, ConnectionHealth())
-        count_crash(connection, suspects)
     info = loaded.info.model_dump_json()
-    return _with_others(process, lambda **where: join(topology, loaded.device, rank_info=info, **where))
+    return _with_others(process, lambda folder: join(process.topology, loaded.device, rank_info=info, folder=folder))
 
 
-def _with_others(process: RankProcess, meet: Callable[..., _T]) -> _T:
+def _with_others(process: RankProcess, meet: Callable[[Path], _T]) -> _T:
     """Call `meet` with where the ranks find each other; the process ends here if the others have ended."""
-    topology, marker = process.topology, process.marker
-    book = address_book(process.settings, on_one_host=topology.local_num_ranks == topology.num_ranks)
+    marker = process.marker
     try:
-        return meet(folder=private_folder(marker.folder / "ranks"), book=book)
+        return meet(private_folder(marker.folder / "ranks"))
     except OSError as error:
         # A neighbor has ended meanwhile, probably because all ranks were stopped.
         exit_without_neighbor(f"Cannot connect to the other ranks: {error}.", process.signals.stopping, marker)

@@ -3,9 +3,7 @@
 Headers and tensors go through a socket, from and to GPUs by way of pinned memory of the host.
 docs/internals/architecture.md explains why neither NCCL nor gloo is used.
 
-If a neighbor dies, its socket closes; the kernel's keep-alive probes detect a lost host within seconds. An idle
-channel has no timeout and wakes no process. Only the receiving end detects the loss, since the kernel sends no probes
-while data is in transit; every host has a receiving end, since the channels of a group form a ring.
+If a neighbor dies, its socket closes. An idle channel has no timeout and wakes no process.
 """
 
 import contextlib

@@ -182,7 +182,7 @@ class Alone:
         self.sink = ListSink()
         self.monitor = ListMonitor()
         self.stage = Stage(
-            topology=Topology(rank=0, num_ranks=1, local_rank=0, local_num_ranks=1),
+            topology=Topology(rank=0, num_ranks=1, local_rank=0),
             links=Links(),
             on_lost=print,
             model=model,
@@ -253,7 +253,7 @@ class Chain:
         if self.pairs:
             links = Links(incoming=Channel(self.pairs[rank - 1][1], CPU), outgoing=Channel(self.pairs[rank][0], CPU))
         return Stage(
-            topology=Topology(rank=rank, num_ranks=self.num_ranks, local_rank=rank, local_num_ranks=self.num_ranks),
+            topology=Topology(rank=rank, num_ranks=self.num_ranks, local_rank=rank),
             links=links,
             on_lost=self.lost.put,
             model=model,

@@ -79,7 +79,7 @@ def test_a_thousand_videos_take_no_more_memory_than_two_hundred() -> None:
     for rank in range(RANKS):
         is_first, is_last = rank == 0, rank == RANKS - 1
         stage = Stage(
-            topology=Topology(rank=rank, num_ranks=RANKS, local_rank=rank, local_num_ranks=RANKS),
+            topology=Topology(rank=rank, num_ranks=RANKS, local_rank=rank),
             links=Links(incoming=Channel(pairs[rank - 1][1], CPU), outgoing=Channel(pairs[rank][0], CPU)),
             # A decode that is longer than the steps, so that every rank decodes and frames are passed on.
             model=open_model("simulated:step_ms=0.5,decode_ms=4", Role.of_rank(rank), CPU, torch.float32),

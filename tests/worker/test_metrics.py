@@ -63,7 +63,7 @@ class Ranks:
         return {0: os.getpid()}
 
 
-TOPOLOGY = Topology(rank=0, num_ranks=2, local_rank=0, local_num_ranks=2)
+TOPOLOGY = Topology(rank=0, num_ranks=2, local_rank=0)
 CPU = torch.device("cpu")
 GROUP = (("group", "0"),)
 

@@ -127,7 +127,7 @@ def describe(topology: Topology, device: torch.device, model_name: str, notice: 
     """Return the record of this process with all fields that never change."""
     now = time.time()
     return RankStatus(
-        group=process_identity.group_name(on_one_host=topology.local_num_ranks == topology.num_ranks),
+        group=process_identity.group_name(),
         rank=topology.rank,
         num_ranks=topology.num_ranks,
         host=socket.gethostname(),

@@ -27,7 +27,6 @@ from svdq.producer.timeparse import parse_future
 from svdq.worker.config import RankConfig
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import all_gpus, lasting_names, ranks_per_gpu, share_out, visible_gpus
-from svdq.worker.launcher.hosts import read_hosts
 from svdq.worker.launcher.preflight import RUN, model_fingerprint
 from svdq.worker.launcher.starting import starting_record
 from svdq.worker.launcher.torchrun import GroupProcess
@@ -52,9 +51,6 @@ class LaunchOptions:
     ranks: int | None = None
     #: Number of groups that share the queue.
     groups: int = 1
-    #: Number of hosts of the group, and the HOST:PORT of their rendezvous; each launcher starts the ranks of its host.
-    nnodes: int = 1
-    rdzv_endpoint: str | None = None
     #: When to stop, such as 06:00; None: never.
     until: str | None = None
     #: Where to write a Chrome trace at the end.
@@ -100,9 +96,6 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         logger.warning("The list of GPUs may not be complete: %s.", failure)
     for shape in options.rank.warmup:
         parameters_of(settings.model).of_shape(shape)
-    hosts = read_hosts(settings, options.nnodes, options.rdzv_endpoint, options.groups)
-    if hosts is not None:
-        logger.warning("%s", hosts.warning)
     ranks = options.ranks or default_ranks(len(gpus), options.groups)
     config = options.rank.model_copy(
         update={
@@ -126,7 +119,7 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
         shares = share_out(lasting_names(gpus), options.groups, ranks) if gpus else [None] * options.groups
         for number, (folder, devices) in enumerate(zip(folders, shares, strict=True)):
             of_group = config.model_copy(update={"group": str(number)})
-            groups.append(GroupProcess(settings, ranks, folder, of_group, devices, hosts))
+            groups.append(GroupProcess(settings, ranks, folder, of_group, devices))
         supervisor = _Supervisor(groups, until_s)
         code = supervisor.run()
         if options.trace is not None:
@@ -135,13 +128,12 @@ def launch(settings: Settings, options: LaunchOptions) -> Ending:
             except InputError as error:  # the run is reported in any case
                 logger.error("%s", error)
                 code = code or SvdqError.exit_code
-        num_ranks = ranks * options.groups * options.nnodes
         return Ending(
             code=code,
             ended_by=supervisor.ended_by,
             burst=options.rank.burst,
             until_s=until_s,
-            num_ranks=num_ranks,
+            num_ranks=ranks * options.groups,
         )
 
 
@@ -154,10 +146,9 @@ def default_ranks(num_gpus: int, num_groups: int) -> int:
 def _starting_text(settings: Settings, options: LaunchOptions, ranks: int, num_gpus: int) -> str:
     """Describe what is started, since loading torch and a model takes 10 s and more."""
     groups, each = (f"{options.groups} groups of ", " each") if options.groups > 1 else ("", "")
-    hosts = f" on this host, one of {options.nnodes}," if options.nnodes > 1 else ""
     device = count(num_gpus, "GPU") if num_gpus else "the processors"
     return (
-        f"Starting {groups}{count(ranks, 'rank')}{each}{hosts} on {device} with the model {settings.model}; "
+        f"Starting {groups}{count(ranks, 'rank')}{each} on {device} with the model {settings.model}; "
         "this takes some seconds."
     )
 

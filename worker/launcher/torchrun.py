@@ -2,7 +2,7 @@
 
 torchrun runs in a session of its own, so that Ctrl-C in the terminal reaches only the launcher, and restarts the group
 when a rank dies. The ranks then wait until the launcher has tried out their GPUs; without one that has failed, a new
-torchrun starts fewer ranks. Over several hosts it may give up when another one is lost; it is then started again here.
+torchrun starts fewer ranks.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ from svdq.producer.text import count
 from svdq.worker.config import RankConfig
 from svdq.worker.launcher import run_dir as run_dirs
 from svdq.worker.launcher.gpus import probe, title
-from svdq.worker.launcher.hosts import Hosts
 
 if TYPE_CHECKING:
     import psutil
@@ -39,8 +38,6 @@ TORCHRUN = (
 )
 #: How often torchrun restarts a group before it gives up: about twelve hours of waiting for a model or a disk.
 MAX_RESTARTS = 3000
-#: Seconds from the start of one torchrun to the start of the next, for a group over several hosts.
-RESTART_S = 5.0
 #: Seconds that killed processes get to disappear.
 KILL_S = 5.0
 #: Seconds between two checks of what is being killed.
@@ -57,7 +54,6 @@ class GroupProcess:
         folder: Path,
         config: RankConfig,
         devices: Sequence[str] | None,
-        hosts: Hosts | None = None,
     ) -> None:
         """Start it, with run folders in `folder`, which is made, and `config` for its ranks.
 
@@ -65,9 +61,8 @@ class GroupProcess:
         """
         self._folder = folder
         self._config = config
-        #: K; of a group over several hosts the ranks on this one.
+        #: K.
         self.num_ranks = num_ranks
-        self._hosts = hosts
         self._devices = None if devices is None else list(devices)
         #: The restart for which GPUs were tried out last; of one that waits for that, why each GPU failed, or "".
         self._tested = 0
@@ -76,9 +71,6 @@ class GroupProcess:
         self._last_signal: signal.Signals | None = None
         # Without this variable torchrun opens a TCP port at all addresses, which these ranks do not use.
         self._environment = {**environment_of(settings), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        if hosts is not None:
-            # Without this variable a lost host causes traces of torch's C++ every five seconds.
-            self._environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"
         folder.mkdir()
         self._prepare()
         self._start()
@@ -97,9 +89,7 @@ class GroupProcess:
             self._environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
 
     def _start(self) -> None:
-        self._started_at = time.monotonic()
-        rendezvous = self._hosts.torchrun_options() if self._hosts else _on_one_host(self.run_dir)
-        command = [sys.executable, "-c", TORCHRUN, *rendezvous, "--nproc-per-node", str(self.num_ranks)]
+        command = [sys.executable, "-c", TORCHRUN, *_rendezvous(self.run_dir), "--nproc-per-node", str(self.num_ranks)]
         # Without --log-dir torchrun leaves an empty folder in TMPDIR at each start.
         command += ["--max-restarts", str(MAX_RESTARTS), "--log-dir", str(self.run_dir / "torchrun")]
         self._process = subprocess.Popen(
@@ -127,14 +117,14 @@ class GroupProcess:
         code = self._process.poll()
         if code is None and self._last_signal is not signal.SIGTERM:
             self._test_gpus()
-        return code if self._hosts is None else self._poll_among_hosts(code)
+        return code
 
     def _test_gpus(self) -> None:
         """Try out the GPUs of a group that was restarted, beside each other; go on without those that fail."""
         restart_count = run_dirs.restarts(self.run_dir)
         if restart_count == self._tested:
             return
-        devices = self._devices if self._devices is not None and self._hosts is None else []
+        devices = self._devices or []
         if self._results is None:
             self._results = {}
             for device in devices:
@@ -171,19 +161,6 @@ class GroupProcess:
     def _failures(self) -> str:
         """Say which GPUs have failed, in sentences."""
         return " ".join(f"{name} has failed ({reason})." for name, reason in self._config.failed_gpus.items())
-
-    def _poll_among_hosts(self, code: int | None) -> int | None:
-        """Restart a torchrun that gave up on another host; takes and returns the result of `poll`."""
-        if self._last_signal is signal.SIGTERM and code is None and not self.running_pids():
-            self.kill()  # torchrun would wait for minutes until those of the other hosts end, too
-            return 0
-        if not code or self._last_signal is not None:
-            return code
-        if time.monotonic() >= self._started_at + RESTART_S:
-            logger.warning("torchrun ended with code %d: another host is lost. It waits for the hosts anew.", code)
-            self.kill()  # ranks that it may have left
-            self._start()
-        return None
 
     @property
     def is_running(self) -> bool:
@@ -229,7 +206,7 @@ def _test(device: str, results: dict[str, str]) -> None:
     results[device] = probe(device)
 
 
-def _on_one_host(run_dir: Path) -> list[str]:
+def _rendezvous(run_dir: Path) -> list[str]:
     """Return torchrun's options for a rendezvous through a file.
 
     torchrun unpickles what it reads there. Only this user can open the run folder; torchrun's TCP store is open to all.
