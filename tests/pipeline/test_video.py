@@ -217,6 +217,7 @@ def test_no_ffmpeg(monkeypatch, tmp_path):
         raise RuntimeError("none")
 
     monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", fail)
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SampleError, match="no ffmpeg"):
         write_video(still(), tmp_path / "a.mp4", "mp4", 7, "")
 
