@@ -79,8 +79,8 @@ async def remove(state: State, job_id: str) -> None:
     """
     if not await _remove_now(state, job_id):
         task = asyncio.create_task(_remove_later(state, job_id))
-        state.removals.add(task)
-        task.add_done_callback(state.removals.discard)
+        state.removals[job_id] = task
+        task.add_done_callback(lambda _: state.removals.pop(job_id, None))
         await asyncio.wait({task}, timeout=WAIT_S)
 
 

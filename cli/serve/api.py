@@ -146,6 +146,9 @@ async def _create(request: Request) -> tuple[Submission, list[JobView], VideoReq
             raise ApiError(400, message, param=PHOTO, code="missing_parameter")
         spec = _for_key(request, asked.spec)
         [[submission], views] = await create(request.app.state.backend, form.file, form.file_name, spec)
+        while not submission.is_new and (removal := request.app.state.removals.get(submission.id)):
+            await asyncio.wait({removal})  # it still stops for whoever has just deleted it
+            [[submission], views] = await create(request.app.state.backend, form.file, form.file_name, spec)
     finally:
         form.close()
     await _check_in(request, submission, views)
@@ -158,7 +161,7 @@ async def list_videos(request: Request) -> Response:
     if unknown := next((name for name in query if name not in ("limit", "order", "after")), ""):
         message = f"There is no filter {unknown[:80]!a}; the parameters of a list are limit, order and after."
         raise ApiError(400, message, param=unknown[:80], code="unknown_parameter")
-    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after", "")
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc").lower(), query.get("after", "")
     if limit not in map(str, range(1, MAX_PAGE + 1)):
         message = f"limit {limit[:20]!r} is not allowed: it must be 1 to {MAX_PAGE}."
         raise ApiError(400, message, param="limit")

@@ -62,8 +62,8 @@ def make_app(settings: Settings, options: ServeOptions) -> Starlette:
     app.state.pages = Shared(api.PageReader(backend))
     app.state.content = Content(backend)
     app.state.reader = Reader(settings.max_pixels)
-    #: Videos that are being removed while nobody waits for it.
-    app.state.removals = set()
+    #: Videos that are being removed while nobody waits for it, by id.
+    app.state.removals = {}
     app.state.older = Older(backend.storage)
     app.state.page_states = shared_states(backend, app.state.snapshots)
     return app

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import parse_qsl
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -169,23 +169,18 @@ class Reader:
         stream = self._in_turns(request)
         try:
             parts = await _Parser(
-                request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_TEXT_BYTES
+                request.headers, stream, max_files=len(PHOTOS), max_fields=MAX_FIELDS, max_part_size=MAX_TEXT_BYTES
             ).parse()
         except MultiPartException as error:
             message = error.message.rstrip(".")
             raise ApiError(400, f"The form cannot be read: {message}.", code="bad_form") from error
         finally:
             await stream.aclose()
-        form = Form()
-        for name, value in parts.multi_items():
-            if isinstance(value, UploadFile):
-                if name not in PHOTOS:
-                    await value.close()
-                    raise ApiError(400, f"There is no file {name[:80]!r}; the photo is {PHOTOS[0]}.", param=name)
-                form.file, form.file_name = value.file, value.filename or ""
-            else:
-                form.fields.append((name, value))
-        return await asyncio.to_thread(_with_photo, form)
+        try:
+            return await asyncio.to_thread(lambda: _with_photo(_form_of(parts)))
+        except ApiError:
+            await parts.close()
+            raise
 
     async def _read_text(self, request: Request, parse: Callable[[bytes], Form]) -> Form:
         with SpooledTemporaryFile(max_size=SPOOLED_BYTES) as file:
@@ -214,12 +209,11 @@ class _Parser(MultiPartParser):
     _num_text_bytes = 0
 
     def on_headers_finished(self) -> None:
-        """Begin a part; a photo of some clients has no filename, but a type other than text."""
+        """Begin a part; some clients send a photo without a filename, as if it were a text."""
         part = self._current_part
-        kind = dict(part.item_headers).get(b"content-type", b"text/")
-        is_file = b"filename" in parse_options_header(part.content_disposition)[1]
-        if part.content_disposition and not is_file and not kind.lower().startswith((b"text/", b"application/json")):
-            part.content_disposition += b'; filename=""'
+        options = parse_options_header(part.content_disposition)[1]
+        if options.get(b"name", b"").decode(errors="replace") in PHOTOS and b"filename" not in options:
+            part.content_disposition = (part.content_disposition or b"") + b'; filename=""'
         super().on_headers_finished()
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -229,6 +223,36 @@ class _Parser(MultiPartParser):
             if self._num_text_bytes > MAX_TEXT_BYTES:
                 raise MultiPartException(f"Its fields have more than {MAX_TEXT_BYTES >> 20} MiB")
         super().on_part_data(data, start, end)
+
+
+def _form_of(parts: FormData) -> Form:
+    """Return the fields and the photo of a form; raises ApiError."""
+    form = Form()
+    for key, value in parts.multi_items():
+        name = key.removesuffix("[]")
+        if not isinstance(value, UploadFile):
+            form.fields.append((key, value))
+        elif name not in PHOTOS:
+            raise ApiError(400, f"There is no file {name[:80]!r}; the photo is {PHOTOS[0]}.", param=name)
+        elif not value.filename and (text := _text_of(value)) is not None:
+            form.fields.append((name, text))
+        elif form.file is not None:
+            raise two_photos()
+        else:
+            form.file, form.file_name = value.file, value.filename or ""
+    return form
+
+
+def _text_of(part: UploadFile) -> str | None:
+    """Return a part that is a data URL, an address, an object or nothing; None if it is the bytes of a photo."""
+    head = part.file.read(5)
+    part.file.seek(0)
+    if head and not head.startswith((b"data:", b"http", b"null", b"None", b"{", b"[")):
+        return None
+    if (part.size or 0) > MAX_TEXT_BYTES:
+        raise ApiError(413, f"A photo in a text has {MAX_TEXT_BYTES >> 20} MiB at most; send a file.", code="too_large")
+    with part.file:
+        return part.file.read().decode(errors="replace")
 
 
 def _parse_json(data: bytes) -> Form:

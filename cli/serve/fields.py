@@ -59,8 +59,9 @@ _IGNORED = ("user",)
 _OWN = (*PROMPTS, "model", "seconds", "guidance_scale", "priority", "name", "output", "at")
 _PLAIN = tuple(name for name in (*VIDEO_FIELDS, "format") if name not in (*RENAMED.values(), *_OWN))
 FIELDS = tuple(dict.fromkeys((*_OWN, "size", *RENAMED, *_PLAIN)))
-#: Values that mean that nothing was given; a form has no null.
-_NOTHING = ("", None, "null")
+#: Values that mean that nothing was given: a form has no null, and Python's clients write `None`.
+_NULLS = (None, "null", "None")
+_NOTHING = ("", *_NULLS)
 #: The sizes that OpenAI's clients name, and of which a model may be able to render only one close by.
 _NAMED_SIZES = ((1280, 720), (720, 1280))
 
@@ -179,7 +180,7 @@ def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """
     given: dict[str, Any] = {}
     for name, value in fields:
-        if value is None or name in _IGNORED or (value in _NOTHING and (name not in PROMPTS or value == "null")):
+        if name in _IGNORED or value in (_NULLS if name in PROMPTS else _NOTHING):
             continue
         if name in NO_OPS:
             text = value if isinstance(value, str) else json.dumps(value)

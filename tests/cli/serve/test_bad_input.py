@@ -119,7 +119,7 @@ def test_a_missing_photo_and_two(server: Server, photo: Path, nothing_left: Any)
     assert (two.status, two.error["code"]) == (400, "duplicate")
     body = multipart(photo.read_bytes()).removesuffix(f"--{BOUNDARY}--\r\n".encode()) + multipart(photo.read_bytes())
     files = server.ask("POST", "/v1/videos", body, {**server.bearer, "Content-Type": TYPE})
-    assert (files.status, files.error["code"]) == (400, "bad_form")
+    assert (files.status, files.error["code"]) == (400, "duplicate")
     nothing_left()
 
 

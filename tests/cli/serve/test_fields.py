@@ -150,7 +150,7 @@ def test_photos_that_cannot_be_had(fields: list[tuple[str, Any]], param: str) ->
 
 def test_what_asks_for_nothing_changes_nothing() -> None:
     nothing = [(name, value) for name, values in NO_OPS.items() for value in values[:1]]
-    given = {"n": 1, "enable_teacache": False, "user": "me", "lora": None, "boundary_ratio": "null", "fps": "null"}
+    given = {"n": 1, "enable_teacache": False, "user": "me", "lora": None, "boundary_ratio": "null", "fps": "None"}
     assert options_of([*nothing, *given.items(), ("negative_prompt", None)]) == options_of([])
 
 

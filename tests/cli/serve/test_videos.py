@@ -19,12 +19,13 @@ from PIL import Image
 from rq.job import JobStatus
 
 from svdq.cli.serve.sharing import FRESH_S
+from svdq.producer.keys import CLAIMS_FIELD
 from svdq.producer.queue import fetch, read_job
 from svdq.producer.settings import Settings
 from svdq.producer.status.ranks import IntakeStatus
 from svdq.producer.status.status import view
 from svdq.producer.storage.storage import Storage
-from tests.cli.serve.multipart import TYPE, multipart
+from tests.cli.serve.multipart import BOUNDARY, TYPE, multipart
 from tests.cli.serve.servers import Server
 from tests.producer.status.test_ranks import COSTS, rank, save
 from tests.waiting import wait_until
@@ -160,6 +161,23 @@ def test_priority_and_time(server: Server, data: bytes) -> None:
     assert later["svdq"]["at"]
 
 
+def test_a_request_for_a_video_that_is_being_deleted_makes_it_anew(
+    server: Server, data: bytes, connection: redis.Redis
+) -> None:
+    video_id = server.create(data).json["id"]
+    job = fetch(connection, video_id)
+    connection.lrem("rq:queue:svdq-default", 1, video_id)
+    job.set_status(JobStatus.STARTED)
+    connection.zadd(f"rq:executions:{video_id}", {"e": time.time() + 60})  # a group has it
+    assert server.ask("DELETE", f"/v1/videos/{video_id}").json["deleted"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.create, data)
+        connection.delete(f"rq:executions:{video_id}")  # as the group does after its current step
+        job.set_status(JobStatus.STOPPED)
+        again = answer.result(60).json
+    assert (again["id"], again["svdq"]["existing"], again["status"]) == (video_id, False, "queued")
+
+
 def test_a_plain_request_asks_for_a_scheduled_video_now(server: Server, data: bytes, connection: redis.Redis) -> None:
     later = server.create(data, at="+2h").json
     assert server.create(data, at="+3h").json["svdq"]["status"] == "scheduled"
@@ -216,11 +234,22 @@ def test_forms_without_files(server: Server, data: bytes) -> None:
     kind = {**server.bearer, "Content-Type": "application/x-www-form-urlencoded"}
     assert server.ask("POST", "/v1/videos", urlencode(fields), kind).json["id"] == by_file
     assert server.create(None, **fields).json["id"] == by_file
-    unnamed = multipart(data, num_frames=5).replace(b'; filename="a photo.jpg"', b"")
     kind = {**server.bearer, "Content-Type": TYPE}
-    assert server.ask("POST", "/v1/videos/generations", unnamed, kind).json["id"] == by_file
-    aliased = multipart(data, num_frames=5).replace(b'name="input_reference"', b'name="image_reference"')
-    assert server.ask("POST", "/v1/videos", aliased, kind).json["id"] == by_file
+    photo = multipart(data, num_frames=5)
+    for written, sent in [
+        (b'; filename="a photo.jpg"', b""),
+        (b'; filename="a photo.jpg"\r\nContent-Type: application/octet-stream', b""),
+        (b'name="input_reference"', b'name="image_reference"'),
+        (b'name="input_reference"', b'name="input_reference[]"'),
+        (
+            b"\r\n--",
+            b'\r\n--%b\r\nContent-Disposition: form-data; name="reference_url"\r\n\r\n\r\n--' % BOUNDARY.encode(),
+        ),
+    ]:
+        changed = photo.replace(written, sent, 1)
+        assert changed != photo
+        answer = server.ask("POST", "/v1/videos/generations", changed, kind)
+        assert answer.json.get("id") == by_file, (sent, answer.body)
 
 
 def test_the_nearest_size_is_said(server: Server, data: bytes) -> None:
@@ -245,7 +274,9 @@ def test_when_to_poll_again(server: Server, data: bytes, connection: redis.Redis
     wait_until(lambda: "openai-poll-after-ms" not in server.get(f"/v1/videos/{made[0]}").headers)
 
 
-def test_whoever_waits_for_a_video_may_leave_and_learns_of_its_end(server: Server, data: bytes, svdq: Cli) -> None:
+def test_whoever_waits_for_a_video_may_leave_and_learns_of_its_end(
+    server: Server, data: bytes, svdq: Cli, connection: redis.Redis
+) -> None:
     kind = {**server.bearer, "Content-Type": TYPE}
     leaving = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     leaving.request("POST", "/v1/videos/sync", multipart(data), kind)
@@ -254,7 +285,7 @@ def test_whoever_waits_for_a_video_may_leave_and_learns_of_its_end(server: Serve
     [video] = server.get("/v1/videos").json["data"]
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.ask, "POST", "/v1/videos/sync", multipart(data), kind)
-        time.sleep(FRESH_S)
+        wait_until(lambda: connection.hget(f"rq:job:{video['id']}", CLAIMS_FIELD) == b"1")
         assert (video["status"], answer.done()) == ("queued", False)
         svdq("cancel", video["id"])
         failed = answer.result(60)
