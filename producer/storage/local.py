@@ -8,11 +8,14 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 
+from svdq.producer.regular_file import open_regular
 from svdq.producer.storage.temporary import temporary_name
 
 #: Folder for files being written, below the root so that a rename stays on one file system.
@@ -38,10 +41,11 @@ class Entry:
 class LocalFiles:
     """Files by key in a local folder; nothing is created before the first write. The caller checks keys.
 
-    Writes are atomic, so a file under its key is complete.
+    Writes are atomic, so a file under its key is complete. Only regular files count: a link could lead to any file of
+    this machine, and a FIFO would block.
 
     Raises:
-        FileNotFoundError: from `read`, `copy_out` and `entry`, if the key does not exist.
+        FileNotFoundError: from `open`, `read`, `copy_out` and `entry`, if there is no regular file with the key.
         OSError: from every method.
     """
 
@@ -51,21 +55,35 @@ class LocalFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def open(self, key: str) -> BufferedReader:
+        """Open a file for reading."""
+        try:
+            return open_regular(self.folder / key, os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EINVAL, errno.ENXIO):  # a link, a FIFO or device, a socket
+                raise _no_file(self.folder / key) from error
+            raise
+
     def read(self, key: str) -> bytes:
         """Read a file."""
-        return (self.folder / key).read_bytes()
+        with self.open(key) as file:
+            return file.read()
 
     def copy_out(self, key: str, path: Path) -> None:
         """Copy a file to another path."""
-        shutil.copyfile(self.folder / key, path)
+        with self.open(key) as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)
 
     def exists(self, key: str) -> bool:
         """Return whether a file or a folder with this key exists."""
-        return (self.folder / key).exists()
+        path = self.folder / key
+        return path.is_dir() or (path.is_file() and not path.is_symlink())
 
     def entry(self, key: str) -> Entry:
         """Return the entry of one file."""
-        status = (self.folder / key).stat()
+        status = (self.folder / key).lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise _no_file(self.folder / key)
         return Entry(key=key, size=status.st_size, modified_at=datetime.fromtimestamp(status.st_mtime, UTC))
 
     def entries(self, key: str) -> Iterator[Entry]:
@@ -121,6 +139,10 @@ class LocalFiles:
         folder.mkdir(parents=True, exist_ok=True)
         check_room(folder)
         return folder / temporary_name()
+
+
+def _no_file(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "it is no regular file", str(path))
 
 
 def reserve_bytes(folder: Path) -> int:

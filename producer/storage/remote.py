@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from svdq.pipeline.errors import InputError
 from svdq.pipeline.installed import how_to_install
@@ -33,6 +33,8 @@ EXTRAS = {
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 #: Number of files read or removed in parallel, to hide latency.
 AT_ONCE = 64
+#: Bytes that are transferred at a time of an opened file.
+PART_BYTES = 1 << 20
 #: Longest object name in bytes that object stores accept.
 MAX_KEY_BYTES = 1024
 
@@ -41,7 +43,7 @@ class RemoteFiles:
     """Files by key through fsspec, with the methods of `LocalFiles`. A folder is written file by file.
 
     Raises:
-        FileNotFoundError: from `read`, `copy_out` and `entry`, if the key does not exist.
+        FileNotFoundError: from `open`, `read`, `copy_out` and `entry`, if the key does not exist.
         Exception: from every method, errors of the backend.
         InputError: the protocol is unknown, or its plugin is not installed.
     """
@@ -51,6 +53,10 @@ class RemoteFiles:
         self._protocol = url.partition("://")[0]
         self._connected: Any = None
         self._root = ""
+
+    def open(self, key: str) -> BinaryIO:
+        """Open a file for reading; it is transferred in parts, as it is read."""
+        return cast(BinaryIO, self._fs.open(self._path(key), "rb", block_size=PART_BYTES, cache_type="readahead"))
 
     def read(self, key: str) -> bytes:
         """Read a file."""

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from svdq.pipeline.errors import InputError, UnavailableError
@@ -92,11 +93,18 @@ class Storage:
         with self._access(key):
             try:
                 entry = self._files.entry(key)
-                if num_bytes not in (None, entry.size) or (self.folder and not is_input(key, self._files.read(key))):
+                if num_bytes not in (None, entry.size) or not self._is_whole(key):
                     return False
                 return self._files.renew(key) or datetime.now(UTC) - entry.modified_at < INPUT_AGE
             except FileNotFoundError:
                 return False
+
+    def _is_whole(self, key: str) -> bool:
+        """Return whether a photo in a local folder has the content that its key names."""
+        if not isinstance(self._files, LocalFiles):
+            return True
+        with self._files.open(key) as file:
+            return key.startswith(f"inputs/{hashlib.file_digest(file, 'sha256').hexdigest()}.")
 
     def read_input(self, key: str) -> bytes:
         """Read a photo; if its content does not match its hash, remove it so that it can be stored again.
@@ -116,6 +124,11 @@ class Storage:
         """Read a file."""
         with self._access(key):
             return self._files.read(key)
+
+    def open(self, key: str) -> BinaryIO:
+        """Open a file for reading and seeking."""
+        with self._access(key):
+            return self._files.open(key)
 
     def read_many(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """Read small files, in any order; missing files are left out."""

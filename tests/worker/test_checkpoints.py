@@ -412,3 +412,14 @@ def test_folders_of_earlier_versions_are_still_known(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [job_id]
     store.clear(job_id)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_regular_file_does_not_block(tmp_path: Path) -> None:
+    store = FolderCheckpointStore(tmp_path)
+    store.open("job")
+    os.mkfifo(tmp_path / "job/4.safetensors")
+    (tmp_path / "secret").touch()
+    (tmp_path / "job/3.safetensors").symlink_to(tmp_path / "secret")
+    for step in (4, 3):
+        with pytest.raises(OSError, match=r"regular|symbolic"):
+            store.read("job", step)

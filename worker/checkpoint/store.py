@@ -13,6 +13,7 @@ import shutil
 import time
 from pathlib import Path
 
+from svdq.producer.regular_file import open_regular
 from svdq.producer.storage.local import check_room
 from svdq.producer.storage.storage import MARKER, Storage, is_checkpoint_folder
 
@@ -69,7 +70,8 @@ class FolderCheckpointStore:
 
     def read(self, job_id: str, step: int) -> bytes:
         """Read a checkpoint."""
-        return (self._folder / job_id / f"{step}{SUFFIX}").read_bytes()
+        with open_regular(self._folder / job_id / f"{step}{SUFFIX}", os.O_NOFOLLOW) as file:
+            return file.read()
 
     def clear(self, job_id: str) -> None:
         """Rename the folder, so that no rank writes into it any more, then remove it."""
