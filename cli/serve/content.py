@@ -4,20 +4,24 @@ import asyncio
 import contextlib
 import io
 import logging
-import os
+import re
 import tempfile
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import BinaryIO, cast
+from urllib.parse import quote
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import FileResponse, Response
+import anyio
+from starlette.datastructures import Headers
+from starlette.responses import Response, StreamingResponse
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from svdq.cli.serve.backend import PHOTO_BYTES, Backend
 from svdq.cli.serve.errors import ApiError
@@ -38,6 +42,10 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPES = {"mp4": "video/mp4", "gif": "image/gif", "webp": "image/webp", "png": "application/zip"}
 #: A browser keeps a file and asks whether it has changed: a job may be rendered again.
 CACHING = {"Cache-Control": "private, no-cache"}
+#: Bytes of a file that are read at a time.
+CHUNK = 1 << 18
+#: A Range header with one part.
+_RANGE = re.compile(r"bytes=(?P<first>\d{0,18})-(?P<last>\d{0,18})", re.ASCII)
 #: Small pictures in memory at a time, of about 20 KB each.
 MAX_PICTURES = 500
 
@@ -115,14 +123,14 @@ class Content:
         if kind not in files:
             raise ApiError(400, f"The video has no {kind[:20]!r}; it has {', '.join(files)}.", param="format")
         name = PurePosixPath(files[kind]).name
-        path, is_temporary = await self._backend.in_thread(lambda: self._local_file(view, kind, files[kind]))
+        file, size, modified_at = await self._backend.in_thread(lambda: self._open(view, kind, files[kind]))
         return _File(
-            path,
-            is_temporary=is_temporary,
-            headers=CACHING,
+            self._backend,
+            file,
+            size,
+            modified_at,
             media_type=MEDIA_TYPES.get(kind, "application/octet-stream"),
-            filename=f"{name}.zip" if kind == "png" else name,
-            content_disposition_type="inline",
+            name=f"{name}.zip" if kind == "png" else name,
         )
 
     async def poster(self, view: JobView) -> Response:
@@ -156,12 +164,18 @@ class Content:
         return Response(await asyncio.shield(task), headers=CACHING, media_type="image/jpeg")
 
     def _of_video(self, view: JobView, kind: str, key: str) -> bytes:
-        path, is_temporary = self._local_file(view, kind, key)
+        storage = self._backend.storage
+        if storage.entry(key) is None:
+            raise _removed(view)
+        if storage.folder is not None:
+            return poster_of_video(storage.folder / key, kind)
+        path = Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))  # the next start removes it after a kill
+        path.touch(mode=0o600, exist_ok=False)
         try:
+            storage.copy_out(key, path)
             return poster_of_video(path, kind)
         finally:
-            if is_temporary:
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     def _of_photo(self, key: str, size: tuple[int, int], fit: Fit) -> bytes:
         entry = self._backend.storage.entry(key)
@@ -170,68 +184,94 @@ class Content:
         with PHOTO_BYTES.take(entry.size):
             return poster_of_photo(self._backend.storage.read(key), size, fit, self._backend.settings.max_pixels)
 
-    def _local_file(self, view: JobView, kind: str, key: str) -> tuple[Path, bool]:
-        """Return a path on this machine, and whether the caller removes it."""
+    def _open(self, view: JobView, kind: str, key: str) -> tuple[BinaryIO, int, datetime]:
+        """Open the file of a format, or a zip of frames; return its size and the time of its last write, too."""
         storage = self._backend.storage
-        keys = keys_of(storage, kind, key)
-        if not keys:
-            raise ApiError(404, f"The files of the video {view.id!r} were removed.")
-        if kind != "png" and storage.folder is not None:
-            return storage.folder / key, False
-        path = Path(tempfile.gettempdir(), temporary_name(STAGING_PREFIX))  # the next start removes it after a kill
-        path.touch(mode=0o600, exist_ok=False)
-        try:
-            if kind == "png":
-                with path.open("wb") as file:
-                    file.writelines(zip_of(storage, keys))
-            else:
-                storage.copy_out(key, path)
-            if entry := storage.entry(keys[-1]):  # the same ETag for each copy
-                os.utime(path, (entry.modified_at.timestamp(),) * 2)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        return path, True
+        keys = keys_of(storage, kind, key) if kind == "png" else [key]
+        entry = storage.entry(keys[-1]) if keys else None
+        if entry is None:
+            raise _removed(view)
+        if kind != "png":
+            return storage.open(key), entry.size, entry.modified_at
+        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the response closes it
+        file.writelines(zip_of(storage, keys))
+        return file, file.tell(), entry.modified_at
 
 
-class _File(FileResponse):
-    """A file, or a part of it, unless the client has it; errors have the API's shape."""
+class _File(Response):
+    """An open file, or a part of it, unless the client has it; closed after it."""
 
-    def __init__(self, path: Path, *, is_temporary: bool, **options: Any) -> None:
-        """Create the response; a temporary file is removed after it."""
-        super().__init__(path, stat_result=path.stat(), **options)
-        self._is_temporary = is_temporary
+    def __init__(
+        self, backend: Backend, file: BinaryIO, size: int, modified_at: datetime, *, media_type: str, name: str
+    ) -> None:
+        self._backend = backend
+        self._file = file
+        self._size = size
+        quoted = quote(name)
+        headers = {
+            **CACHING,
+            "Accept-Ranges": "bytes",
+            "Content-Disposition": f"inline; filename*=utf-8''{quoted}"
+            if quoted != name
+            else f'inline; filename="{name}"',
+            "Content-Length": str(size),
+            "ETag": f'"{size:x}-{int(modified_at.timestamp() * 1e6):x}"',
+            "Last-Modified": format_datetime(modified_at.astimezone(UTC), usegmt=True),
+        }
+        super().__init__(headers=headers, media_type=media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the file, a part of it, or why there is no such part."""
-        refusal: ApiError | None = None
-
-        async def send_unless_refused(message: Message) -> None:
-            nonlocal refusal
-            if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
-                size = MutableHeaders(raw=message["headers"]).get("content-range")
-                refusal = ApiError(
-                    message["status"],
-                    "The Range header names no part of the file; ask for bytes=FIRST-LAST within its size.",
-                    code="invalid_range",
-                    headers={"Content-Range": size} if size else {},
-                )
-            elif refusal is None:
-                await send(message)
-
         try:
-            if StaticFiles().is_not_modified(self.headers, Headers(scope=scope)):
-                await NotModifiedResponse(self.headers)(scope, receive, send)
-                return
-            await super().__call__(scope, receive, send_unless_refused)
-            if refusal is not None and refusal.status == HTTPStatus.BAD_REQUEST:  # as RFC 9110 has it: not a range
-                headers = [each for each in scope["headers"] if each[0] != b"range"]
-                await super().__call__({**scope, "headers": headers}, receive, send)
-            elif refusal is not None:
-                await refusal.response()(scope, receive, send)
+            await self._answer(scope["method"], Headers(scope=scope))(scope, receive, send)
         finally:
-            if self._is_temporary:
-                Path(self.path).unlink(missing_ok=True)
+            with anyio.CancelScope(shield=True):
+                await self._backend.in_thread(self._file.close)
+
+    def _answer(self, method: str, asked: Headers) -> Response:
+        if StaticFiles().is_not_modified(self.headers, asked):
+            return NotModifiedResponse(self.headers)
+        headers, status = dict(self.headers), HTTPStatus.OK
+        start, end = 0, self._size
+        is_same = asked.get("if-range", headers["etag"]) in (headers["etag"], headers["last-modified"])
+        part = _part(asked.get("range", ""), self._size) if is_same and method in ("GET", "HEAD") else None
+        if part is not None:
+            start, end = part
+            if start >= self._size:
+                message = "The Range header names no part of the file; ask for bytes=FIRST-LAST within its size."
+                size = {"Content-Range": f"bytes */{self._size}"}
+                return ApiError(416, message, code="invalid_range", headers=size).response()
+            status = HTTPStatus.PARTIAL_CONTENT
+            headers |= {"content-range": f"bytes {start}-{end - 1}/{self._size}", "content-length": str(end - start)}
+        if method == "HEAD":
+            return Response(status_code=status, headers=headers)
+        return StreamingResponse(self._read(start, end), status, headers)
+
+    async def _read(self, start: int, end: int) -> AsyncIterator[bytes]:
+        await self._backend.in_thread(lambda: self._file.seek(start))
+        while start < end and (
+            chunk := await self._backend.in_thread(partial(self._file.read, min(CHUNK, end - start)))
+        ):
+            start += len(chunk)
+            yield chunk
+
+
+def _part(header: str, size: int) -> tuple[int, int] | None:
+    """Return the part of a file that a Range header names; None for the whole: a server may ignore the header."""
+    found = _RANGE.fullmatch(header)
+    if found is None or found["first"] == found["last"] == "":
+        return None
+    if not found["first"]:
+        return max(size - int(found["last"]), 0), size
+    first = int(found["first"])
+    if not found["last"]:
+        return first, size
+    last = int(found["last"])
+    return None if last < first else (first, min(last + 1, size))
+
+
+def _removed(view: JobView) -> ApiError:
+    return ApiError(404, f"The files of the video {view.id!r} were removed.")
 
 
 def not_ready(view: JobView, settings: Settings) -> ApiError:
