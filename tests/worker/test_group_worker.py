@@ -331,6 +331,28 @@ def test_what_was_taken_away_is_neither_held_nor_put_back(connection: redis.Redi
 # Leases.
 
 
+@pytest.mark.parametrize("key", ["rq:job:a", "rq:executions:a", "rq:execution:{}"])
+def test_a_key_of_the_wrong_type_costs_its_job_alone(connection: redis.Redis, worker: GroupWorker, key: str) -> None:
+    put(connection, "a", "b")
+    active_jobs = take(worker, 2)
+    key = key.format(active_jobs[0].execution.composite_key)
+    connection.delete(key)
+    connection.set(key, "x")
+    before = wip(connection)[active_jobs[1].execution.composite_key]
+    connection.zadd("rq:wip:svdq-default", {active_jobs[1].execution.composite_key: before - 9})
+    assert worker.renew_leases(active_jobs) == active_jobs[:1]
+    assert list(wip(connection)) == [active_jobs[1].execution.composite_key]
+    assert wip(connection)[active_jobs[1].execution.composite_key] >= before
+
+
+def test_a_key_of_the_wrong_type_fails_its_queued_job_alone(connection: redis.Redis, worker: GroupWorker) -> None:
+    put(connection, "a", "b")
+    connection.set("rq:executions:a", "x")
+    [active] = take(worker)
+    assert active.rq_job.id == "b"
+    assert status_of(connection, "a") == "failed"
+
+
 def test_a_beat_prolongs_every_lease(connection: redis.Redis, worker: GroupWorker) -> None:
     put(connection, "a", "b")
     put(connection, "c", priority="low")

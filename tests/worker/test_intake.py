@@ -134,6 +134,19 @@ def test_a_request_that_is_ready_is_taken_without_waiting(house, open_intake: Op
     assert intake.take() is None
 
 
+def test_an_end_that_cannot_be_written_holds_up_nothing_else(house, open_intake: Open, until) -> None:
+    """Since another program has given a key of the job the wrong type."""
+    job_ids = [house.submit() for _ in range(3)]
+    intake = open_intake()
+    bad, good = take(intake), take(intake)
+    house.connection.set(f"rq:job:{bad.job_id}:dependents", "x")
+    for request in (bad, good):
+        intake.ended(finished(request))
+    assert take(intake).job_id == job_ids[2]
+    until(lambda: house.view(good.job_id).status == "finished")
+    until(lambda: intake.status().in_flight == (job_ids[2],))
+
+
 def test_no_more_is_in_flight_than_the_group_can_hold(house, open_intake: Open, until) -> None:
     """A slow last rank must not make one group take the whole queue."""
     job_ids = [house.submit() for _ in range(4)]

@@ -79,9 +79,12 @@ class Reporter:
                 continue  # of a lost execution; the same job may be active again
             try:
                 self._finish(active, report)
-            except redis.RedisError:
-                self._reports.put(report)  # tried again when Redis is back
-                raise
+            except redis.RedisError as error:
+                if not (isinstance(error, redis.ResponseError) and self._worker.is_spoiled(active)):
+                    self._reports.put(report)  # tried again when Redis is back
+                    raise
+                logger.error("The end of job %s cannot be written: another program changed its keys.", report.job_id)
+                self._worker.forget(active)
             except BaseException:
                 self._on_released(active)  # recovered after its lease
                 raise

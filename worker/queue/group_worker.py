@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import redis
@@ -49,7 +50,8 @@ class GroupWorker(RqWorker):
     def renew_leases(self, active_jobs: Iterable[ActiveJob]) -> list[ActiveJob]:
         """Renew the leases of the worker and of all executions in one round trip; return the jobs that are lost.
 
-        Writes whole records: they have expired if the server was unavailable for longer than a lease.
+        Writes whole records: they have expired if the server was unavailable for longer than a lease. A job is lost,
+        too, when another program has given one of its keys the wrong type.
         """
         active_jobs = list(active_jobs)
         now_s = transitions.server_time(self.connection)
@@ -59,24 +61,34 @@ class GroupWorker(RqWorker):
             register(self, pipeline)
             self.set_state(state, pipeline=pipeline)
             self.heartbeat(LEASE_S, pipeline=pipeline)
+            ends = [len(pipeline)]
             for active in active_jobs:
                 active.execution.last_heartbeat = datetime.fromtimestamp(now_s, UTC)
                 active.execution.save(LEASE_S, pipeline=pipeline)
                 transitions.write_lease(pipeline, active.queue, active.execution, now_s + LEASE_S)
                 pipeline.eval(_HEARTBEAT, 1, active.rq_job.key, utcformat(now()))
-            for active in active_jobs:
                 pipeline.zscore(active.queue.started_job_registry.key, active.execution.composite_key)
-            leases = pipeline.execute()[-len(active_jobs) :] if active_jobs else pipeline.execute()[:0]
-        lost = [active for active, lease in zip(active_jobs, leases, strict=True) if lease is None]
-        for active in lost:
-            self.forget(active)
+                ends.append(len(pipeline))
+            answers = pipeline.execute(raise_on_error=False)
+        lost = []
+        for active, (start, end) in zip(active_jobs, pairwise(ends), strict=True):
+            errors = [answer for answer in answers[start:end] if isinstance(answer, Exception)]
+            if errors and not self.is_spoiled(active):
+                raise errors[0]
+            if errors or answers[end - 1] is None:
+                lost.append(active)
+                self.forget(active)
         return lost
+
+    def is_spoiled(self, active: ActiveJob) -> bool:
+        """Return whether another program has given a key of a job the wrong type."""
+        return transitions.is_spoiled(self.connection, active.rq_job.id, active.execution.key)
 
     def forget(self, active: ActiveJob) -> None:
         """Remove the record of an execution that was lost, without changing its job."""
         with self.connection.pipeline() as pipeline:
             active.execution.delete(job=active.rq_job, pipeline=pipeline)
-            pipeline.execute()
+            pipeline.execute(raise_on_error=False)  # a key may have the wrong type
 
     def peek(self) -> bytes | None:
         """Return the id of the job that `pop` would take next, without taking it."""
@@ -148,7 +160,13 @@ class GroupWorker(RqWorker):
             if rq_job is None:
                 self._drop_unreadable(popped.queue, popped.job_id)
                 continue
-            active = self._admit(rq_job, popped.queue)
+            try:
+                active = self._admit(rq_job, popped.queue)
+            except redis.ResponseError:
+                if not transitions.is_spoiled(self.connection, rq_job.id):
+                    raise
+                self._drop_unreadable(popped.queue, popped.job_id)
+                continue
             if active is not None:
                 return active
 
@@ -162,9 +180,11 @@ class GroupWorker(RqWorker):
         if transitions.fail_unreadable(self.connection, queue, job_id):
             try:
                 job = UntrustedJob(as_text(job_id), connection=self.connection, serializer=JSONSerializer)
-            except ValueError:
-                return  # not a valid id
-            Result.create_failure(job, keys.FAILURE_TTL_S, "Refused: its record in Redis is malformed or too large.")
+                Result.create_failure(
+                    job, keys.FAILURE_TTL_S, "Refused: its record in Redis is malformed or too large."
+                )
+            except (ValueError, redis.ResponseError):
+                return  # not a valid id, or a key of the wrong type
 
     def _admit(self, rq_job: rq.job.Job, queue: rq.Queue) -> ActiveJob | None:
         status = rq_job.get_status(refresh=False)

@@ -12,6 +12,7 @@ from typing import Any
 import redis
 import rq
 from rq.executions import Execution, ExecutionRegistry
+from rq.results import get_key
 from rq.utils import utcformat
 
 from svdq.producer import keys
@@ -163,6 +164,25 @@ def server_time(connection: redis.Redis) -> float:
     """Read the clock of Redis, in seconds since the epoch: the one clock that all hosts share."""
     seconds, microseconds = connection.time()
     return float(seconds) + microseconds / 1e6
+
+
+def is_spoiled(connection: redis.Redis, job_id: str, *hashes: str) -> bool:
+    """Whether another program has given a key of a job the wrong type, so that commands with it fail.
+
+    `hashes` are further keys of the job.
+    """
+    own = {
+        rq.job.Job.key_for(job_id): b"hash",
+        rq.job.Job.dependents_key_for(job_id): b"set",
+        ExecutionRegistry(job_id, connection).key: b"zset",
+        get_key(job_id): b"stream",
+        **dict.fromkeys(hashes, b"hash"),
+    }
+    with connection.pipeline(transaction=False) as pipeline:
+        for key in own:
+            pipeline.type(key)
+        found = pipeline.execute()
+    return any(kind not in (b"none", expected) for kind, expected in zip(found, own.values(), strict=True))
 
 
 def _eval(connection: redis.Redis, script: str, names: Sequence[str | bytes], *values: object) -> Any:
