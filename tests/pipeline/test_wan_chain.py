@@ -148,6 +148,21 @@ def test_a_checkpoint_of_any_step_is_continued_by_bound_ranks(opened, requests, 
     check(chain, again, [expected] * len(again))
 
 
+def test_a_video_is_the_same_after_one_that_was_decoded_in_tiles(opened, videos, photo_bytes) -> None:
+    photo = prepare_photo(photo_bytes, 320, 64)
+    wide = videos[0].model_copy(update={"width": 320, "steps": 1})
+    chunks = {"first": None, "tiled": 1, "again": None}
+    jobs = [
+        Request(job_id=name, parameters=wide.model_copy(update={"decode_chunk_size": chunk}), photo=photo)
+        for name, chunk in chunks.items()
+    ]
+    rank = Alone(opened(0, None), jobs)
+    rank.stage.run()
+    frames = rank.sink.frames
+    assert not np.array_equal(frames["first"], frames["tiled"])
+    np.testing.assert_array_equal(frames["first"], frames["again"])
+
+
 def test_some_videos_have_steps_of_one_expert_only(opened, videos) -> None:
     """Otherwise the tests above would not see ranks that have nothing to do."""
     assert {len(opened(0, None).segments(video)) for video in videos} == {1, 2}

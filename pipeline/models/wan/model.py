@@ -6,7 +6,8 @@ the lines of its `__call__` that the rest repeats. Never uses the network.
 
 import importlib.util
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import PIL.Image
@@ -104,16 +105,17 @@ class WanModel(DiffusersModel):
         # (5) The noise is the only random thing.
         size = {"height": parameters.height, "width": parameters.width}
         image = pipeline.video_processor.preprocess(photo, **size).to(self._device, dtype=torch.float32)
-        latents, condition = pipeline.prepare_latents(
-            image,
-            batch_size=1,
-            num_channels_latents=pipeline.vae.config.z_dim,
-            **size,
-            num_frames=parameters.num_frames,
-            dtype=torch.float32,
-            device=self._device,
-            generator=torch.Generator("cpu").manual_seed(parameters.seed),
-        )[:2]
+        with _one_call(pipeline.vae, tiled=False):
+            latents, condition = pipeline.prepare_latents(
+                image,
+                batch_size=1,
+                num_channels_latents=pipeline.vae.config.z_dim,
+                **size,
+                num_frames=parameters.num_frames,
+                dtype=torch.float32,
+                device=self._device,
+                generator=torch.Generator("cpu").manual_seed(parameters.seed),
+            )[:2]
         return {**state, "latents": latents, "condition": condition}
 
     def _embed(self, text: str) -> Tensor:
@@ -174,9 +176,21 @@ class WanModel(DiffusersModel):
         )
         latents_std = 1.0 / std.to(latents.device, latents.dtype)
         latents = latents / latents_std + mean.to(latents.device, latents.dtype)
-        vae.use_tiling = decode_chunk_size < parameters.num_frames
-        video: Tensor = vae.decode(latents, return_dict=False)[0][0]
+        with _one_call(vae, tiled=decode_chunk_size < parameters.num_frames):
+            video: Tensor = vae.decode(latents, return_dict=False)[0][0]
         return video
+
+
+@contextmanager
+def _one_call(vae: Any, *, tiled: bool) -> Iterator[None]:
+    """Encode or decode in tiles or whole, and leave no trace of it in the VAE, whose tiling applies to both."""
+    vae.use_tiling = tiled
+    try:
+        yield
+    finally:
+        vae.use_tiling = False
+        # After an error it would keep features of the last frames: 3 GB at 832x480.
+        vae.clear_cache()
 
 
 def _padded(embedding: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Wan's bits: every kind of model, wherever its steps are cut and whichever experts a rank has, against diffusers."""
 
+import contextlib
 import itertools
+import weakref
 from dataclasses import replace
 from functools import cache
 
@@ -290,6 +292,40 @@ def test_a_decode_that_runs_out_of_memory_falls_back_to_tiles_and_says_so(opened
     # The next one starts with tiles, unless its job wants otherwise.
     assert decoder.decode(replace(sample, job_id="b"))[0].parameters.decode_chunk_size == 1
     assert tries == [False, True, True]
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_no_call_of_the_vae_changes_the_next(opened, photo_bytes, kind):
+    model = opened(kind)
+    values = model.complete(parameters(width=320, steps=1))
+    photo = prepare_photo(photo_bytes, 320, 64)
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def all_calls():
+        state = model.encode(photo, values)
+        return [*state.values(), *(model.decode(state, values, size) for size in (5, 1))]
+
+    def runs_out(_module, inputs):
+        if inputs[1] is None:  # without the features of the frames before
+            return
+        kept.append(weakref.ref(inputs[1]))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def fails(call, layer):
+        handle = layer.register_forward_pre_hook(runs_out)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            call()
+        handle.remove()
+
+    before = all_calls()
+    state, vae = model.encode(photo, values), model.pipeline.vae
+    for size in (5, 1):
+        fails(lambda size=size: model.decode(state, values, size), vae.decoder.conv_in)
+    if kind != "ti2v-5b":  # it encodes one frame only
+        fails(lambda: model.encode(photo, values), vae.encoder.conv_in)
+    assert kept
+    assert [each() for each in kept] == [None] * len(kept)
+    assert all(map(torch.equal, before, all_calls()))
 
 
 def test_nan_is_a_failure_with_a_reason(opened, photo):
