@@ -18,7 +18,7 @@ from svdq.pipeline.models.files import is_half, loaded_files, read_json, stored_
 from svdq.pipeline.models.folder_check import Layout, check_folder, class_in, pipeline_of
 from svdq.pipeline.models.hub import find_folder
 from svdq.pipeline.models.load_errors import in_a_sentence
-from svdq.pipeline.models.options import WEIGHTS
+from svdq.pipeline.models.options import WEIGHTS, ComputeOptions, quantization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,11 @@ class Components:
         """Return the dtype that a component is loaded in."""
         return torch.float32 if component in self.layout.float32 else self.dtype
 
-    def load_pipeline(self, pipeline_class: str, device: torch.device, *, denoisers_on_host: bool) -> Any:
+    def load_pipeline(self, pipeline_class: str, device: torch.device, options: ComputeOptions) -> Any:
         """Load a diffusers pipeline whose other components are None.
 
-        Weights are mapped from their files and copied to a GPU one by one. On a CPU, weights that already have the
-        dtype stay mapped, so that all ranks of a host share their pages.
-
-        `denoisers_on_host` leaves the denoising components on the host, for the caller to move.
+        Weights are mapped from their files, and converted, quantized and copied to a GPU one by one. On a CPU, weights
+        that already have the dtype stay mapped, so that all ranks of a host share their pages.
 
         Raises:
             InputError: a component cannot be loaded, for whatever reason.
@@ -85,10 +83,10 @@ class Components:
         import diffusers
 
         parts: dict[str, Any] = dict.fromkeys(self.layout.components)
+        quantized = quantization(options)
         for each in self.needed():
-            place = torch.device("cpu") if each in self.layout.denoisers and denoisers_on_host else device
             with in_a_sentence(f"The {each} of the model {self.name}", device, self._needed_bytes):
-                parts[each] = self.load(each, place)
+                parts[each] = self.load(each, device, quantized if each in self.layout.denoisers else None)
         with in_a_sentence(f"The model {self.name}", device, self._needed_bytes):
             parts |= self._without_weights()
             pipeline: Any = getattr(diffusers, pipeline_class)(**parts)
@@ -118,14 +116,14 @@ class Components:
                 parts[component] = (named or transformers.CLIPImageProcessor).from_pretrained(self.path / component)
         return parts
 
-    def load(self, component: str, device: torch.device) -> Any:
-        """Load one component that has weights.
+    def load(self, component: str, device: torch.device, quantized: Any = None) -> Any:
+        """Load one component that has weights; `quantized` is diffusers' config for quantizing it.
 
         Raises:
             InputError: its weights do not match its config.
         """
         try:
-            return self._load(component, device)
+            return self._load(component, device, quantized)
         except (ValueError, RuntimeError) as error:
             # The libraries report a weight of another shape only in a log report or a page of advice.
             if misfit := self._misfit(component):
@@ -174,7 +172,7 @@ class Components:
         """Return the weights files that are loaded."""
         return loaded_files(self.path, component, acceptable(self.dtype_of(component)))
 
-    def _load(self, component: str, device: torch.device) -> Any:
+    def _load(self, component: str, device: torch.device, quantized: Any) -> Any:
         """Load one component that has weights.
 
         Raises:
@@ -188,6 +186,8 @@ class Components:
         arguments: dict[str, Any] = {"variant": variant, "use_safetensors": True, "local_files_only": True}
         if device.type != "cpu":
             arguments["device_map"] = {"": device}
+        if quantized is not None:
+            arguments["quantization_config"] = quantized
         # Both libraries renamed the argument and warn about the old name.
         renamed = hasattr(diffusers.utils, "_resolve_dtype")
         if issubclass(kind, transformers.PreTrainedModel):

@@ -49,10 +49,8 @@ class DiffusersModel(VideoModel):
         self._device = device
         self._dtype = dtype
         self._options = options
-        # Quantized weights may fit where full ones do not, so they are moved to the GPU layer by layer.
-        on_host = "int8" in options.approximate and device.type != "cpu"
         #: The diffusers pipeline with the components of the role.
-        self.pipeline = found.load_pipeline(next(iter(self.family.layouts)), device, denoisers_on_host=on_host)
+        self.pipeline = found.load_pipeline(next(iter(self.family.layouts)), device, options)
         #: The UNet or the transformers of the role, by component.
         self._denoisers: dict[str, Any] = {
             component: getattr(self.pipeline, component)
@@ -62,8 +60,6 @@ class DiffusersModel(VideoModel):
         for component, module in self._denoisers.items():
             with in_a_sentence(f"The {component} of the model {name}", device):
                 apply(module, options, device)
-                if on_host:
-                    module.to(device)
         self._meter = MemoryMeter(device)
         #: The tensors that a scheduler keeps: a state lacks them before the first steps.
         self._history: Collection[str] = ()

@@ -84,18 +84,32 @@ def dtype_of(options: ComputeOptions, device: "torch.device", half: str = "fp16"
     return dtype
 
 
-def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = None) -> Any:
-    """Configure a UNet or transformer of the right dtype for the options, and return it.
+def quantization(options: ComputeOptions) -> Any:
+    """Return diffusers' config for weights of linear layers in int8, with a scale for each row; None: no such option.
 
-    It is on its device already, or with int8 on the host: its quantized weights are then moved to `device`.
+    diffusers quantizes while it loads, one weight at a time.
 
     Raises:
         InputError: a package is missing.
     """
+    if "int8" not in options.approximate:
+        return None
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig
+    except ImportError as error:
+        raise InputError(f"--approximate int8 needs the package torchao; {how_to_install('approximate')}.") from error
+    from diffusers import TorchAoConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+def apply(unet: Any, options: ComputeOptions, device: "torch.device | None" = None) -> Any:
+    """Configure a UNet or transformer for the options, and return it.
+
+    It is on its device already, in the right dtype and quantized if the options say so.
+    """
     if device is not None and device.type == "cuda" and _attends_over_frames(unet):
         split_attention(unet)
-    if "int8" in options.approximate:
-        _to_int8(unet, device)
     if options.compiled != "off":
         _compile(unet, options.compiled)
     return unet
@@ -161,15 +175,6 @@ def stored_parts(weight: Any) -> "Iterator[torch.Tensor]":
         yield weight
     for name in names:
         yield from stored_parts(getattr(weight, name))
-
-
-def _to_int8(unet: Any, device: "torch.device | None") -> None:
-    """Store the weights of linear layers as int8, with a scale for each row; the compute dtype stays the same."""
-    try:
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-    except ImportError as error:
-        raise InputError(f"--approximate int8 needs the package torchao; {how_to_install('approximate')}.") from error
-    quantize_(unet, Int8WeightOnlyConfig(), device=device)
 
 
 def _compile(unet: Any, what: str) -> None:

@@ -1,7 +1,12 @@
 """Wan in half precision, with int8 weights and compiled; and the published transformers, without their weights."""
 
+import itertools
+import json
 import math
+import sys
+import threading
 
+import psutil
 import pytest
 import torch
 from gpu_checks.references import call_diffusers, open_diffusers
@@ -91,6 +96,65 @@ def test_int8_weights_are_smaller_and_nearly_the_same(tiny_wan, photo):
     exact, found = (denoise(each, photo, values)["latents"] for each in (usual, model))
     assert not torch.equal(exact, found)
     assert (exact - found).abs().mean() < 0.1 * exact.std()
+
+
+def write_wide_transformer(folder):
+    """Replace the transformer by two layers of the published width, in float32 zeros; return the largest weight."""
+    from diffusers import WanTransformer3DModel
+
+    path = folder / "config.json"
+    wide = {"num_attention_heads": 40, "attention_head_dim": 128, "ffn_dim": 13824, "num_layers": 2}
+    path.write_text(json.dumps(json.loads(path.read_text()) | wide))
+    with torch.device("meta"):
+        weights = WanTransformer3DModel.from_config(json.loads(path.read_text())).state_dict()
+    stops = list(itertools.accumulate(4 * weight.numel() for weight in weights.values()))
+    header = {
+        name: {"dtype": "F32", "shape": list(weight.shape), "data_offsets": [start, stop]}
+        for (name, weight), start, stop in zip(weights.items(), [0, *stops], stops, strict=False)
+    }
+    text = json.dumps(header).encode()
+    with (folder / "diffusion_pytorch_model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + stops[-1])  # a hole: zeros that take no disk
+    return max(weights.values(), key=torch.numel)
+
+
+class PeakMemory:
+    """The largest growth of this process's own memory, without pages of mapped files, in bytes."""
+
+    def __enter__(self):
+        self._start, self.peak, self._done = self._own(), 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error):
+        self._done.set()
+        self._thread.join()
+
+    @staticmethod
+    def _own() -> int:
+        found = psutil.Process().memory_info()
+        return found.rss - found.shared
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.002):
+            self.peak = max(self.peak, self._own() - self._start)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the pages of mapped files apart")
+def test_float32_files_are_quantized_one_weight_at_a_time(tmp_path):
+    """The meta device, which holds no weights, stands for a GPU."""
+    pytest.importorskip("torchao", reason="comes with svdq[approximate]")
+    write_tiny_wan(tmp_path, "ti2v-5b")
+    arguments = Role(), torch.device("meta"), torch.bfloat16, ComputeOptions(approximate=("int8",))
+    open_model(str(tmp_path), *arguments)  # imports take memory
+    largest = write_wide_transformer(tmp_path / "transformer")
+    with PeakMemory() as memory:
+        model = open_model(str(tmp_path), *arguments)
+    assert 0.9e9 < model.info.weight_bytes < 1.1e9
+    assert memory.peak < 4 * largest.numel()
 
 
 @pytest.mark.slow
